@@ -347,7 +347,9 @@ class TensorCasStore:
         Returns:
             ``{"step": 3, "metrics": {"loss": 0.3}}`` for each step; ``metrics`` is None for a step saved without any.
         """
-        refs = (self.store.ref(self._target(step).key) for step in self.list_checkpoints())
+        steps = self.list_checkpoints()
+        with self.store.backend.reading_together():
+            refs = [self.store.ref(self._target(step).key) for step in steps]
         return [
             {"step": ref.step, "metrics": None if ref.metrics is None else dict(ref.metrics)}
             for ref in refs

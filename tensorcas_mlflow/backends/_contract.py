@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
@@ -16,7 +17,9 @@ Token = str
 removed and created again, the token may come back, unless the backend is remote; so keys used with tokens, or their
 blobs, are random."""
 
-_SEGMENT = re.compile(r"[A-Za-z0-9._=@%~-]{1,200}")
+_SEGMENT_PATTERN = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._=@%~-]{1,200}"
+_SEGMENT = re.compile(_SEGMENT_PATTERN)
+_KEY = re.compile(f"{_SEGMENT_PATTERN}(?:/{_SEGMENT_PATTERN})*")
 
 
 def check_key(key: str) -> str:
@@ -25,14 +28,14 @@ def check_key(key: str) -> str:
     Raises:
         ValueError: It is not a key.
     """
-    if not all(map(is_segment, key.split("/"))):
+    if _KEY.fullmatch(key) is None:
         raise ValueError(f"not a key: {key[:200]!r}")
     return key
 
 
 def is_segment(name: str) -> bool:
     """Tell whether a name is a valid segment of a key."""
-    return name not in (".", "..") and _SEGMENT.fullmatch(name) is not None
+    return _SEGMENT.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +194,13 @@ class Backend(ABC):
             CorruptError: It is no regular file.
         """
         return None
+
+    def reading_together(self) -> AbstractContextManager[None]:
+        """Let this thread's `get` of several blobs show each as it was at some moment since the context began.
+
+        A backend that has to look for the latest state before each read may then look once.
+        """
+        return nullcontext()
 
     @abstractmethod
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:

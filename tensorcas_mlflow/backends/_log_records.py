@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import blake3
 import zstandard
@@ -32,6 +33,8 @@ MAX_META_BYTES = 64 << 20
 _LEVEL = 3
 _GUESSED_BYTES = 4096
 """Bytes to read at the start of a record: they hold the meta of most."""
+_AHEAD_BYTES = 256 << 10
+"""Bytes to read at the start of a record after a small one."""
 _PACKED_FROM = 128
 _JOINED_BYTES = 1 << 20
 """Bound of a body written in one call with the rest of its record."""
@@ -52,9 +55,8 @@ class LogBlob:
     in_body: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One blob of a record that has been read."""
+class Row(NamedTuple):
+    """One blob of a record that has been read; a tuple, since an opened store has many."""
 
     number: int
     key: str
@@ -218,9 +220,8 @@ def encode_record(
 
 
 def _head_digest(log_id: str, offset: int, head: bytes, stored: bytes) -> bytes:
-    hasher = blake3.blake3(bytes.fromhex(log_id) + offset.to_bytes(8, "little") + head)
-    hasher.update(stored)
-    return hasher.digest()[:_DIGEST_BYTES]
+    named = b"".join([bytes.fromhex(log_id), offset.to_bytes(8, "little"), head, stored])
+    return blake3.blake3(named).digest(length=_DIGEST_BYTES)
 
 
 def _as_dict(prefix: bytes) -> zstandard.ZstdCompressionDict:
@@ -242,6 +243,8 @@ class LogReader:
         self._descriptor = descriptor
         self._key = key
         self._prefix: tuple[int, zstandard.ZstdDecompressor] = 0, zstandard.ZstdDecompressor()
+        self._window = b""
+        self._window_at = 0
 
     def records(self, start: int, size: int) -> tuple[list[Record], int, CorruptError | None]:
         """Read the records that count, from a known end on.
@@ -264,8 +267,10 @@ class LogReader:
             start = HEADER_BYTES
         records: list[Record] = []
         at = durable = start
-        while at < size and (record := self.record(at, size)) is not None:
+        n_ahead = _AHEAD_BYTES
+        while at < size and (record := self.record(at, size, n_ahead=n_ahead)) is not None:
             records.append(record)
+            n_ahead = _AHEAD_BYTES if record.end - at <= _GUESSED_BYTES else _GUESSED_BYTES
             durable = max(durable, record.durable_before)
             at = record.end
         for number, record in enumerate(records):
@@ -276,11 +281,11 @@ class LogReader:
         is_damaged = at < size and not self._is_torn(at, size)
         return records, at, CorruptError(self._key, f"the record at byte {at} is damaged") if is_damaged else None
 
-    def record(self, at: int, size: int) -> Record | None:
+    def record(self, at: int, size: int, *, n_ahead: int = _GUESSED_BYTES) -> Record | None:
         """Read one record, without its body; None if it is not whole."""
         if at + HEAD_BYTES > size:
             return None
-        data = os.pread(self._descriptor, min(_GUESSED_BYTES, size - at), at)
+        data = self._bytes(at, HEAD_BYTES, n_ahead)
         if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
             return None
         _, version, is_packed, n_rows, stored_meta, meta_bytes, body_bytes, back, undurable, written, body_digest = (
@@ -289,9 +294,9 @@ class LogReader:
         end = at + HEAD_BYTES + stored_meta + body_bytes
         if end > size or stored_meta > MAX_META_BYTES:
             return None
-        if len(data) < HEAD_BYTES + stored_meta:
-            data = os.pread(self._descriptor, HEAD_BYTES + stored_meta, at)
-        stored = data[HEAD_BYTES : HEAD_BYTES + stored_meta]
+        stored = self._bytes(at + HEAD_BYTES, stored_meta, 0)
+        if len(stored) < stored_meta:
+            return None
         if _head_digest(self._id, at, data[: _HEAD.size], stored) != data[_HEAD.size : HEAD_BYTES]:
             return None
         if version > VERSION:
@@ -314,6 +319,14 @@ class LogReader:
             consumed=consumed,
         )
 
+    def _bytes(self, at: int, n_bytes: int, n_ahead: int) -> bytes:
+        """Read bytes, and some behind them for the next call."""
+        skipped = at - self._window_at
+        if skipped < 0 or skipped + n_bytes > len(self._window):
+            self._window = os.pread(self._descriptor, max(n_bytes, n_ahead), at)
+            self._window_at, skipped = at, 0
+        return self._window[skipped : skipped + n_bytes]
+
     def _rows(
         self, at: int, meta: bytes, n_rows: int, body_start: int, end: int
     ) -> tuple[tuple[Row, ...], tuple[str, ...]]:
@@ -326,9 +339,11 @@ class LogReader:
         rows: list[Row] = []
         consumed: list[str] = []
         try:
+            keys = meta[keys_at:data_at].decode("ascii")
+            key_at = 0
             for number, (kind, is_commit, key_bytes, version, size, start) in enumerate(table):
-                key = check_key(meta[keys_at : keys_at + key_bytes].decode("ascii"))
-                keys_at += key_bytes
+                key = check_key(keys[key_at : key_at + key_bytes])
+                key_at += key_bytes
                 if kind == _CONSUMED:
                     consumed.append(key)
                     continue
@@ -337,17 +352,7 @@ class LogReader:
                 if kind not in (_IN_META, _IN_BODY) or place + size > (end if in_body else len(meta)):
                     raise self._impossible(at)
                 data_at += 0 if in_body else size
-                rows.append(
-                    Row(
-                        number=number,
-                        key=key,
-                        is_commit=bool(is_commit),
-                        version=version,
-                        size=size,
-                        in_body=in_body,
-                        start=place,
-                    )
-                )
+                rows.append(Row(number, key, bool(is_commit), version, size, in_body, place))
         except ValueError:
             raise self._impossible(at) from None
         return tuple(rows), tuple(consumed)
@@ -425,11 +430,11 @@ def read_tombstones(log_id: str, data: bytes, key: str) -> tuple[list[tuple[int,
     """
     found: list[tuple[int, int]] = []
     n_bytes = len(data) // TOMBSTONE.size * TOMBSTONE.size
-    for at in range(0, n_bytes, TOMBSTONE.size):
-        each = data[at : at + TOMBSTONE.size]
-        offset, row, _ = TOMBSTONE.unpack(each)
-        if tombstone(log_id, offset, row) == each:
+    named = zlib.crc32(bytes.fromhex(log_id))
+    for number, (offset, row, check) in enumerate(TOMBSTONE.iter_unpack(data[:n_bytes])):
+        at = number * TOMBSTONE.size
+        if zlib.crc32(data[at : at + 12], named) == check:
             found.append((offset, row))
-        elif any(each):
+        elif offset or row or check:
             raise CorruptError(key, f"the tombstone at byte {at} is damaged")
     return found, n_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -36,6 +37,12 @@ _MARKERS = "index/"
 """A blob put below it during a save goes into the record of the save."""
 
 
+class _Reading(threading.local):
+    """Reads of one thread."""
+
+    is_together = False
+
+
 class LoggedBackend(LocalBackend):
     """Blobs as files below a folder, and as records of logs if the folder has logs.
 
@@ -52,6 +59,7 @@ class LoggedBackend(LocalBackend):
         self._unsynced: dict[str, int] = {}
         """Logs with records of this object that no commit has made durable yet, and their ends."""
         self._is_local = False
+        self._reading = _Reading()
 
     @property
     def has_logs(self) -> bool:  # type: ignore[override]  # it may change when the store is created
@@ -353,9 +361,11 @@ class LoggedBackend(LocalBackend):
         if not self._may_log(key):
             return otherwise()
         with _translated("read", key):
-            while (entry := self._find(key)) is not None:
-                with contextlib.suppress(FileNotFoundError):  # its log was rewritten since
+            while (entry := self._find(key, is_late=self._reading.is_together)) is not None:
+                try:
                     return read(entry)
+                except FileNotFoundError:  # its log was rewritten since
+                    self._refresh()
         try:
             return otherwise()
         except BlobNotFoundError:
@@ -367,6 +377,18 @@ class LoggedBackend(LocalBackend):
         if len(data) != size:
             raise CorruptError(entry.key, f"its log ends before byte {start + size} of it")
         return data
+
+    @contextlib.contextmanager
+    def reading_together(self) -> Iterator[None]:
+        if self._reading.is_together or not self._logs.is_on:
+            yield
+            return
+        self._refresh()
+        self._reading.is_together = True
+        try:
+            yield
+        finally:
+            self._reading.is_together = False
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         if not self._may_log(prefix):
@@ -435,10 +457,12 @@ class LoggedBackend(LocalBackend):
         with _translated("read", FOLDER):
             self._logs.refresh()
 
-    def _find(self, key: str) -> Entry | None:
+    def _find(self, key: str, *, is_late: bool = False) -> Entry | None:
+        """Return the blob that counts at a key: now, or if late as of the last look."""
         if key in self._held:
             self._flush()
-        self._refresh()
+        if not is_late:
+            self._refresh()
         return self._logs.find(check_key(key))
 
 

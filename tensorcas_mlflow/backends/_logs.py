@@ -14,7 +14,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from tensorcas_mlflow.backends._contract import Token
 from tensorcas_mlflow.backends._log_records import (
@@ -116,9 +116,8 @@ class LockedFile:
                 os.close(cls._held.pop())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A live blob in a log."""
+class Entry(NamedTuple):
+    """A live blob in a log; a tuple, since an opened store has many."""
 
     log: str
     record: int
@@ -232,10 +231,10 @@ class Logs:
                 return False
             self._listed = generation
         self._damage = None
-        # All tombstones before all records: otherwise a deletion meanwhile may show a blob that was replaced long ago.
-        for log in self._logs.values():
-            with self._noting_damage():
-                self._read_dead(log)
+        # Tombstones as of one moment, and records as of later ones: otherwise a deletion meanwhile may show a blob that
+        # was replaced long ago.
+        while self._read_tombstones():
+            pass
         try:
             for log in self._logs.values():
                 with self._noting_damage():
@@ -245,6 +244,13 @@ class Logs:
             self._listed = None
             return False
         return True
+
+    def _read_tombstones(self) -> bool:
+        has_new = False
+        for log in self._logs.values():
+            with self._noting_damage():
+                has_new |= self._read_dead(log)
+        return has_new
 
     def _list(self) -> None:
         if os.path.islink(self.folder):
@@ -259,7 +265,7 @@ class Logs:
         listed = {name[:-4] for name in names if name.endswith(".log") and _NAME.fullmatch(name[:-4])}
         for log in self._logs.keys() - listed:
             self._forget(log)
-        for log in listed - self._logs.keys():
+        for log in sorted(listed - self._logs.keys()):
             self._logs[log] = _Log(log)
 
     @contextlib.contextmanager
@@ -282,7 +288,7 @@ class Logs:
         """Return the blob that counts at a key, as of the last refresh."""
         with self._lock:
             found = self._entries.get(key)
-            return max(found, key=_version) if found else None
+            return _last(found) if found else None
 
     def versions(self, key: str) -> list[Entry]:
         """Return all blobs of a key, the one that counts last."""
@@ -301,14 +307,14 @@ class Logs:
             prefixes = [prefix]
             while prefixes:
                 at = prefixes.pop()
-                found += [max(self._entries[key], key=_version) for key in self._blobs_in.get(at, ())]
+                found += [_last(self._entries[key]) for key in self._blobs_in.get(at, ())]
                 prefixes += [f"{at}/{name}" if at else name for name in self._names_in.get(at, ())]
             return found
 
     def children(self, prefix: str) -> tuple[list[Entry], set[str]]:
         """Return the blobs directly below a prefix, and the names of the next segments."""
         with self._lock:
-            blobs = [max(self._entries[key], key=_version) for key in self._blobs_in.get(prefix, ())]
+            blobs = [_last(self._entries[key]) for key in self._blobs_in.get(prefix, ())]
             return blobs, set(self._names_in.get(prefix, ()))
 
     def _generation(self) -> _Generation | None:
@@ -349,15 +355,16 @@ class Logs:
         if log.end < log.closed_at:
             raise CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.closed_at}")
 
-    def _read_dead(self, log: _Log) -> None:
+    def _read_dead(self, log: _Log) -> bool:
+        """Read new tombstones; return whether there are any."""
         path = self.dead_path(log.id)
         try:
             size = os.stat(path).st_size
             if size == log.n_dead_bytes:
-                return
+                return False
             descriptor = os.open(path, _READ_LOG)
         except FileNotFoundError:  # if it was removed, its log was removed before
-            return
+            return False
         try:
             data = os.pread(descriptor, size - log.n_dead_bytes, log.n_dead_bytes)
         finally:
@@ -373,6 +380,7 @@ class Logs:
                 if entry is not None:
                     self._remove(entry)
         log.n_dead_bytes += n_bytes
+        return n_bytes > 0
 
     def _add(self, log: _Log, record: Record) -> None:
         log.consumed.update(record.consumed)
@@ -382,23 +390,20 @@ class Logs:
             if place in log.dead or place in log.entries:
                 continue
             is_kept = row.is_commit and not row.in_body and row.size <= _KEPT_BYTES
-            entry = Entry(
-                log=log.id,
-                record=record.offset,
-                row=row,
-                written_s=record.written_s,
-                data=record.meta[row.start : row.start + row.size] if is_kept else None,
-            )
-            log.entries[place] = entry
-            versions = self._entries.setdefault(row.key, [])
-            versions.append(entry)
-            if len(versions) == 1:
+            data = record.meta[row.start : row.start + row.size] if is_kept else None
+            log.entries[place] = entry = Entry(log.id, record.offset, row, record.written_s, data)
+            versions = self._entries.get(row.key)
+            if versions is None:
+                self._entries[row.key] = [entry]
                 self._enter(row.key)
+            else:
+                versions.append(entry)
 
     def _enter(self, key: str) -> None:
         above, _, _ = key.rpartition("/")
+        is_known = above in self._blobs_in
         self._blobs_in[above].add(key)
-        while above:
+        while above and not is_known:
             parent, _, name = above.rpartition("/")
             if name in self._names_in[parent]:
                 break
@@ -843,6 +848,10 @@ if hasattr(os, "register_at_fork"):
 
 def _version(entry: Entry) -> int:
     return entry.row.version
+
+
+def _last(versions: list[Entry]) -> Entry:
+    return versions[0] if len(versions) == 1 else max(versions, key=_version)
 
 
 def _is_at(descriptor: int, path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
@@ -49,6 +50,9 @@ class MeteredBackend(Backend):
         wanted = list(keys)
         self.tally.add(0, len(wanted))
         return self.inner.missing(wanted)
+
+    def reading_together(self) -> AbstractContextManager[None]:
+        return self.inner.reading_together()
 
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         try:

@@ -379,7 +379,11 @@ def read_refs_around(backend: Backend, keys: Iterable[str]) -> tuple[list[Ref], 
             return error
 
     keys = list(keys)
-    found = threads.ordered_map(read, keys, waits=True) if backend.is_remote else map(read, keys)
+    if backend.is_remote:
+        found = list(threads.ordered_map(read, keys, waits=True))
+    else:
+        with backend.reading_together():
+            found = list(map(read, keys))
     refs: list[Ref] = []
     damaged: dict[str, CorruptError] = {}
     for key, each in zip(keys, found, strict=True):

@@ -76,13 +76,14 @@ def replaced(folder: Path) -> None:
     backend = LoggedBackend(folder)
     backend.make_logs()
     committed(backend, "old")
-    # An open writer in another process would hold the log, and the next commit would create one.
-    log, descriptor, _ = _logs.create_log(backend._logs)
     _logs.close_writer(backend._logs)
-    (folder / "logs" / f"{log}.log").touch()
-    first = next(path for path in (folder / "logs").glob("*.log") if path.stem != log)
+    (first,) = (folder / "logs").glob("*.log")
+    # As if another process still wrote to the first log. Readers read it before the second one.
     with _logs.LockedFile.alone_in(str(first)):
-        _logs.LockedFile.release(descriptor)
+        while (created := _logs.create_log(backend._logs))[0] < first.stem:
+            _logs.LockedFile.release(created[1])
+            os.unlink(backend._logs.path(created[0]))
+        _logs.LockedFile.release(created[1])
         committed(backend, "new")
     _logs.close_writer(backend._logs)
 
@@ -349,7 +350,12 @@ def records_before_tombstones(patch: pytest.MonkeyPatch) -> None:
         read_dead(self, log)
 
     patch.setattr(_logs.Logs, "_read_log", read_both)
-    patch.setattr(_logs.Logs, "_read_dead", lambda self, log: None)
+    patch.setattr(_logs.Logs, "_read_dead", lambda self, log: False)
+
+
+def tombstones_in_one_pass(patch: pytest.MonkeyPatch) -> None:
+    read = _logs.Logs._read_tombstones
+    patch.setattr(_logs.Logs, "_read_tombstones", lambda self: read(self) and False)
 
 
 def append_behind_a_torn_record(patch: pytest.MonkeyPatch) -> None:
@@ -419,6 +425,10 @@ RULES: dict[str, tuple[Patch, str]] = {
     ),
     "tombstones are read before records": (
         records_before_tombstones,
+        "a deletion of a ref in two logs and a reader",
+    ),
+    "tombstones are read until there are no new ones": (
+        tombstones_in_one_pass,
         "a deletion of a ref in two logs and a reader",
     ),
     "one process at a time rewrites logs": (without_lock(two_rewrite_at_once), "two rewritings"),
