@@ -56,6 +56,7 @@ from tensorcas_flavors._pickle_tree import (
 )
 from tensorcas_flavors._pickling import TakeOut, dump_skeleton
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
 from tensorcas_mlflow.errors import AdapterError, FormatError
 
@@ -452,6 +453,28 @@ def facts_of_skeleton(skeleton: Array, memo: Mapping[int, object]) -> Facts:
 def facts_json(facts: Facts) -> dict[str, Any]:
     """Return the JSON that is stored of facts."""
     return {"values": [slot.fact for slot in facts.slots], "rest": facts.rest, "sections": "".join(facts.sections)}
+
+
+_N_KNOWN = 16
+_MOST_KNOWN_BYTES = 1 << 20
+_known: dict[bytes, dict[str, Any]] = {}
+"""`facts_json` of the last skeletons that name no code, by digest: the steps of a series often have equal skeletons."""
+
+
+def stored_facts(skeleton: Array, memo: Mapping[int, object]) -> tuple[dict[str, Any], set[str]]:
+    """Return `facts_json` of an object, and the names of the code that its pickle calls; see `facts_of_skeleton`."""
+    key = digest(skeleton)
+    known = _known.get(key)
+    if known is not None:
+        return known, set()
+    facts = facts_of_skeleton(skeleton, memo)
+    stored = facts_json(facts)
+    # Without code the pickle makes plain containers only: the live ones are of these classes, and tell nothing more.
+    if not facts.code and len(skeleton) <= _MOST_KNOWN_BYTES:
+        if len(_known) >= _N_KNOWN:
+            _known.clear()
+        _known[key] = stored
+    return stored, facts.code
 
 
 def plan_values(adapter: str, facts: Facts, stored: Any) -> Callable[[], None]:

@@ -106,7 +106,7 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
         return Named(f"{module}:{name}")
 
     def get_extension(self, code: int) -> None:
-        self.append(Named(f"copyreg:{code}"))
+        self.append(self.find_class("copyreg", str(code)))
 
     def persistent_load(self, value: Any) -> ReferenceNode:
         return ReferenceNode(value)

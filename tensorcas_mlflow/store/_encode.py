@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base import config, threads
-from tensorcas_mlflow.base.digest import Buffer, Digests, digest
+from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each
 from tensorcas_mlflow.codecs import RAW, Codec, Effort, compiled_encoder, encode_best
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, Base, Entries, PayloadGroup, is_delta
@@ -250,7 +250,8 @@ def _encode(
     data, checks = pieces.data, origin is not None and not pieces.are_hashed
     if checks and (keep is not None or encoder is None):
         assert origin is not None
-        data, checks = _checked_copies(pieces, origin), False
+        # Only small saves keep their chunks, and a small copy takes less time than a switch to another thread.
+        data, checks = _checked_copies(pieces, origin, _copy if keep is None else bytes), False
     if keep is not None:
         keep(pieces.digests, data)
     sizes = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
@@ -403,7 +404,7 @@ class _Call:
         return groups, parts
 
 
-def _checked_copies(pieces: Pieces, origin: OriginOf) -> list[Any]:
+def _checked_copies(pieces: Pieces, origin: OriginOf, copy: Callable[[memoryview], Any]) -> list[Any]:
     """Copy chunks, and check that the copies have the hashed digests.
 
     The arrays may belong to a live model. Bytes stored under another digest would damage every checkpoint with
@@ -412,9 +413,8 @@ def _checked_copies(pieces: Pieces, origin: OriginOf) -> list[Any]:
     Raises:
         ConflictError: They do not.
     """
-    copies = [piece if type(piece) is bytes else _copy(piece) for piece in pieces.data]
-    actual = np.frombuffer(b"".join(map(digest, copies)), np.uint8).reshape(pieces.digests.shape)
-    changed = np.flatnonzero((actual != pieces.digests).any(axis=1))
+    copies = [piece if type(piece) is bytes else copy(piece) for piece in pieces.data]
+    changed = np.flatnonzero((digest_each(copies) != pieces.digests).any(axis=1))
     if len(changed):
         raise _changed_meanwhile(origin(int(pieces.rows[changed[0]])))
     return copies

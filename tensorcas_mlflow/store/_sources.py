@@ -157,7 +157,11 @@ def _lay_out(
     specs = Specs.of_arrays(names, arrays)
     at_bytes = None
     if cuts:
-        at_bytes = row_cuts([_byte_cuts(specs, row, cuts.get(name)) for row, name in enumerate(names)])
+        rows: list[Any] = [None] * len(names)
+        for name, given in cuts.items():
+            row = names.index(name)
+            rows[row] = _byte_cuts(specs, row, given)
+        at_bytes = row_cuts(rows)
     chunk_at = offsets_of(chunk_counts(specs.n_bytes, chunk_bytes, at_bytes))
     return specs, arrays, at_bytes, chunk_at, chunk_sizes(specs.n_bytes, chunk_bytes, at_bytes)
 
@@ -198,10 +202,10 @@ class TensorSource(Source):
     def _hash(self, chunk_at: Offsets, hash_all: Callable[[list[memoryview]], Digests], *, keeps: bool) -> Digests:
         digests = np.empty((len(self.sizes), DIGEST_BYTES), dtype=np.uint8)
         small = np.flatnonzero(self._is_small)
-        copies: Iterable[bytes] = (self._arrays[row].tobytes() for row in small.tolist())
+        numbers = small.tolist()
         if keeps:
-            self._kept = dict(zip(small.tolist(), copies, strict=True))
-            copies = self._kept.values()
+            self._kept = dict(zip(numbers, [self._arrays[row].tobytes() for row in numbers], strict=True))
+        copies: Iterable[bytes] = self._kept.values() if keeps else (self._arrays[row].tobytes() for row in numbers)
         digests[chunk_at[small]] = digest_each(copies)
         # Other arrays in C order are hashed together, so many cost one call. The rest are copied, hashed one by one,
         # and the copies are dropped.
@@ -237,7 +241,7 @@ class TensorSource(Source):
             nonlocal copied
             numbers = rows.tolist()
             if self._is_small[rows].all():
-                return [self._small(row) for row in numbers]
+                return list(map(self._kept.__getitem__ if self._kept else self._small, numbers))
             pieces: list[Any] = []
             for row, end, size in zip(numbers, self._ends[chunks].tolist(), self.sizes[chunks].tolist(), strict=True):
                 array = self._arrays[row]
@@ -335,9 +339,9 @@ class NoSource(Source):
         return nothing
 
 
-def _byte_cuts(specs: Specs, row: int, cuts: Sequence[int] | None) -> Any:
+def _byte_cuts(specs: Specs, row: int, cuts: Sequence[int]) -> Any:
     """Convert row numbers of axis 0 to byte offsets; None, or a single cut at the end, is the fixed grid."""
-    if cuts is None or specs.n_bytes[row] == 0 or len(cuts) == 0:
+    if specs.n_bytes[row] == 0 or len(cuts) == 0:
         return None
     shape = specs.shape(row)
     n_rows = shape[0] if shape else 0

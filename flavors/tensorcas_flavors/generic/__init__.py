@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tensorcas_flavors._facts import Facts, facts_json, facts_of_skeleton, misfit, plan_values, read_tail, with_tail
+from tensorcas_flavors._facts import facts_of_skeleton, misfit, plan_values, read_tail, stored_facts, with_tail
 from tensorcas_flavors._pickling import (
     dump_skeleton,
     is_pickle,
@@ -67,11 +67,12 @@ class GenericAdapter(Adapter):
         Raises:
             AdapterError: Something in the object cannot be pickled.
         """
-        parts, skeleton, facts, memo = self._take_apart(model)
-        rows = {**parts.rows(), SKELETON: with_tail(skeleton, facts_json(facts))}
+        parts, skeleton, memo = self._take_apart(model)
+        facts, code = stored_facts(skeleton, memo)
+        rows = {**parts.rows(), SKELETON: with_tail(skeleton, facts)}
         # Objects of different classes may name the same code, as a tensor of PyTorch and its storage do.
         kinds = {type(part) for part in memo.values()} - _BUILT_IN
-        named = facts.code | {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
+        named = code | {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
         if not named <= _COME_BACK:
             try_back(self.name, model, rows, lambda copies: self._load(copies, memo))
             _COME_BACK.update(named)
@@ -147,14 +148,15 @@ class GenericAdapter(Adapter):
                 raise AdapterError(self.name, f"its {type(part).__name__} would come back as a {type(again).__name__}")
         return model
 
-    def _take_apart(self, model: Any) -> tuple[TakenParts, Array, Facts, dict[int, object]]:
+    def _take_apart(self, model: Any) -> tuple[TakenParts, Array, dict[int, object]]:
         parts = TakenParts(model)
         memo: dict[int, object] = {}
         skeleton = dump_skeleton(self.name, model, parts.take_out, take_buffer=parts.take_buffer, memo=memo)
-        return parts, skeleton, facts_of_skeleton(skeleton, memo), memo
+        return parts, skeleton, memo
 
     def _fill(self, original: Any, tensors: Mapping[str, Array]) -> None:
-        parts, _, facts, _ = self._take_apart(original)
+        parts, skeleton, memo = self._take_apart(original)
+        facts = facts_of_skeleton(skeleton, memo)
         rows = parts.rows()
         stored = tensors.keys() - {SKELETON}
         if stored != rows.keys():

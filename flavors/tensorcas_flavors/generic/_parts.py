@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -49,6 +50,9 @@ _WITHOUT_PARTS = frozenset({int, float, complex, bool, type(None), range, slice}
 _SERIES = frozenset({str, bytes, bytearray})
 _NOT_ENTERED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, np.dtype, np.generic)
 _PLAIN_KEYS = (str, int, float, bool, type(None))
+_KEPT_IN_PATHS = " /()[]<>=,;:+@$&!?'"
+_is_component = re.compile(rf"[A-Za-z0-9_.~{re.escape(_KEPT_IN_PATHS)}-]+").fullmatch
+"""Matches texts that `quote` returns as they are."""
 _Descriptors = list[tuple[str, Any]]
 
 
@@ -89,7 +93,8 @@ def name_parts(model: object, min_bytes: int) -> PartNames:
             if issubclass(kind, _NOT_ENTERED) or len(path) > _MAX_PATH_CHARS:
                 continue
             seen.add(id(child))
-            component = _component(key)
+            text = str(key)[:_MAX_PATH_CHARS]
+            component = text if _is_component(text) else _quoted(text)
             star = "*" if is_one_of_many else component
             child_path = f"{path}.{component}" if path else component
             child_pattern = f"{pattern}.{star}" if pattern else star
@@ -109,8 +114,18 @@ def name_parts(model: object, min_bytes: int) -> PartNames:
     return PartNames(names, families)
 
 
-def _children(part: Any, descriptors_of: dict[type, _Descriptors]) -> Iterator[tuple[object, bool, Any]]:
-    """Yield of each part of an object the attribute, key or position, whether that is one of many, and the part."""
+def _children(part: Any, descriptors_of: dict[type, _Descriptors]) -> Iterable[tuple[object, bool, Any]]:
+    """Return for each part of an object the attribute, key or position, whether that is one of many, and the part."""
+    kind = type(part)
+    if kind is dict and set(map(type, part)) == {str}:
+        return zip(part, repeat(len(part) >= MIN_FAMILY), part.values())
+    if kind is list or kind is tuple:
+        return zip(range(len(part)), repeat(len(part) >= MIN_FAMILY), part)
+    return _parts_of(part, descriptors_of)
+
+
+def _parts_of(part: Any, descriptors_of: dict[type, _Descriptors]) -> Iterator[tuple[object, bool, Any]]:
+    """Yield the parts of any object; see `_children`."""
     # ``__class__`` may name another class than the real one.
     kind = type(part)
     if issubclass(kind, dict):
@@ -124,7 +139,7 @@ def _children(part: Any, descriptors_of: dict[type, _Descriptors]) -> Iterator[t
     elif issubclass(kind, np.ndarray) and part.dtype == object:
         for i, value in enumerate(np.ndarray.flatten(part)):
             yield i, part.size >= MIN_FAMILY, value
-    if kind in (dict, list, tuple):
+    if kind is dict:
         return
     if kind not in descriptors_of:
         descriptors_of[kind] = list(_descriptors(kind))
@@ -157,9 +172,9 @@ def _is_plain_key(key: object) -> bool:
     )
 
 
-def _component(key: object) -> str:
-    """Return a key as a path component: no dot, star, control character or empty string."""
-    return quote(str(key)[:_MAX_PATH_CHARS], safe=" /()[]<>=,;:+@$&!?'", errors="replace") or "%"
+def _quoted(text: str) -> str:
+    """Return the text of a key as a path component: no star, control character or empty string."""
+    return quote(text, safe=_KEPT_IN_PATHS, errors="replace") or "%"
 
 
 _MIN_BUFFER_BYTES = 256
@@ -173,8 +188,7 @@ _BUFFERS = "__buffer__/"
 Reference = str | tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TakenPart:
+class TakenPart(NamedTuple):
     """Part that became one row, or a stretch of one."""
 
     name: str
@@ -207,6 +221,7 @@ class TakenParts:
         self._taken: set[str] = set()
         self._numbers = {_ARRAYS: 0, _BYTES: 0, _BUFFERS: 0}
         self._is_value: dict[type, bool] = {}
+        self._is_storable: dict[np.dtype[Any], bool] = {}
 
     def take_out(self, part: object) -> Reference | None:
         """Claim a part; see `dump_skeleton`."""
@@ -239,20 +254,25 @@ class TakenParts:
         return rows
 
     def _take_array(self, array: Array) -> Reference | None:
-        if array.dtype.hasobject:
+        dtype, flags = array.dtype, array.flags
+        if dtype.hasobject:
             return None
         if id(array) in self._refs:
             return self._refs[id(array)]
-        row = array if _is_storable(array.dtype) else _bytes_of(array)
-        facts: tuple[Any, ...] = (memory_order(array), array.flags.writeable)
-        if row is not array or array.dtype.names is not None or array.dtype.metadata is not None:
+        try:
+            is_storable = self._is_storable[dtype]
+        except KeyError:
+            is_storable = self._is_storable[dtype] = _is_storable(dtype)
+        row = array if is_storable else _bytes_of(array)
+        facts: tuple[Any, ...] = (None if flags.c_contiguous else memory_order(array), flags.writeable)
+        if row is not array or dtype.names is not None or dtype.metadata is not None:
             # Equal dtypes may differ in metadata, titles and alignment, so the pickle keeps the dtype itself.
-            facts += (array.dtype, array.shape)
+            facts += (dtype, array.shape)
         if facts == (None, True) and array.nbytes <= MAX_MEMBER_BYTES:
             if id(array) in self._family_of:
                 return self._take_member(array, self._family_of[id(array)])
             if id(array) not in self._names:
-                return self._take_member(array, f"{_ARRAYS}{dtype_name(array.dtype)}")
+                return self._take_member(array, f"{_ARRAYS}{dtype_name(dtype)}")
         name = self._take(_ARRAYS, array, row)
         if facts == (None, True):
             return self._refer(array, name)
@@ -283,7 +303,8 @@ class TakenParts:
         if name is None or name in self._taken or name.startswith((_ARRAYS, _BYTES, _BUFFERS, SKELETON)):
             name = self._number(prefix)
         else:
-            is_held = isinstance(part, bytearray) or (isinstance(part, np.ndarray) and np.may_share_memory(part, row))
+            is_held = part is row or isinstance(part, bytearray)
+            is_held |= isinstance(part, np.ndarray) and not is_held and np.may_share_memory(part, row)
         self._taken.add(name)
         self.parts[name] = TakenPart(name, row, is_held)
         return name

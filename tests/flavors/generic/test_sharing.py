@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorcas_flavors import _facts
 from tensorcas_flavors.generic import GenericAdapter
+from tensorcas_mlflow.adapter import SKELETON, Array
 
 ADAPTER = GenericAdapter()
 MUTABLE = (np.ndarray, list, dict, bytearray)
@@ -68,3 +72,39 @@ def test_shared_parts_of_an_object_are_shared_after_loading(model: Any) -> None:
     again = ADAPTER.reconstruct(rows)
 
     assert drawn(again, {}) == drawn(pickle.loads(pickle.dumps(model, protocol=5)), {})
+
+
+def test_equal_skeletons_share_one_set_of_facts() -> None:
+    def rows() -> dict[str, Array]:
+        return ADAPTER.extract({"w": np.arange(9.0), "steps": [1, 2], "rates": {"lr": 0.1}})
+
+    first, second = rows(), rows()
+    _facts._known.clear()
+    alone = rows()
+
+    assert first[SKELETON].tobytes() == second[SKELETON].tobytes() == alone[SKELETON].tobytes()
+    assert len(_facts._known) == 1
+
+
+def test_equal_skeletons_with_other_values_get_other_facts() -> None:
+    ADAPTER.extract({"w": np.arange(9.0), "step": 1})
+    live = {"w": np.zeros(9), "step": 1}
+    ADAPTER.reconstruct(ADAPTER.extract({"w": np.arange(9.0), "step": 2}), live)
+
+    assert live["step"] == 2
+
+
+def test_facts_of_code_are_read_at_every_save() -> None:
+    _facts._known.clear()
+    ADAPTER.extract(OrderedDict(w=np.arange(9.0)))
+
+    assert not _facts._known
+
+
+def test_names_of_rows_are_quoted_keys() -> None:
+    keys = [*map(chr, range(300)), "", "a.b", "layer 1/w", "é*", "~x", "--", "k" * 250]
+    kept = " /()[]<>=,;:+@$&!?'"
+
+    names = [name for name in ADAPTER.extract({key: np.arange(99.0) for key in keys}) if name != SKELETON]
+
+    assert names == [quote(key[:200], safe=kept) or "%" for key in keys]
