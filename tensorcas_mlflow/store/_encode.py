@@ -122,6 +122,10 @@ chunks are hashed, encoded and written."""
 GROUP_PIECES = 1 << 10
 _LEAST_GROUP_BYTES = 256 << 10
 """Handing over fewer bytes takes longer than encoding them."""
+_MOST_ALONE_BYTES = 512 << 10
+"""The calling thread encodes so many bytes by itself: another thread would hardly have begun."""
+_MOST_COPIED_BYTES = 8 << 20
+"""The same for bytes that are hashed and copied, and not compressed."""
 _SMALL_BYTES = 8 << 10
 """If there are many chunks below this size, some are encoded first to see whether the others would shrink."""
 _SAMPLED = 32
@@ -179,7 +183,7 @@ def encode_chunks(
         recipes=recipes,
         keep=keep,
         most_bytes=most_bytes,
-        one_by_one=n_bytes <= most_bytes,
+        one_by_one=n_bytes <= (_MOST_COPIED_BYTES if policy is Policy.FAST else _MOST_ALONE_BYTES),
     )
 
 
