@@ -219,9 +219,14 @@ def _loss_json(loss: Loss) -> Json:
 def optimize(options: Namespace) -> int:
     """Re-encode content not optimized yet, and collect the resulting garbage."""
     store = store_of(options)
-    plan = plan_optimize(store, effort=Effort[options.effort.upper()])
+    for_restore = options.purpose == "restore"
+    if options.pins and not for_restore:
+        options.parser.error("--pin needs --for restore")
+    plan = plan_optimize(store, effort=Effort[options.effort.upper()], for_restore=for_restore, pins=options.pins)
     if not is_json(options):
         say(str(plan))
+        if for_restore:
+            say(f"{len(plan.shallow_labels)} of them will be restored with at most one delta a chunk")
         if not plan.gc.is_empty:
             say(f"to collect at once: {plan.gc}")
     report: OptimizeReport | None = None
@@ -233,6 +238,7 @@ def optimize(options: Namespace) -> int:
             {
                 "store": store.uri,
                 "effort": options.effort,
+                "for": options.purpose,
                 "plan": _optimize_plan_json(plan),
                 "report": None if report is None else _optimize_json(report),
             }
@@ -258,6 +264,7 @@ def _optimize_plan_json(plan: OptimizePlan) -> Json:
     return {
         "n_refs": plan.n_refs,
         "checkpoints": list(plan.labels),
+        "one_hop": list(plan.shallow_labels),
         "n_chunks": plan.n_chunks,
         "bytes": plan.n_bytes,
         "stored_bytes": plan.n_stored_bytes,
@@ -373,8 +380,22 @@ COMMANDS = (
     Command(
         name="optimize",
         help="store everything in less space, and delete the resulting garbage",
-        examples=["optimize --dry-run", "optimize --yes", "optimize --effort balanced"],
+        examples=["optimize --dry-run", "optimize --yes", "optimize --effort balanced", "optimize --for restore"],
         options=[
+            option(
+                "--for",
+                dest="purpose",
+                choices=("size", "restore"),
+                default="size",
+                help="size (default): in as little space as possible; restore: decode at most one delta a chunk in the "
+                "latest step of each series and each --pin, for some more bytes",
+            ),
+            repeated(
+                "--pin",
+                dest="pins",
+                metavar="NAME",
+                help="with --for restore: one more checkpoint, by its key, artifact path or model id (repeatable)",
+            ),
             option(
                 "--effort",
                 choices=EFFORTS,

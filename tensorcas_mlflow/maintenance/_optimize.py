@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -22,7 +22,7 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.codecs import Effort
-from tensorcas_mlflow.errors import BackendError, DirectAccessError
+from tensorcas_mlflow.errors import BackendError, CheckpointNotFoundError, DirectAccessError
 from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Mask, PackWriter, Payload, Ref, pack_key
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._gc import GcPlan, GcReport, plan_gc
@@ -182,6 +182,8 @@ class OptimizePlan:
     """Their decoded bytes."""
     n_stored_bytes: int
     """Their stored bytes."""
+    shallow_labels: Sequence[str] = ()
+    """Checkpoints and files that are to be restored with one base a chunk at most, in words."""
 
     @property
     def is_empty(self) -> bool:
@@ -209,27 +211,44 @@ class OptimizePlan:
         return _execute(self, watch)
 
 
-def plan_optimize(store: Store, *, effort: Effort = Effort.SMALL) -> OptimizePlan:
+def plan_optimize(
+    store: Store, *, effort: Effort = Effort.SMALL, for_restore: bool = False, pins: Collection[str] = ()
+) -> OptimizePlan:
     """Plan an optimization. Changes nothing.
+
+    With `for_restore`, each chunk of the latest step of a series, and of each pinned checkpoint or file, is stored in
+    full or as a delta against a chunk in full. Other steps may be deltas against these. Such a chunk is done only if no
+    pack holds a deeper copy of it; else all chunks of that pack are encoded again. Later optimizations without
+    `for_restore` leave these chunks alone. Nothing else differs: every load returns the same bits.
 
     Args:
         store: Store to optimize.
         effort: Effort for each chunk. A chunk that was optimized with no less is done.
+        for_restore: Whether the latest and the pinned steps are to be restored fast, for some more bytes.
+        pins: The pinned ones, with `for_restore`: each by its key, its artifact path, or the id of its model.
 
     Raises:
+        CheckpointNotFoundError: The store has no checkpoint or file of a pin.
+        ValueError: There are pins without `for_restore`.
         DirectAccessError: The store is reached through an MLflow server itself.
         PendingSavesError: Saves through an MLflow server are under way.
         FormatError: The collection refuses to work; see `plan_gc`.
     """
     if store.backend.is_carrier:
         raise DirectAccessError("optimizing", store.uri)
+    if pins and not for_restore:
+        raise ValueError("pins serve an optimization for restore: pass for_restore=True")
     done_chunks = DoneChunks(store.backend, int(effort))
     gc = plan_gc(store, prefer=done_chunks.optimized_packs())
     refs = in_order(p.read_refs(store.backend))
     inventory = gc.census.inventory
-    done_chunks.need(inventory.digests[inventory.chunks_of({ref.manifest for ref in refs})])
-    todo = ~done_chunks.are_done(inventory.digests)
-    todo &= inventory.chunks_of({ref.manifest for ref in refs})
+    shallow = restored_fast(refs, pins) if for_restore else []
+    needed = inventory.chunks_of({ref.manifest for ref in refs})
+    done_chunks.need(
+        inventory.digests[needed],
+        shallow=inventory.digests[needed & inventory.chunks_of({ref.manifest for ref in shallow})],
+    )
+    todo = needed & ~done_chunks.are_done(inventory.digests)
     unfinished = _manifests_with(inventory, todo)
     n_bytes, n_stored_bytes = done_chunks.sizes_of(inventory.digests[todo])
     return OptimizePlan(
@@ -242,7 +261,38 @@ def plan_optimize(store: Store, *, effort: Effort = Effort.SMALL) -> OptimizePla
         n_chunks=int(todo.sum()),
         n_bytes=n_bytes,
         n_stored_bytes=n_stored_bytes,
+        shallow_labels=tuple(ref.label for ref in shallow),
     )
+
+
+def restored_fast(refs: Sequence[Ref], pins: Collection[str]) -> list[Ref]:
+    """Return the latest step of each series, the latest model of each run, and the pinned checkpoints and files.
+
+    Args:
+        refs: Refs of the store, in the order of `in_order`.
+        pins: See `plan_optimize`.
+
+    Raises:
+        CheckpointNotFoundError: No ref is the one of a pin.
+    """
+    names = {ref.key: {ref.key, ref.path, ref.copy_path, ref.model_id} for ref in refs}
+    for pin in pins:
+        if not any(pin in each for each in names.values()):
+            raise CheckpointNotFoundError(f"with the key, artifact path or model id {pin!r}")
+    latest: dict[tuple[object, ...], Ref] = {}
+    for ref in refs:
+        if ref.kind != "checkpoint" or (ref.run_id is None and ref.model_id is None):
+            continue
+        series = (ref.run_id, ref.name, ref.model_id is not None) if ref.run_id is not None else (None, ref.model_id)
+        before = latest.get(series)
+        if before is None or _step_of(ref) >= _step_of(before):
+            latest[series] = ref
+    keys = {ref.key for ref in latest.values()}
+    return [ref for ref in refs if ref.key in keys or not names[ref.key].isdisjoint(pins)]
+
+
+def _step_of(ref: Ref) -> int:
+    return -1 if ref.step is None else ref.step
 
 
 def _manifests_with(inventory: Inventory, chunks: Mask) -> frozenset[str]:
@@ -327,7 +377,13 @@ def _blocks(
 
 def _blocks_of(store: Store, group: Group) -> Iterator[Block]:
     """Divide a group into blocks; its tree is planted when the first one is taken."""
-    tree = plant(_samples(store, group), group.itemsize, is_float=group.is_float, fixed_depth=group.fixed_depth)
+    tree = plant(
+        _samples(store, group),
+        group.itemsize,
+        is_float=group.is_float,
+        fixed_depth=group.fixed_depth,
+        is_shallow=group.is_shallow,
+    )
     yield from blocks_of_group(group, tree)
 
 

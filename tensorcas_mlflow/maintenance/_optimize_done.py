@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import Digests
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import (
     EMPTY,
@@ -28,10 +28,12 @@ from tensorcas_mlflow.maintenance._inventory import BaseLinks, PackTables, is_am
 from tensorcas_mlflow.store import protocol as p
 
 _MOST_TABLES = 8
+SHALLOW_DEPTH = 1
+"""Maximum depth of a chunk of a checkpoint that is to be restored fast."""
 
 
 class DoneChunks:
-    """Chunks of a store that are *done*: a copy has the effort that is wanted, and can be decoded."""
+    """Chunks of a store that are *done*: a copy has the wanted effort, can be decoded, and is not too deep."""
 
     def __init__(self, backend: Backend, effort: int) -> None:
         """Read the tables of all packs.
@@ -44,8 +46,10 @@ class DoneChunks:
         self._effort = effort
         self._tables = PackTables(backend)
         self._needed: Digests | None = None
+        self._shallow: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
         self.wasteful: frozenset[str] = frozenset()
-        """Packs that waste much and that no collection can rewrite: nothing should need them any more."""
+        """Packs to replace: those that waste much and that no collection can rewrite, and those with a deep copy of a
+        chunk that must be shallow. Nothing should need them any more."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -60,7 +64,8 @@ class DoneChunks:
         table = make_table({name: self._tables.entries[name] for name in names})
         links = links_of(table)
         is_optimized = (table.entries["effort"] >= self._effort) & (links.base != NOWHERE)
-        self.wasteful = self._find_wasteful(table, links, is_optimized)
+        # A reader may find a deep copy by a hint as long as its pack exists, so the whole pack goes.
+        self.wasteful = self._find_wasteful(table, links, is_optimized) | self._find_deep(table)
         in_wasteful = np.array([name in self.wasteful for name in table.packs], dtype=bool)
         # Else such a pack would stay for deltas against its chunks.
         needs_wasteful = links.with_dependents(in_wasteful[table.pack] if len(table) else np.zeros(0, dtype=bool))
@@ -68,16 +73,31 @@ class DoneChunks:
         self.n_bytes = sum(self._tables.sizes.values())
         """Bytes of all packs."""
 
-    def need(self, digests: Digests) -> None:
+    def need(self, digests: Digests, *, shallow: Digests | None = None) -> None:
         """Set what refs need.
 
         Then chunks are not done that lie in packs that waste much and stay for a base, nor the deltas against them.
 
         Args:
             digests: Distinct digests, ascending.
+            shallow: Those of them that are to be read with `SHALLOW_DEPTH` bases at most. Then no chunk is done in a
+                pack that holds a deeper copy of one of them, nor any delta against such a chunk.
         """
         self._needed = digests
+        if shallow is not None:
+            self._shallow = shallow
         self.refresh()
+
+    def must_be_shallow(self, digests: Digests) -> Mask:
+        """Return for each chunk whether it is to be read with `SHALLOW_DEPTH` bases at most; see `need`."""
+        return is_among(digests, self._shallow)
+
+    def _find_deep(self, table: Table) -> frozenset[str]:
+        if len(self._shallow) == 0 or len(table) == 0:
+            return frozenset()
+        deep = np.flatnonzero(table.entries["depth"] > SHALLOW_DEPTH)
+        deep = deep[self.must_be_shallow(np.ascontiguousarray(table.entries["digest"][deep]))]
+        return frozenset(table.packs[at] for at in np.unique(table.pack[deep]).tolist())
 
     def _find_wasteful(self, table: Table, links: BaseLinks, is_optimized: Mask) -> frozenset[str]:
         """Find the packs that a collection would rewrite for what they waste, and cannot, as they hold a base.

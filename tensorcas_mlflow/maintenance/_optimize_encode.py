@@ -27,7 +27,7 @@ from tensorcas_mlflow.codecs import (
 )
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import MAX_DEPTH, Base, Payload
-from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
+from tensorcas_mlflow.maintenance._optimize_done import SHALLOW_DEPTH, DoneChunks
 from tensorcas_mlflow.maintenance._optimize_tracks import LEAST_DELTA_BYTES, Group, Plain
 from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, StoredVersion, Tree
 from tensorcas_mlflow.store import Store
@@ -268,6 +268,7 @@ def work_of(block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[
     """
     n_versions, n_places, _ = block.digests.shape
     packs, depth = done_chunks.find(block.flat)
+    is_shallow = done_chunks.must_be_shallow(block.flat).tolist()
     outside: dict[bytes, Base] = {}
     texts = [[block.digests[version, place].tobytes() for place in range(n_places)] for version in range(n_versions)]
     for version in range(n_versions):
@@ -289,8 +290,11 @@ def work_of(block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[
             base = None
             if stored.base != IN_FULL and sizes[place] >= LEAST_DELTA_BYTES:
                 base = texts[stored.base][place]
+                most = depths[version]
+                if is_shallow[version * n_places + place]:  # a checkpoint that is restored fast may share single chunks
+                    most = min(most, SHALLOW_DEPTH)
                 # A chunk that another tensor made deep, or that nobody holds, is no base; nor is the chunk itself.
-                if base == digest or depth_of.get(base, MAX_DEPTH) >= depths[version]:
+                if base == digest or depth_of.get(base, MAX_DEPTH) >= most:
                     base = None
             taken.add(digest)
             depth_of[digest] = 0 if base is None else depth_of[base] + 1

@@ -32,6 +32,8 @@ class Group:
     """Shape ``(n_tensors, n_versions, n_chunks, 32)``; versions in the order of the checkpoints."""
     fixed_depth: Any
     """For each version its depth if all of it is done, else -1."""
+    is_shallow: Any
+    """For each version whether it is to be read with one base at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +174,8 @@ def _joined(parts: Sequence[_Part]) -> Plain:
 def _group(dtype: str, tracks: Sequence[_Track], done_chunks: DoneChunks) -> Group:
     digests = np.stack([track.digests for track in tracks])
     fixed = np.full(digests.shape[1], -1, dtype=np.int64)
+    n_tensors, n_versions, n_chunks, _ = digests.shape
+    is_shallow = done_chunks.must_be_shallow(digests.reshape(-1, DIGEST_BYTES))
     for version in np.flatnonzero(tracks[0].is_done).tolist():
         _, depth = done_chunks.find(np.ascontiguousarray(digests[:, version]).reshape(-1, DIGEST_BYTES))
         fixed[version] = int(depth.max())
@@ -181,4 +185,5 @@ def _group(dtype: str, tracks: Sequence[_Track], done_chunks: DoneChunks) -> Gro
         sizes=tracks[0].sizes,
         digests=digests,
         fixed_depth=fixed,
+        is_shallow=is_shallow.reshape(n_tensors, n_versions, n_chunks).all(axis=2).any(axis=0),
     )

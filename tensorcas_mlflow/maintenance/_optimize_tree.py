@@ -51,8 +51,8 @@ def choose_tree(
     hops: Sequence[Hop],
     *,
     full_cost: float,
-    most_cost: float,
-    price: float = 0.0,
+    most_cost: float | Sizes,
+    price: float | Sizes = 0.0,
     fixed: Sizes | None = None,
 ) -> list[StoredVersion]:
     """Choose a base for each version, so that all of them take little room and none takes long to decode.
@@ -66,8 +66,8 @@ def choose_tree(
         full: For each of n versions its size in full.
         hops: Ways to make deltas.
         full_cost: Cost of decoding a version that is stored in full.
-        most_cost: Largest cost of decoding one version, with its bases.
-        price: Bytes that one unit of decoding cost is worth.
+        most_cost: Largest cost of decoding a version, with its bases: one for all versions, or one for each.
+        price: Bytes that one unit of decoding cost is worth: one for all versions, or one for each.
         fixed: Cost of decoding each version that is stored already and stays; NaN for the others. Without it, all
             versions are to be stored.
 
@@ -97,15 +97,21 @@ class _Forest:
     """Sizes and costs that the search weighs."""
 
     def __init__(
-        self, full: Sizes, hops: Sequence[Hop], full_cost: float, most_cost: float, price: float, fixed: Sizes
+        self,
+        full: Sizes,
+        hops: Sequence[Hop],
+        full_cost: float,
+        most_cost: float | Sizes,
+        price: float | Sizes,
+        fixed: Sizes,
     ) -> None:
         self._n = len(full)
         self.is_free = np.isnan(fixed)
         self._full = np.where(self.is_free, full, 0.0)
         self._root_cost = np.where(self.is_free, full_cost, fixed)
         self._costs = np.array([hop.cost for hop in hops])
-        self._most = most_cost + _LEAST_GAIN
-        self._price = price
+        self._most = np.broadcast_to(most_cost, self._n) + _LEAST_GAIN
+        self._price = np.broadcast_to(price, self._n)
         self._sizes = np.array([hop.sizes for hop in hops], dtype=np.float64)
         self._sizes[:, np.arange(self._n), np.arange(self._n)] = np.inf
         self._sizes[:, :, ~self.is_free] = np.inf
@@ -120,7 +126,7 @@ class _Forest:
 
     def total(self, state: _State) -> float:
         """Return the sum to minimize: the sizes, and the price of decoding."""
-        return float(self._sizes_of(state).sum() + self._price * self._shape(state)[0].sum())
+        return float(self._sizes_of(state).sum() + self._price @ self._shape(state)[0])
 
     def descend(self, state: _State) -> _State:
         """Make the move that gains most until none gains."""
@@ -148,7 +154,7 @@ class _Forest:
         if gains[hop, base, version] > 0:
             yield self._with(state, int(version), int(base), int(hop))
         cost, _, below = self._shape(state)
-        cuts = self._sizes_of(state) - self._full + self._price * (cost - self._root_cost) * below.sum(axis=0)
+        cuts = self._sizes_of(state) - self._full + (cost - self._root_cost) * (self._price @ below)
         yield self._with(state, int(cuts.argmax()), IN_FULL, 0)
         gathered = cuts + gains.max(axis=0).clip(min=0.0).sum(axis=1)
         yield self.opened(state, int(np.where(state[:, 0] != IN_FULL, gathered, -np.inf).argmax()))
@@ -158,10 +164,10 @@ class _Forest:
 
         No ring is allowed, and no dependent of the version may take too long to decode.
         """
-        cost, height, below = self._shape(state)
+        cost, bound, below = self._shape(state)
         after = cost[None, :, None] + self._costs[:, None, None]
-        possible = (after + height <= self._most) & ~below[None]
-        saved = self._sizes_of(state) - self._sizes + self._price * (cost - after) * below.sum(axis=0)
+        possible = (after <= bound) & ~below[None]
+        saved = self._sizes_of(state) - self._sizes + (cost - after) * (self._price @ below)
         gains: Sizes = np.where(possible, saved, -np.inf)
         return gains
 
@@ -177,9 +183,9 @@ class _Forest:
         return sizes
 
     def _shape(self, state: _State) -> tuple[Sizes, Sizes, Any]:
-        """Return the cost of decoding each version, the extra cost of its deepest dependent, and its dependents."""
+        """Return the cost of decoding each version, the most that its dependents allow it to be, and its dependents."""
         base, hop = state[:, 0], state[:, 1]
-        cost, height = self._root_cost.copy(), np.zeros(self._n)
+        cost, bound = self._root_cost.copy(), self._most.copy()
         below = np.eye(self._n, dtype=bool)
         """For each version (column) whether that of the row depends on it."""
         path = np.zeros(self._n)
@@ -190,13 +196,13 @@ class _Forest:
                 break
             path[left] += self._costs[hop[step[left]]]
             step[left] = at[left]
-            np.maximum.at(height, step[left], path[left])
+            np.minimum.at(bound, step[left], self._most[left] - path[left])
             below[left, step[left]] = True
             at[left] = base[step[left]]
             left = left[at[left] != IN_FULL]
         deltas = base != IN_FULL
         cost[deltas] = self._root_cost[step[deltas]] + path[deltas]
-        return cost, height, below
+        return cost, bound, below
 
 
 PLAIN_COST = 0.35
@@ -207,6 +213,10 @@ MOST_COST = 2.8
 """Largest cost of decoding. It leaves room for a grouped delta against a plain one, or for three plain ones."""
 PRICE = 0.008
 """Share of its size that a version may grow for each nanosecond a byte saved in decoding."""
+_SHALLOW_COST = PLAIN_COST + _COSTS[Transform.DECAYED]
+"""The largest cost, for a version that is to be restored fast: one hop, and not a grouped one."""
+_SHALLOW_PRICE = 10 * PRICE
+"""The price, for such a version: to decode it, a reader also reads a base of its whole size."""
 SAMPLE_BYTES = 64 << 10
 _LEAST_GROUPED_BYTES = 32 << 10
 """Least bytes that pay for the headers and codes of groups."""
@@ -228,7 +238,9 @@ class Tree:
     """For each version the share of its size that it is likely to take."""
 
 
-def plant(samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float: bool, fixed_depth: Any) -> Tree:
+def plant(
+    samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float: bool, fixed_depth: Any, is_shallow: Any
+) -> Tree:
     """Choose the storage of the versions of a group.
 
     Args:
@@ -236,6 +248,7 @@ def plant(samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float
         itemsize: Size of an element, 1, 2, 4 or 8.
         is_float: Whether the elements are floating point numbers.
         fixed_depth: For each version its depth if it is stored already and stays, else -1.
+        is_shallow: For each version whether it is to be read with one base at most.
     """
     n = len(samples)
     is_whole = np.array([all(part is not None for part in parts) for parts in samples])
@@ -271,7 +284,14 @@ def plant(samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float
     costs = [_COSTS[transform] for transform in transforms]
     fixed = np.where(depth < 0, np.nan, PLAIN_COST + depth * max(costs))
     hops = [Hop(sizes=sizes[hop], cost=cost) for hop, cost in enumerate(costs)]
-    stored = choose_tree(full, hops, full_cost=PLAIN_COST, most_cost=MOST_COST, price=PRICE * n_bytes, fixed=fixed)
+    stored = choose_tree(
+        full,
+        hops,
+        full_cost=PLAIN_COST,
+        most_cost=np.where(is_shallow, _SHALLOW_COST, MOST_COST),
+        price=np.where(is_shallow, _SHALLOW_PRICE, PRICE) * n_bytes,
+        fixed=fixed,
+    )
     taken = [full[v] if each.base == IN_FULL else sizes[each.hop, each.base, v] for v, each in enumerate(stored)]
     return Tree(
         stored=stored,

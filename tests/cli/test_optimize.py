@@ -55,3 +55,25 @@ def test_optimize_in_json_prints_a_report(tensorcas: Tensorcas, store: Store) ->
 
 def test_optimize_with_quiet_prints_no_progress(tensorcas: Tensorcas, store: Store) -> None:
     assert tensorcas("optimize", "--yes", "--quiet", "--root", store.uri).err == ""
+
+
+def test_optimize_for_restore_names_its_checkpoints_in_json(tensorcas: Tensorcas, store: Store) -> None:
+    answered = tensorcas("optimize", "--yes", "--for", "restore", "--root", store.uri, "--json").json
+    keys = [ref.key for ref in store.checkpoints()]
+    pinned = tensorcas(
+        "optimize", "--dry-run", "--for", "restore", "--pin", keys[0], "--root", store.uri, "--json"
+    ).json
+
+    assert answered["for"] == "restore"
+    assert answered["plan"]["one_hop"]
+    assert answered["report"] is not None
+    assert store.checkpoints()[0].label in pinned["plan"]["one_hop"]
+
+
+def test_optimize_refuses_a_pin_without_for_restore_and_a_pin_of_nothing(tensorcas: Tensorcas, store: Store) -> None:
+    alone = tensorcas("optimize", "--pin", "m-1", "--root", store.uri)
+    unknown = tensorcas("optimize", "--for", "restore", "--pin", "m-none", "--root", store.uri)
+
+    assert (alone.status, unknown.status) == (2, 1)
+    assert "--pin needs --for restore" in alone.err
+    assert "'m-none'" in unknown.err

@@ -114,3 +114,27 @@ def test_a_hop_is_taken_for_what_it_spares_and_not_for_less_than_its_price() -> 
 
 def test_without_a_way_to_make_deltas_all_are_stored_in_full() -> None:
     assert choose(np.ones(3), []) == [StoredVersion(IN_FULL)] * 3
+
+
+def test_version_with_a_bound_of_its_own_is_read_within_it_and_is_the_base_of_others() -> None:
+    steps = np.arange(9)
+    sizes = 0.11 * np.abs(steps[:, None] - steps[None]).astype(float)
+    bound = np.where(steps == 8, 1.1, MOST_COST)
+    hops = [Hop(sizes=sizes, cost=0.7)]
+
+    tree = choose_tree(np.ones(9), hops, full_cost=0.3, most_cost=bound)
+
+    assert cost(hops, tree, 8) <= 1.1
+    assert any(cost(hops, tree, version) > 1.1 for version in range(8))
+    assert all(cost(hops, tree, version) <= MOST_COST + 1e-9 for version in range(9))
+
+
+def test_version_whose_decoding_has_a_high_price_is_stored_in_full() -> None:
+    steps = np.arange(5)
+    sizes = 0.2 * np.abs(steps[:, None] - steps[None]).astype(float)
+    price = np.where(steps == 4, 2.0, 0.0)
+
+    tree = choose(np.ones(5), [Hop(sizes=sizes, cost=2.0)], price=price)
+
+    assert tree[4] == StoredVersion(IN_FULL)
+    assert sum(each.base == IN_FULL for each in tree) <= 2
