@@ -215,8 +215,8 @@ PRICE = 0.008
 """Share of its size that a version may grow for each nanosecond a byte saved in decoding."""
 _SHALLOW_COST = PLAIN_COST + _COSTS[Transform.DECAYED]
 """The largest cost, for a version that is to be restored fast: one hop, and not a grouped one."""
-_SHALLOW_PRICE = 10 * PRICE
-"""The price, for such a version: to decode it, a reader also reads a base of its whole size."""
+_SHALLOW_PRICE = 50 * PRICE
+"""The price, for such a version. A delta must save a third of the size: to decode it, a reader also reads its base."""
 SAMPLE_BYTES = 64 << 10
 _LEAST_GROUPED_BYTES = 32 << 10
 """Least bytes that pay for the headers and codes of groups."""

@@ -86,6 +86,20 @@ MUTANTS = (
         after="(pack, -weight[pack], is_other[pack], is_avoided)",
     ),
     Mutant(
+        fault="an optimize for restore of a store in which deep copies lie",
+        test="test_latest_and_pinned_steps_of_an_optimized_store_take_one_base_at_most",
+        definition="DoneChunks.refresh",
+        before="self._find_wasteful(table, links, is_optimized) | self._find_deep(table)",
+        after="self._find_wasteful(table, links, is_optimized)",
+    ),
+    Mutant(
+        fault="a chunk that the latest step shares with a deep version of another tensor",
+        test="test_chunk_shared_with_a_deep_version_of_another_tensor_takes_one_base_at_most",
+        definition="work_of",
+        before="min(most, SHALLOW_DEPTH)",
+        after="most",
+    ),
+    Mutant(
         fault="a store of deltas that is copied",
         test="test_a_copy_of_an_optimized_store_takes_the_room_of_its_source",
         definition="CopyReader._payload",
