@@ -217,6 +217,7 @@ def decode(
     batch: Batch,
     *,
     source: Any,
+    base: Any = 0,
     kind: Any = MEMORY,
     buffers: Sequence[Buffer] = (),
     n_threads: int = 1,
@@ -228,6 +229,7 @@ def decode(
         wanted: All wanted chunks. A chunk that fails leaves its memory untouched.
         batch: The parts.
         source: For each read its descriptor, -1 for a file that could not be opened, or the number of its buffer.
+        base: For each read the start of its pack in the file; a pack may lie in a log.
         kind: `MEMORY`, `FILE` or `DIRECT`, for each read or for all.
         buffers: The bytes of the reads of kind `MEMORY`, each from the start of its read on.
         n_threads: Threads to use, the caller included.
@@ -237,7 +239,7 @@ def decode(
     """
     assert native.core is not None
     reads = np.empty(len(batch.read_pack), dtype=READ)
-    reads["start"] = np.where(np.equal(kind, MEMORY), 0, batch.read_start)
+    reads["start"] = np.where(np.equal(kind, MEMORY), 0, batch.read_start + base)
     reads["n_bytes"] = batch.read_stop - batch.read_start
     reads["source"], reads["kind"] = source, kind
     entries = links.places.entries

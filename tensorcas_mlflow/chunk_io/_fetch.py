@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, Scratch, al
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.config import n_threads
 from tensorcas_mlflow.chunk_io._catalog import Places, distinct
+from tensorcas_mlflow.chunk_io._check import check_payloads
 from tensorcas_mlflow.chunk_io._decode import (
     DIRECT,
     FILE,
@@ -136,6 +138,34 @@ class Load:
             BackendError: Another machine does not answer.
         """
         return _Reading(self, links, wanted).run()
+
+    def suspects(self, links: ChainLinks) -> Any:
+        """Read the stored bytes of all links on this machine, and decode none.
+
+        Returns:
+            The numbers of the chunks with a link that cannot be read, or that does not hash to its stored digest.
+
+        Raises:
+            BlobNotFoundError: A pack is gone.
+        """
+        entries, pack = links.places.entries, links.places.pack
+        order = np.lexsort((entries["offset"], pack))
+        ordered, packs = entries[order], pack[order]
+        is_first = np.ones(len(order), dtype=bool)
+        is_first[1:] = packs[1:] != packs[:-1]
+        for name in ("offset", "stored_bytes"):
+            is_first[1:] |= ordered[name][1:] != ordered[name][:-1]
+        is_first[1:] |= (ordered["stored_digest"][1:] != ordered["stored_digest"][:-1]).any(axis=1)
+        firsts = np.flatnonzero(is_first)
+        is_good = np.empty(len(firsts), dtype=bool)
+        for start, stop in _check_calls(packs[firsts], ordered["stored_bytes"][firsts]):
+            mine = firsts[start:stop]
+            numbers, which = np.unique(packs[mine], return_inverse=True)
+            with self.open_packs([pack_key(links.places.packs[number]) for number in numbers.tolist()]) as files:
+                is_good[start:stop] = check_payloads(files, which, ordered.take(mine))
+        of_link = np.empty(len(order), dtype=bool)
+        of_link[order] = is_good[is_first.cumsum() - 1]
+        return np.flatnonzero(~np.logical_and.reduceat(of_link, links.begins[:-1])) if len(order) else order
 
     def plan(self, links: ChainLinks, sizes: Any) -> list[tuple[WayChoice, list[Any]]]:
         """Plan the reading of chunks: of those without bases by their packs, and of deltas in their order.
@@ -336,6 +366,7 @@ class _Reading:
         is_exact = np.array([choice.is_exact for choice in ways])[of_read]
         sizes = batch.read_stop - batch.read_start
         source = np.empty(len(pack), dtype=np.int64)
+        base = np.zeros(len(pack), dtype=np.int64)
         kind = np.full(len(pack), FILE)
         with self._load.open_packs([pack_key(self._links.places.packs[number]) for number in packs.tolist()]) as files:
             for number, file in enumerate(files):
@@ -343,13 +374,14 @@ class _Reading:
                 source[mine] = -1 if file is None else file.descriptor
                 if file is None:
                     continue
+                base[mine] = file.base
                 if is_exact[mine].any():
                     file.read_at_random()
                 direct = file.direct_descriptor if is_direct[mine].any() and file.open_direct() else None
                 if direct is not None:
                     source[mine & is_direct], kind[mine & is_direct] = direct, DIRECT
                 file.count(int(sizes[mine].sum()), int(mine.sum()))
-            return decode(self._links, self._wanted, batch, source=source, kind=kind, n_threads=many)
+            return decode(self._links, self._wanted, batch, source=source, base=base, kind=kind, n_threads=many)
 
     def _run_in_python(self, parts: Sequence[tuple[WayChoice, Any]], *, waits: bool) -> None:
         """Read parts on Python's threads, each into memory, and decode it there."""
@@ -440,6 +472,17 @@ def parts_of(chunks: Any, sizes: Any, each: int) -> list[Any]:
         return []
     begins = sizes.cumsum() - sizes
     return np.split(chunks, np.flatnonzero(np.diff(begins // each)) + 1)
+
+
+def _check_calls(packs: Any, sizes: Any) -> Iterator[tuple[int, int]]:
+    """Split payloads, in the order of their packs, into calls of bounded size with a bounded number of packs."""
+    if len(packs) == 0:
+        return
+    nth = np.cumsum(np.append(False, packs[1:] != packs[:-1])) // _CALL_PACKS
+    ends = sizes.astype(np.int64).cumsum() // _CALL_BYTES
+    borders = np.flatnonzero((np.diff(nth) != 0) | (np.diff(ends) != 0)) + 1
+    edges = [0, *borders.tolist(), len(packs)]
+    yield from pairwise(edges)
 
 
 def _calls(batch: Batch) -> Iterator[tuple[int, int]]:

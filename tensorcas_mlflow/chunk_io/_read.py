@@ -147,6 +147,42 @@ class ChunkReader:
         found = dict(zip(left.tolist(), arrays, strict=True)) | mapped
         return [found[at] for at in range(len(rows))]
 
+    @property
+    def can_check(self) -> bool:
+        """True if `check` reads local files; it would read each remote chunk twice."""
+        return self._cache is None and not self._backend.is_remote
+
+    def check(self, manifest: Manifest, names: Iterable[str]) -> None:
+        """Check that the store holds an intact copy of every chunk of some tensors, holding little memory.
+
+        The check reads the stored bytes of each chunk, and of the bases of deltas, and compares them with the digests
+        in the tables of their packs. It decodes only chunks with a damaged copy, to find an intact one.
+
+        Raises:
+            TensorNotFoundError: A name has no tensor.
+        """
+        columns, rows = manifest.columns, manifest.numbers(names)
+        digests, sizes = columns.digests[columns.chunks_of(rows)], columns.chunk_sizes(manifest.chunk_bytes, rows)
+        chosen = ChosenRows(columns, rows)
+        everything = np.arange(len(digests))
+        owner = ChunkOwner(label=manifest.label, rows=chosen)
+        places = self._locate(digests, frozenset(), everything, owner)
+        suspects = everything if check_sizes(places, sizes) else self._suspects(places)
+        for first, stop in _runs(suspects, sizes):
+            block = np.empty(int(sizes[first:stop].sum()), dtype=np.uint8).data
+            target = Target.of_block(block, sizes[first:stop])
+            owner = ChunkOwner(label=manifest.label, rows=chosen, first=first)
+            self._read(Wanted(digests=digests[first:stop], target=target, verify=True), owner)
+
+    def _suspects(self, places: Places) -> Any:
+        """Return the chunks that an ordinary read has to look at: those with a damaged link, or all if a pack moved."""
+        try:
+            links = ChainLinks.of(self._catalog, places)
+            with Load(self._backend, self._cache, self._store_id, None) as load:
+                return load.suspects(links)
+        except BlobNotFoundError:
+            return np.arange(len(places.found))
+
     def explain(
         self, manifest: Manifest, names: Iterable[str] | None, *, copy: bool | None = None, way: Way | None = None
     ) -> ReadPlan:
@@ -343,6 +379,15 @@ class ChunkReader:
             chunk = int(np.searchsorted(links.begins, link, side="right")) - 1
             found[chunk] = damage_of(links, chunk, link - int(links.begins[chunk]), reason)
         return list(found.values())
+
+
+def _runs(chunks: Any, sizes: Any) -> Iterator[tuple[int, int]]:
+    """Return runs of consecutive chunks, of some 16 MiB each."""
+    begins = sizes.cumsum() - sizes
+    of_batch = begins[chunks] // _FILE_BATCH_BYTES
+    borders = np.flatnonzero((np.diff(chunks) != 1) | (np.diff(of_batch) != 0)) + 1
+    for run in np.split(chunks, borders) if len(chunks) else ():
+        yield int(run[0]), int(run[-1]) + 1
 
 
 def _chunks_of(damaged: Sequence[Damage]) -> Any:

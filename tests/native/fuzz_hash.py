@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from types import ModuleType
 
 import blake3
@@ -44,6 +45,38 @@ def fuzz_hash_spans(core: ModuleType, rng: np.random.Generator) -> None:
 
     pieces = [data[start:stop] for start, stop in ends]
     assert bytes(out) == b"".join(blake3.blake3(piece).digest() for piece in pieces)
+
+
+def fuzz_check_stored(core: ModuleType, rng: np.random.Generator) -> None:
+    use_some_kernel(core, rng)
+    data = [bytes_of(rng, (0, 3_000, 2_500_000)[rng.integers(0, 3)]) for _ in range(2)]
+    count = int(rng.integers(0, 60))
+    file = np.sort(rng.integers(0, 2, count))
+    ends = [np.sort(rng.integers(0, len(data[number]) + 1, 2)) for number in file]
+    starts = np.array([end[0] for end in ends], dtype="u8")
+    sizes = np.array([end[1] - end[0] for end in ends], dtype="u8")
+    if rng.integers(0, 2):
+        order = np.lexsort((starts, file))
+        file, starts, sizes = file[order], starts[order], sizes[order]
+    whole = [data[number][start : start + size] for number, start, size in zip(file, starts, sizes, strict=True)]
+    expected = np.array([list(blake3.blake3(piece).digest()[:16]) for piece in whole], "u1").reshape(-1, 16)
+    is_damaged = rng.integers(0, 9, count) == 0
+    expected[is_damaged, rng.integers(0, 16)] ^= 1
+    with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
+        for opened, written in ((one, data[0]), (other, data[1])):
+            opened.write(written)
+            opened.flush()
+        sources = np.array([one.fileno(), other.fileno()], "i4")[file]
+        if rng.integers(0, 9) == 0 and count:
+            starts[rng.integers(0, count)] = abs(number(rng, (0,)))
+            sizes[rng.integers(0, count)] = abs(number(rng, (0, 1)))
+            sources[rng.integers(0, count)] = -1
+            core.check_stored(sources, starts, sizes, expected, np.zeros(count, bool), 2)
+            return
+        is_good = np.zeros(count + int(rng.integers(0, 20) == 0), bool)
+        core.check_stored(sources, starts, sizes, expected, is_good, number(rng, (1, 2)))
+
+    assert (is_good == ~is_damaged).all()
 
 
 def fuzz_copy_rows(core: ModuleType, rng: np.random.Generator) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import blake3
@@ -112,6 +113,55 @@ def test_child_of_a_fork_hashes_with_threads_of_its_own() -> None:
 def test_span_that_is_not_in_its_buffer_is_refused(starts: list[int], stops: list[int]) -> None:
     with pytest.raises(ValueError, match=r"a span is not in the buffer|number of rows"):
         core.hash_spans(bytes(10), np.array(starts, "i8"), np.array(stops, "i8"), bytearray(32 * len(starts)), 1)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 16])
+def test_check_finds_the_damaged_payloads_of_a_file(tmp_path: Path, n_threads: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(DATA)
+    stops = np.sort(rng.choice(len(DATA), 3_000, replace=False)).astype("u8")
+    starts, sizes = stops[:-1], np.diff(stops)
+    pieces = [DATA[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+    expected = np.frombuffer(b"".join(digest[:16] for digest in of_package(pieces)), "u1").reshape(-1, 16).copy()
+    is_damaged = rng.integers(0, 20, len(pieces)) == 0
+    expected[is_damaged, 15] ^= 1
+    is_good = np.ones(len(pieces), bool)
+    with path.open("rb") as file:
+        core.check_stored(np.full(len(pieces), file.fileno(), "i4"), starts, sizes, expected, is_good, n_threads)
+
+    assert (is_good == ~is_damaged).all()
+
+
+def test_check_calls_payloads_damaged_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(DATA[:1_000])
+    with path.open("rb") as file:
+        sources = np.array([file.fileno(), -1, file.fileno()], "i4")
+        starts, sizes = np.array([0, 0, 990], "u8"), np.array([1_000, 1_000, 11], "u8")
+        good = of_package([DATA[:1_000]])[0][:16]
+        is_good = np.ones(3, bool)
+        core.check_stored(sources, starts, sizes, good * 3, is_good, 1)
+
+    assert is_good.tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("sources", "starts", "sizes", "n_digests"),
+    [
+        (1, [0, 0], [1, 1], 2),
+        (2, [0], [1, 1], 2),
+        (2, [0, 0], [1], 2),
+        (2, [0, 0], [1, 1], 3),
+        (2, [0, 1 << 63], [1, 1], 2),
+        (2, [0, 0], [1, 1 << 32], 2),
+    ],
+)
+def test_columns_of_payloads_that_do_not_fit_are_refused(
+    sources: int, starts: list[int], sizes: list[int], n_digests: int
+) -> None:
+    columns = np.full(sources, -1, "i4"), np.array(starts, "u8"), np.array(sizes, "u8"), bytes(16 * n_digests)
+    with pytest.raises(ValueError, match=r"number of rows|too long"):
+        core.check_stored(*columns, bytearray(2), 1)
 
 
 @pytest.mark.parametrize("n_bytes", [0, 31, 33, 64, 95, 128])

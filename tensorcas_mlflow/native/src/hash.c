@@ -4,8 +4,10 @@
 #include "blake3.h"
 #include "pool.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* A thread takes a task at a time: some whole messages, or a part of a large one. */
 enum { LEAST_TASK = 256 << 10, LEAST_SHARED = 1 << 20 };
@@ -346,6 +348,127 @@ done:
     return result;
 }
 
+/* Payloads of files that one thread reads together and hashes. */
+enum { READ_BYTES = 1 << 20, READ_GAP = 64 << 10, READ_PAYLOADS = 1024, STORED_DIGEST = 16 };
+
+typedef struct {
+    const int32_t *source;
+    const uint64_t *start;
+    const uint64_t *n_bytes;
+    const uint8_t (*expected)[STORED_DIGEST];
+    uint8_t *is_good;
+    size_t *tasks; /* the first payload of each task, and the end */
+    size_t room;   /* bytes of the longest task */
+    uint8_t *scratch; /* `room` bytes for each thread */
+} Payloads;
+
+static int read_whole(int source, uint64_t start, uint8_t *to, size_t n_bytes) {
+    for (size_t at = 0; at < n_bytes;) {
+        ssize_t n_read = pread(source, to + at, n_bytes - at, (off_t)(start + at));
+        if (n_read < 0 && errno == EINTR)
+            continue;
+        if (n_read <= 0)
+            return 0;
+        at += (size_t)n_read;
+    }
+    return 1;
+}
+
+static void check_some(void *context, size_t index, size_t slot) {
+    Payloads *all = context;
+    size_t first = all->tasks[index], end = all->tasks[index + 1];
+    const uint8_t *data[READ_PAYLOADS];
+    size_t n_bytes[READ_PAYLOADS];
+    uint8_t out[READ_PAYLOADS][TC_DIGEST];
+    uint8_t *room = all->scratch + slot * all->room;
+    uint64_t begin = all->start[first];
+    /* A group that cannot be read as one is damaged as far as this function tells; the caller asks again for each. */
+    if (!read_whole(all->source[first], begin, room, (size_t)(all->start[end - 1] + all->n_bytes[end - 1] - begin)))
+        return;
+    for (size_t at = first; at < end; at++) {
+        data[at - first] = room + (all->start[at] - begin);
+        n_bytes[at - first] = (size_t)all->n_bytes[at];
+    }
+    tc_blake3_many(data, n_bytes, end - first, out);
+    for (size_t at = first; at < end; at++)
+        all->is_good[at] = memcmp(out[at - first], all->expected[at], STORED_DIGEST) == 0;
+}
+
+/* Check all payloads; return 0 if there is no memory. Needs no lock of the interpreter. */
+static int check_all(Payloads *all, size_t count, size_t n_threads) {
+    size_t n_tasks = 0;
+    n_threads = n_threads < 1 ? 1 : n_threads > TC_MOST_THREADS ? TC_MOST_THREADS : n_threads;
+    for (size_t at = 0; at < count; n_tasks++) {
+        size_t first = all->tasks[n_tasks] = at;
+        uint64_t end = all->start[at] + all->n_bytes[at];
+        for (at++; at < count && at - first < READ_PAYLOADS && all->source[at] == all->source[first] &&
+                   all->start[at] >= end && all->start[at] - end <= READ_GAP &&
+                   all->start[at] + all->n_bytes[at] - all->start[first] <= READ_BYTES;
+             at++)
+            end = all->start[at] + all->n_bytes[at];
+        if (end - all->start[first] > all->room)
+            all->room = (size_t)(end - all->start[first]);
+    }
+    all->tasks[n_tasks] = count;
+    if ((all->scratch = malloc(n_threads * all->room + 1)) == NULL)
+        return 0;
+    tc_run(check_some, all, n_tasks, n_threads);
+    free(all->scratch);
+    return 1;
+}
+
+/* check_stored(sources, starts, sizes, expected, is_good, n_threads): read payloads of files, and tell which of them hash to
+ * the first 16 bytes of a digest. Columns: int32 descriptors, uint64 starts and sizes; -1 is a file that is not open. Payloads
+ * that lie one after the other are read together. */
+static PyObject *check_stored(PyObject *module, PyObject *args) {
+    Py_buffer sources, starts, sizes, expected, is_good;
+    Py_ssize_t n_threads;
+    PyObject *result = NULL;
+    Payloads all = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*w*n:check_stored", &sources, &starts, &sizes, &expected, &is_good, &n_threads))
+        return NULL;
+    size_t count = (size_t)is_good.len;
+    if ((size_t)sources.len != count * sizeof(int32_t) || (size_t)starts.len != count * sizeof(uint64_t) ||
+        (size_t)sizes.len != count * sizeof(uint64_t) || (size_t)expected.len != count * STORED_DIGEST) {
+        PyErr_SetString(PyExc_ValueError, "the columns of the payloads have not the same number of rows");
+        goto done;
+    }
+    all.source = sources.buf;
+    all.start = starts.buf;
+    all.n_bytes = sizes.buf;
+    all.expected = expected.buf;
+    all.is_good = is_good.buf;
+    if ((uintptr_t)sources.buf % sizeof(int32_t) != 0 || (uintptr_t)starts.buf % sizeof(uint64_t) != 0 ||
+        (uintptr_t)sizes.buf % sizeof(uint64_t) != 0) {
+        PyErr_SetString(PyExc_ValueError, "a column of the payloads is not aligned");
+        goto done;
+    }
+    for (size_t at = 0; at < count; at++)
+        if (all.n_bytes[at] > UINT32_MAX || all.start[at] > INT64_MAX - UINT32_MAX) {
+            PyErr_SetString(PyExc_ValueError, "a payload is too long, or lies behind the end of any file");
+            goto done;
+        }
+    if ((all.tasks = malloc((count + 1) * sizeof *all.tasks)) == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    memset(all.is_good, 0, count);
+    int has_memory;
+    Py_BEGIN_ALLOW_THREADS;
+    has_memory = check_all(&all, count, n_threads < 1 ? 1 : (size_t)n_threads);
+    Py_END_ALLOW_THREADS;
+    result = has_memory ? Py_NewRef(Py_None) : PyErr_NoMemory();
+done:
+    free(all.tasks);
+    PyBuffer_Release(&sources);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&expected);
+    PyBuffer_Release(&is_good);
+    return result;
+}
+
 /* digest(data) -> bytes */
 static PyObject *digest(PyObject *module, PyObject *data) {
     Py_buffer view;
@@ -396,6 +519,7 @@ PyMethodDef tc_hash_methods[] = {
     {"hash_each", hash_each, METH_VARARGS, NULL},
     {"hash_spans", hash_spans, METH_VARARGS, NULL},
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
+    {"check_stored", check_stored, METH_VARARGS, NULL},
     {"hash_kernels", hash_kernels, METH_NOARGS, NULL},
     {"use_hash_kernel", use_hash_kernel, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

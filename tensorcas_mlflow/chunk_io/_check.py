@@ -1,0 +1,74 @@
+"""Check of stored bytes against the digests in their packs' tables, without decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow import native
+from tensorcas_mlflow.backends import BlobFile
+from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.config import n_threads
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.errors import BackendError, CorruptError
+from tensorcas_mlflow.layout import STORED_DIGEST_BYTES
+
+
+def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any) -> Any:
+    """Read payloads of open packs, and compare each with its stored digest.
+
+    The bytes are read through the page cache and held 1 MiB, or one payload, a thread.
+
+    Args:
+        files: The packs; None stands for one that cannot be opened.
+        file: For each payload the number of its pack, ascending.
+        entries: The entries of the payloads, in the order of their places in each pack.
+
+    Returns:
+        For each payload whether it can be read and has its digest. A payload beside an unreadable one may count as
+        unreadable.
+    """
+    starts, sizes = entries["offset"].astype(np.uint64), entries["stored_bytes"].astype(np.uint64)
+    for number, opened in enumerate(files):
+        if opened is not None:
+            mine = file == number
+            opened.count(int(sizes[mine].sum()), int(mine.sum()))
+    if native.core is None:
+        return _check_in_python(files, file, entries)
+    descriptors = np.array([-1 if each is None else each.descriptor for each in files], dtype=np.int32)
+    bases = np.array([0 if each is None else each.base for each in files], dtype=np.uint64)
+    ends = np.array([0 if each is None else each.size for each in files], dtype=np.uint64)
+    is_inside = (starts < ends[file]) & (sizes <= ends[file] - starts)
+    is_good = np.zeros(len(file), dtype=bool)
+    chosen = np.flatnonzero(is_inside)
+    found = np.zeros(len(chosen), dtype=bool)
+    native.core.check_stored(
+        descriptors[file[chosen]],
+        starts[chosen] + bases[file[chosen]],
+        sizes[chosen],
+        np.ascontiguousarray(entries["stored_digest"][chosen]),
+        found,
+        n_threads(),
+    )
+    is_good[chosen] = found
+    return is_good
+
+
+def _check_in_python(files: Sequence[BlobFile | None], file: Any, entries: Any) -> Any:
+    is_good = np.zeros(len(file), dtype=bool)
+
+    def check(at: int) -> None:
+        opened = files[int(file[at])]
+        if opened is None:
+            return
+        block = bytearray(int(entries["stored_bytes"][at]))
+        try:
+            opened.read_into(int(entries["offset"][at]), [memoryview(block)])
+        except (BackendError, CorruptError):
+            return
+        is_good[at] = digest(block)[:STORED_DIGEST_BYTES] == entries["stored_digest"][at].tobytes()
+
+    threads.run_all(check, range(len(file)))
+    return is_good
