@@ -59,6 +59,21 @@ class ReadTensors(Protocol):
         ...
 
 
+class CheckTensors(Protocol):
+    """Check of tensors of one checkpoint, before a model changes."""
+
+    def __call__(self, names: Sequence[str]) -> None:
+        """Check that the storage holds tensors intact, without keeping them in memory.
+
+        Args:
+            names: Their names in the checkpoint.
+
+        Raises:
+            TensorCasError: Some tensor is damaged or gone.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotFilled:
     """Tensors `Adapter.fill_weights` did not fill, by the model's names, in the model's order."""
@@ -142,6 +157,32 @@ class Adapter(ABC):
             AdapterError: The arrays do not come from such a model, or do not fit ``original``.
         """
 
+    def fill(
+        self,
+        original: Any,
+        stored: Mapping[str, StoredTensor],
+        read: ReadTensors,
+        *,
+        check: CheckTensors,
+        **options: Any,
+    ) -> Any:
+        """Fill a live model in place like `reconstruct`, with tensors read on demand.
+
+        The default reads all tensors into new memory. An adapter that reads some straight into the live model first
+        checks everything else that can fail, then calls ``check`` with their names, then reads.
+
+        Args:
+            original: The live model.
+            stored: The result of `extract` without its values, in its order.
+            read: Reader of these tensors.
+            check: Check of these tensors.
+            options: As for `reconstruct`.
+
+        Raises:
+            AdapterError: As for `reconstruct`.
+        """
+        return self.reconstruct(read(list(stored)), original=original, **options)
+
     def cuts(self, tensors: Mapping[str, Array]) -> dict[str, Sequence[int]]:
         """Return chunk ends for some tensors, for families that grow at the end (trees of an ensemble).
 
@@ -189,6 +230,7 @@ class Adapter(ABC):
         wanted: Callable[[str], bool] | None = None,
         strict: bool = True,
         device: Any = None,
+        check: CheckTensors | None = None,
     ) -> NotFilled:
         """Fill a live model, or a part of it, in place with tensors read on demand; no skeleton is needed.
 
@@ -196,11 +238,12 @@ class Adapter(ABC):
             model: The model to fill.
             stored: The available tensors, by the model's names for them; each has its own name in the
                 checkpoint.
-            read: Reader of these tensors. If it raises, a part of the model may be filled, and may hold damaged values.
+            read: Reader of these tensors. If it raises, a part of the model may be filled.
             wanted: Filter by the model's name of a tensor: others are neither filled nor missed. The default is all.
                 A filter must choose one tensor at least.
             strict: Whether missing or unexpected tensors are an error.
             device: Device for tensors without memory.
+            check: Check of these tensors; called before the model changes.
 
         Returns:
             The tensors not filled.

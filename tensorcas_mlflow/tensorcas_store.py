@@ -268,12 +268,12 @@ class TensorCasStore:
             original = into
         elif into is not None and into is not original:
             raise ValueError("into and original are two names of one argument, and two objects were given: pass one")
-        from tensorcas_mlflow.reader import given, rebuild
+        from tensorcas_mlflow.reader import StoreReads, given, rebuild
 
         ref = self._ref(step)
         manifest = self.store.manifest(ref)
         adapter = self._adapter_of(ref)
-        read = partial(self.store.read_tensors, manifest)
+        read = StoreReads(self.store, manifest)
         wanted = given(**options)
         if isinstance(adapter, Adapter):
             return rebuild(adapter, manifest, read, into=original, options=wanted)

@@ -152,16 +152,13 @@ class ChunkReader:
         """True if `check` reads local files; it would read each remote chunk twice."""
         return self._cache is None and not self._backend.is_remote
 
-    def check(self, manifest: Manifest, names: Iterable[str]) -> None:
-        """Check that the store holds an intact copy of every chunk of some tensors, holding little memory.
+    def check(self, manifest: Manifest, rows: Offsets) -> None:
+        """Check that the store holds an intact copy of every chunk of some rows, by their numbers.
 
         The check reads the stored bytes of each chunk, and of the bases of deltas, and compares them with the digests
         in the tables of their packs. It decodes only chunks with a damaged copy, to find an intact one.
-
-        Raises:
-            TensorNotFoundError: A name has no tensor.
         """
-        columns, rows = manifest.columns, manifest.numbers(names)
+        columns = manifest.columns
         digests, sizes = columns.digests[columns.chunks_of(rows)], columns.chunk_sizes(manifest.chunk_bytes, rows)
         chosen = ChosenRows(columns, rows)
         everything = np.arange(len(digests))

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import PickleForbiddenError
 from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.store import Store
 
 ReadArrays = Callable[..., dict[str, Array]]
 """Reader of tensors: called with ``names`` (None for all) and ``verify``."""
+
+
+class StoreReads:
+    """Reader of the tensors of one manifest in a store, and their check."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._store = store
+        self._manifest = manifest
+
+    def __call__(
+        self, names: Iterable[str] | None = None, *, verify: bool = True, out: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """Read tensors; see `Store.read_tensors`."""
+        return self._store.read_tensors(self._manifest, names, verify=verify, out=out)
+
+    @property
+    def can_check(self) -> bool:
+        """Whether the store is on this machine, so that `check` costs a second read of memory and none of a network."""
+        return self._store.chunks.can_check
+
+    def check(self, names: Sequence[str]) -> None:
+        """Check that the store holds tensors intact; see `ChunkReader.check`."""
+        self._store.chunks.check(self._manifest, self._manifest.numbers(names))
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -45,7 +70,8 @@ def rebuild(
         adapter: The adapter of the save.
         manifest: Manifest of the tensors.
         read: Reader of the tensors.
-        into: A live model to fill; nothing is unpickled.
+        into: A live model to fill; nothing is unpickled. An adapter may read tensors of a store on this machine
+            straight into its memory, after a check of all of them.
         weights_only: Return the tensors by name; nothing is unpickled.
         verify: Check each chunk against its digest.
         options: Options for the adapter; see `Adapter.options`.
@@ -63,6 +89,9 @@ def rebuild(
         )
     if weights_only:
         return adapter.weights(read(verify=verify), **options)
+    if into is not None and isinstance(read, StoreReads) and read.can_check:
+        stored = {row.spec.name: row.spec for row in manifest.rows}
+        return adapter.fill(into, stored, partial(read, verify=verify), check=read.check, **options)
     if into is not None:
         return adapter.reconstruct(read(verify=verify), original=into, **options)
     if not config.allows_pickle():

@@ -16,6 +16,7 @@ import numpy as np
 
 from tensorcas_flavors._pickling import is_pickle, named_modules, pinned_packages, try_back
 from tensorcas_flavors.pytorch._fill import fill
+from tensorcas_flavors.pytorch._in_place import fill_in_place
 from tensorcas_flavors.pytorch._layout import (
     ARRAY,
     ELSEWHERE,
@@ -31,7 +32,7 @@ from tensorcas_flavors.pytorch._objects import own_tensors
 from tensorcas_flavors.pytorch._pickle import dump, load
 from tensorcas_flavors.pytorch._tensors import as_array, convert, pytorch_error
 from tensorcas_flavors.pytorch._tree import TreeWriter, find_opaque, read_stored
-from tensorcas_mlflow.adapter import SKELETON, Adapter, Array, NotFilled, ReadTensors, StoredTensor
+from tensorcas_mlflow.adapter import SKELETON, Adapter, Array, CheckTensors, NotFilled, ReadTensors, StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -156,10 +157,7 @@ class PyTorchAdapter(Adapter):
         chosen = _Options.of(options)
         layout = read_layout(tensors)
         if original is not None:
-            if chosen.device is not None or chosen.dtype is not None:
-                raise pytorch_error(
-                    "device and dtype are for a new model: the one that is filled keeps its own, so move it before"
-                )
+            chosen.check_filling()
             parts = as_tensors(tensors, layout)
             stored = read_stored(layout, tensors, parts, skip_missing=True)
             return fill(original, stored, strict=chosen.strict is not False)
@@ -174,6 +172,24 @@ class PyTorchAdapter(Adapter):
         if find_opaque(stored, objects_too=True) is not None:
             raise pytorch_error("the skeleton is that of a live object but holds no pickle")
         return stored
+
+    def fill(
+        self,
+        original: Any,
+        stored: Mapping[str, StoredTensor],
+        read: ReadTensors,
+        *,
+        check: CheckTensors,
+        **options: Any,
+    ) -> Any:
+        """Fill a live model or training state like `reconstruct`, most tensors straight into its memory.
+
+        An optimizer takes over new tensors, as its ``load_state_dict`` does.
+        See `tensorcas_flavors.pytorch._in_place.fill_in_place`.
+        """
+        chosen = _Options.of(options)
+        chosen.check_filling()
+        return fill_in_place(original, stored, read, check, strict=chosen.strict is not False)
 
     def weights(self, tensors: Mapping[str, Array], **options: Any) -> dict[str, Any]:
         """Return the rows as tensors that share memory as stored, and as numpy arrays. No pickle is read.
@@ -209,6 +225,7 @@ class PyTorchAdapter(Adapter):
         wanted: Callable[[str], bool] | None = None,
         strict: bool = True,
         device: Any = None,
+        check: CheckTensors | None = None,
     ) -> NotFilled:
         """Fill a module, or a part of it; tensors on the meta device are made on ``device``, or else on the CPU.
 
@@ -216,7 +233,7 @@ class PyTorchAdapter(Adapter):
         """
         place = _Options.of({"device": "cpu" if device is None else device}).device
         assert place is not None
-        return fill_weights(model, stored, read, wanted=wanted, strict=strict, device=place)
+        return fill_weights(model, stored, read, wanted=wanted, strict=strict, device=place, check=check)
 
     def unpickles(self, tensors: Mapping[str, Array]) -> bool:
         """Return True for a module or other live object, False for state dicts and nests of plain values."""
@@ -302,6 +319,13 @@ class _Options:
         except (RuntimeError, TypeError) as error:
             raise pytorch_error(f"{device!r} is no device: {error}") from error
         return cls(strict=options.get("strict"), device=device, dtype=dtype)
+
+    def check_filling(self) -> None:
+        """Refuse options that a model to fill does not take."""
+        if self.device is not None or self.dtype is not None:
+            raise pytorch_error(
+                "device and dtype are for a new model: the one that is filled keeps its own, so move it before"
+            )
 
     def apply(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Move and convert tensors; names of one tensor stay names of one."""

@@ -94,19 +94,39 @@ def fill(original: Any, stored: Any, *, strict: bool) -> Any:
     Raises:
         AdapterError: They do not fit. Everything that can be checked is checked before anything is filled.
     """
+    plan, filled = plan_filling(original, stored, strict=strict)
+    plan.execute()
+    return filled
+
+
+def plan_filling(original: Any, stored: Any, *, strict: bool, has_values: bool = True) -> tuple[FillPlan, Any]:
+    """Plan the filling of a live object; see `fill`.
+
+    Args:
+        original: See there.
+        stored: See there.
+        strict: See there.
+        has_values: False if the stored tensors have no values yet; then no values are compared.
+
+    Returns:
+        The plan, and the result of `fill` after its execution.
+
+    Raises:
+        AdapterError: See there.
+    """
     if not is_live(unwrap(original)) and not isinstance(original, Mapping | list | tuple) and not is_tensor(original):
         raise pytorch_error(
             f"a {type(original).__name__} cannot be filled: give a module, another object with load_state_dict(), "
             "or a mapping or list of such"
         )
-    plan = _FillPlan(strict=strict)
+    plan = FillPlan(strict=strict)
     try:
         filled = plan.part(original, stored, "")
     except RecursionError as error:
         raise pytorch_error("the object to fill is nested too deep") from error
-    plan.check()
-    plan.execute()
-    return filled
+    if has_values:
+        check_memory(plan.copies)
+    return plan, filled
 
 
 @dataclass(slots=True)
@@ -119,7 +139,7 @@ class _Given:
     """The value in the target's place afterwards."""
 
 
-class _FillPlan:
+class FillPlan:
     """Plan for filling one object."""
 
     def __init__(self, *, strict: bool) -> None:
@@ -130,7 +150,8 @@ class _FillPlan:
         """Stored value of each mutable part, by identity; a part gets one value only."""
         self._filling: dict[int, _Given] = {}
         """First part that gets a stored value, by identity of the value."""
-        self._filled: list[Copy] = []
+        self.copies: list[Copy] = []
+        """The copies into live memory, as far as they are known before."""
         self._alive: dict[int, bool] = {}
         self._plainness: dict[int, bool] = {}
 
@@ -144,10 +165,6 @@ class _FillPlan:
         if not is_named or isinstance(stored, PickleOnly) or not isinstance(target, Mapping | list | tuple):
             return self._value(target, stored, path)
         return self._once(target, stored, path, self._mapping if isinstance(target, Mapping) else self._list)
-
-    def check(self) -> None:
-        """Check that no memory gets two different values."""
-        check_memory(self._filled)
 
     def execute(self) -> None:
         """Fill all parts."""
@@ -235,7 +252,7 @@ class _FillPlan:
     def _array(self, target: Any, stored: Any, path: str) -> Any:
         if target.dtype != stored.dtype or target.shape != stored.shape or not target.flags.writeable:
             return stored
-        self._filled.append(Copy(where=_name(path), target=target, source=stored))
+        self.copies.append(Copy(where=_name(path), target=target, source=stored))
         self._steps.append(lambda: np.copyto(target, stored))
         return target
 
@@ -383,7 +400,7 @@ class _FillPlan:
             beside = stored.beside if isinstance(stored, StoredObject) else {}
             filling = ModuleFilling(target, state, beside, where=where, strict=self._strict)
             self._rounded += [f"{path}.{text}" if path else text for text in filling.rounded]
-            self._filled += [replace(each, where=_join(path, each.where)) for each in filling.filled()]
+            self.copies += [replace(each, where=_join(path, each.where)) for each in filling.filled()]
             self._steps.append(filling.execute)
             if isinstance(stored, StoredObject) and stored.modules.entry is not None:
                 self._modules(target, stored.modules.entry, path)
@@ -452,7 +469,7 @@ class _FillPlan:
             raise pytorch_error(f"{where} cannot be filled: it is expanded, and its elements share memory. Clone it")
         if loses(stored.dtype, target.dtype):
             self._rounded.append(f"{path} ({dtype_name(stored)} to {dtype_name(target)})")
-        self._filled.append(Copy(where=_name(path), target=target, source=stored))
+        self.copies.append(Copy(where=_name(path), target=target, source=stored))
         self._steps.append(lambda: copy_into(target, stored, where))
         for name, entry in vars(stored).items():
             self._attribute(vars(target), name, entry, f"{_name(path)}.{name}")

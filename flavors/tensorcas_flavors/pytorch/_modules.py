@@ -38,8 +38,9 @@ from tensorcas_flavors.pytorch._tensors import (
     torch_dtype,
 )
 from tensorcas_flavors.pytorch._tree import NamedItems, PickleOnly, StoredObject
-from tensorcas_mlflow.adapter import Array, NotFilled, ReadTensors, StoredTensor
+from tensorcas_mlflow.adapter import Array, CheckTensors, NotFilled, ReadTensors, StoredTensor
 from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.errors import TensorCasError
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,8 @@ EXPANDED = (
     "is expanded, so that its elements share memory, and the stored ones differ. Clone it there, or load a new model"
 )
 """Fault of a tensor for which `without_repeats` returns None."""
+PARTLY_FILLED = "the live model is filled in part: load it again, or load a new one"
+"""Note of an error that comes after the model has begun to change."""
 ROOT = "the object to fill"
 """Name of the object that a caller gives, for errors; its parts are named by their path."""
 _PREFIXES = ("module.", "_orig_mod.")
@@ -126,12 +129,13 @@ class ModuleFilling:
 
     def filled(self) -> Iterator[Copy]:
         """Yield the copies into the module's memory, as far as the module's own code makes no others."""
+        is_plain = all(map(_loads_plainly, self._module.modules()))
         for name, tensor in [*self._state.items(), *self._beside.items()]:
             own = self._own.get(name)
             if own is None or not is_tensor(tensor) or own is tensor or filling_refusal(own) is not None:
                 continue
             if own.shape == tensor.shape and not own.is_meta:
-                yield Copy(where=name, target=own, source=tensor)
+                yield Copy(where=name, target=own, source=tensor, may_alias=is_plain)
         for name, (target, source) in self._views.items():
             yield Copy(where=name, target=target, source=source)
 
@@ -177,6 +181,14 @@ class ModuleFilling:
             self._module.load_state_dict(self._state, strict=self._strict)
         except Exception as error:
             raise pytorch_error(f"{self._where}: {error}" if self._where != ROOT else str(error)) from error
+
+
+def _loads_plainly(module: torch.nn.Module) -> bool:
+    """Tell whether only code of torch handles the state dict that a module loads."""
+    loaders = (module.load_state_dict, module._load_from_state_dict)
+    return not module._load_state_dict_pre_hooks and all(
+        getattr(loader, "__func__", loader).__module__.startswith("torch.nn.modules.") for loader in loaders
+    )
 
 
 def _without_tensors(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
@@ -330,6 +342,7 @@ def fill_weights(
     wanted: Callable[[str], bool] | None,
     strict: bool,
     device: torch.device,
+    check: CheckTensors | None = None,
 ) -> NotFilled:
     """Fill a module in place; see `Adapter.fill_weights`.
 
@@ -345,6 +358,7 @@ def fill_weights(
         wanted: As there; it must choose one name at least.
         strict: As there. Shapes must fit in any case. Non-persistent buffers are filled if they were stored, and never
             count as missing.
+        check: As there.
         device: Device for tensors of the meta device. They are made with their own dtype, and put in place when all
             are read. Tied ones are tied again; other holders (an optimizer) keep the old ones.
 
@@ -363,7 +377,7 @@ def fill_weights(
     plan.check(strict=strict)
     warn_of_rounding(plan.rounded)
     with torch.no_grad():
-        plan.execute(read, device)
+        plan.execute(read, device, check)
     return plan.not_filled
 
 
@@ -410,6 +424,7 @@ class _WeightsPlan:
         named = {name: source for name, source in stored.items() if not name.startswith(ELSEWHERE)}
         stored = with_prefix_of(names, named, None)[0]
         self._problems: list[str] = []
+        self._has_changed = False
         missing: list[str] = []
         without_memory: list[str] = []
         self._filled: list[_Target] = []
@@ -440,13 +455,24 @@ class _WeightsPlan:
         if problems:
             raise pytorch_error(f"the {type(self._module).__name__} cannot be filled: {'; '.join(problems)}")
 
-    def execute(self, read: ReadTensors, device: torch.device) -> None:
-        """Read the tensors and fill the module."""
+    def execute(self, read: ReadTensors, device: torch.device, check: CheckTensors | None) -> None:
+        """Check the stored tensors, read them, and fill the module."""
+        if check is not None:
+            check(list(dict.fromkeys(_source(target).name for target in self._filled)))
+        try:
+            self._execute(read, device)
+        except TensorCasError as error:
+            if self._has_changed:
+                error.add_note(PARTLY_FILLED)
+            raise
+
+    def _execute(self, read: ReadTensors, device: torch.device) -> None:
         self._fill_expanded(read)
         for target in self._filled:
             if target.tensor.is_meta:
                 target.made = made_like(target.tensor, device)
         out, converted = self._ways()
+        self._has_changed = bool(self._filled)
         if out:
             try:
                 read(list(out), out=out)
@@ -498,6 +524,7 @@ class _WeightsPlan:
             else:
                 pairs[target.names[0]] = (pair[0], pair[1].clone())
         self.check(strict=False)
+        self._has_changed = bool(pairs)
         for first, (once, values) in pairs.items():
             copy_into(once, values, repr(first))
         self._filled = rest

@@ -467,6 +467,9 @@ class Copy:
     """A tensor or an array."""
     source: Any
     """A tensor or array of the same shape."""
+    may_alias: bool = True
+    """Whether the source may be the target itself. A module with code of its own for ``load_state_dict`` may give the
+    source to another tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -489,7 +492,7 @@ def check_memory(copies: Sequence[Copy]) -> None:
     """
     by_device: dict[str, dict[int, _Extent]] = {}
     for n, each in enumerate(copies):
-        extent = _extent_of(each.target)
+        extent = extent_of(each.target)
         if extent is not None and extent.stop > extent.start:
             device = "cpu" if isinstance(each.target, np.ndarray) else str(each.target.device)
             by_device.setdefault(device, {})[n] = extent
@@ -500,7 +503,7 @@ def check_memory(copies: Sequence[Copy]) -> None:
 
 
 def _check_group(group: Sequence[Copy], extents: Sequence[_Extent]) -> None:
-    if len({(_extent_of(each.source), each.source.dtype, each.target.dtype) for each in group} | {*extents}) == 2:
+    if len({(extent_of(each.source), each.source.dtype, each.target.dtype) for each in group} | {*extents}) == 2:
         return  # all copies are of one tensor
     base = min(extent.start for extent in extents)
     memory = np.zeros(max(extent.stop for extent in extents) - base, dtype=np.uint8)
@@ -525,7 +528,8 @@ def _as_copied(each: Copy) -> Array:
     return as_array(each.source.detach().to("cpu", each.target.dtype))
 
 
-def _extent_of(target: torch.Tensor | Array) -> _Extent | None:
+def extent_of(target: torch.Tensor | Array) -> _Extent | None:
+    """Return the memory of a target's elements; None if it has none."""
     if isinstance(target, np.ndarray):
         start, stop = np.lib.array_utils.byte_bounds(target)
         return _Extent(start=start, stop=stop, first=target.ctypes.data, stride=target.strides)

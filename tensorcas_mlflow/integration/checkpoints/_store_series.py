@@ -33,7 +33,7 @@ from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import is_carrier_uri, shelf_at
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir, read_refs_around
-from tensorcas_mlflow.reader import ReadArrays
+from tensorcas_mlflow.reader import ReadArrays, StoreReads
 from tensorcas_mlflow.store import PendingSave, Policy, Store, TensorCopy
 from tensorcas_mlflow.store.protocol import STAND_INS
 
@@ -407,7 +407,7 @@ class _StoredCheckpoint(Checkpoint):
     def opened(self) -> Iterator[tuple[Manifest, ReadArrays]]:
         store = self._series.store
         manifest = store.manifest(self._ref)
-        yield manifest, partial(store.read_tensors, manifest)
+        yield manifest, StoreReads(store, manifest)
 
     def reader(self, **options: Any) -> CheckpointReader:
         from tensorcas_mlflow.reader import open_ref  # a process that only saves need not wait for it

@@ -20,7 +20,7 @@ from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.models._code import add_code, take_code
 from tensorcas_mlflow.integration.models._folder import PyFuncWrapper
 from tensorcas_mlflow.integration.models._saved import LocalFolder, SavedModel, open_folder
-from tensorcas_mlflow.reader import ReadArrays, check_call, given, rebuild
+from tensorcas_mlflow.reader import ReadArrays, StoreReads, check_call, given, rebuild
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, read_payload
 
 
@@ -34,7 +34,7 @@ def reader_for(saved: SavedModel, named_store: str | None) -> ReadArrays:
     if store is None:
         return _payload_reader(saved)
     saved.check_manifest(store)
-    return partial(store.read_tensors, saved.manifest)
+    return StoreReads(store, saved.manifest)
 
 
 def store_for(saved: SavedModel, named_store: str | None) -> Store | None:
