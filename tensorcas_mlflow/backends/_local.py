@@ -34,9 +34,9 @@ STAGING = "+staging-"
 O_BINARY = getattr(os, "O_BINARY", 0)
 MOST_BYTES = 1 << 30
 """Bound of bytes per call; Linux reads and writes at most 2 GiB."""
-_EARLY_BYTES = 32 << 20
-"""After so many bytes the system is asked to start writing them to disk; otherwise it would mostly start at the fsync.
-Smaller steps measured slower, and smaller blobs are not worth a call."""
+_EARLY_BYTES = 4 << 20
+"""After each so many bytes the writer asks the system to start writing them to disk; otherwise the disk would mostly be
+idle until the fsync. Smaller steps gain nothing."""
 _SYNC_FILE_RANGE_WRITE = 2
 
 
