@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
 from tensorcas_mlflow.backends._file import BlobFile
-from tensorcas_mlflow.backends._local import LocalBackend, _translated, token_of
+from tensorcas_mlflow.backends._local import LocalBackend, _translated, token_of, write_all
 from tensorcas_mlflow.backends._log_records import LogBlob
 from tensorcas_mlflow.backends._logs import FOLDER, Entry, LockedFile, Logs
 from tensorcas_mlflow.base.digest import Buffer
@@ -31,8 +31,10 @@ _META_BYTES = 64 << 10
 """Bound of a blob in the meta of a record, where it shares bytes with earlier ones."""
 _IN_FILES = frozenset({"format", "intents", "condemned"})
 """First segments of the keys of blobs that are always files."""
-_MAPPED = "packs/"
-"""Blobs below it always lie in the body of a record: readers memory-map them."""
+_PACKS = "packs/"
+_META_PACK_BYTES = 1 << 10
+"""Bound of a pack in the meta. A larger one lies in the body, where readers memory-map it; the table, footer and padding
+of a smaller one take more bytes than its chunks, unless they share them with earlier records."""
 _MARKERS = "index/"
 """A blob put below it during a save goes into the record of the save."""
 
@@ -203,7 +205,11 @@ class LoggedBackend(LocalBackend):
     def _take_held(self) -> list[LogBlob]:
         held, self._held, self._n_held_bytes = self._held, {}, 0
         return [
-            LogBlob(key=key, data=data, in_body=key.startswith(_MAPPED) or len(data) > _META_BYTES)
+            LogBlob(
+                key=key,
+                data=data,
+                in_body=len(data) > (_META_PACK_BYTES if key.startswith(_PACKS) else _META_BYTES),
+            )
             for key, data in held.items()
         ]
 
@@ -350,10 +356,7 @@ class LoggedBackend(LocalBackend):
             if entry.row.in_body:
                 descriptor, path = self._logs.open(entry)
                 return BlobFile(key, descriptor, path, base=entry.row.start, size=entry.row.size)
-            with tempfile.TemporaryFile() as file:
-                file.write(self._whole(entry, 0, entry.row.size))
-                file.flush()
-                return BlobFile(key, os.dup(file.fileno()), "")
+            return BlobFile(key, _in_memory(self._whole(entry, 0, entry.row.size)), "")
 
         return self._read(key, read, lambda: super(LoggedBackend, self).open_file(key))
 
@@ -468,6 +471,19 @@ class LoggedBackend(LocalBackend):
 
 def _is_in_files(key: str) -> bool:
     return key.partition("/")[0] in _IN_FILES
+
+
+def _in_memory(data: bytes) -> int:
+    """Return the descriptor of a file without a name."""
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):
+            descriptor = os.memfd_create("tensorcas", os.MFD_CLOEXEC)
+            write_all(descriptor, data)
+            return descriptor
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return os.dup(file.fileno())
 
 
 def _info(entry: Entry) -> BlobInfo:
