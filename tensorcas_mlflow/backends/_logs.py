@@ -360,7 +360,8 @@ class Logs:
         path = self.dead_path(log.id)
         try:
             size = os.stat(path).st_size
-            if size == log.n_dead_bytes:
+            # Shorter: the log is gone, and a deletion that came too late has created the file again.
+            if size <= log.n_dead_bytes:
                 return False
             descriptor = os.open(path, _READ_LOG)
         except FileNotFoundError:  # if it was removed, its log was removed before
