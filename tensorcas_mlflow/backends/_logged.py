@@ -33,8 +33,8 @@ _IN_FILES = frozenset({"format", "intents", "condemned"})
 """First segments of the keys of blobs that are always files."""
 _PACKS = "packs/"
 _META_PACK_BYTES = 1 << 10
-"""Bound of a pack in the meta. A larger one lies in the body, where readers memory-map it; the table, footer and padding
-of a smaller one take more bytes than its chunks, unless they share them with earlier records."""
+"""Bound of a pack in the meta. A larger one lies in the body, where readers memory-map it. In a smaller one the table,
+the footer and the padding take more bytes than the chunks, and mostly repeat those of earlier records."""
 _MARKERS = "index/"
 """A blob put below it during a save goes into the record of the save."""
 
@@ -457,8 +457,11 @@ class LoggedBackend(LocalBackend):
             )
 
     def _refresh(self) -> None:
-        with _translated("read", FOLDER):
+        try:
             self._logs.refresh()
+        except OSError:
+            with _translated("read", FOLDER):
+                raise
 
     def _find(self, key: str, *, is_late: bool = False) -> Entry | None:
         """Return the blob that counts at a key: now, or if late as of the last look."""

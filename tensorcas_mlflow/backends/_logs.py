@@ -237,9 +237,12 @@ class Logs:
             pass
         try:
             for log in self._logs.values():
-                with self._noting_damage():
+                try:
                     self._read_log(log)
-                    self._check_end(log)
+                    if log.end < log.closed_at:
+                        self._damage = CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.closed_at}")
+                except CorruptError as error:
+                    self._damage = error
         except FileNotFoundError:  # removed since the listing
             self._listed = None
             return False
@@ -248,8 +251,10 @@ class Logs:
     def _read_tombstones(self) -> bool:
         has_new = False
         for log in self._logs.values():
-            with self._noting_damage():
+            try:
                 has_new |= self._read_dead(log)
+            except CorruptError as error:
+                self._damage = error
         return has_new
 
     def _list(self) -> None:
@@ -267,13 +272,6 @@ class Logs:
             self._forget(log)
         for log in sorted(listed - self._logs.keys()):
             self._logs[log] = _Log(log)
-
-    @contextlib.contextmanager
-    def _noting_damage(self) -> Iterator[None]:
-        try:
-            yield
-        except CorruptError as error:
-            self._damage = error
 
     def check(self) -> None:
         """Refuse to say that a blob is absent while a log is damaged.
@@ -350,10 +348,6 @@ class Logs:
         log.end = end
         if damage is not None:
             raise damage
-
-    def _check_end(self, log: _Log) -> None:
-        if log.end < log.closed_at:
-            raise CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.closed_at}")
 
     def _read_dead(self, log: _Log) -> bool:
         """Read new tombstones; return whether there are any."""
