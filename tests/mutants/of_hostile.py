@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         fault="a link deep among refs",
         test="test_target_of_a_linked_store_folder_stays_unchanged",
-        definition="LocalBackend.list_dir",
+        definition="LocalBackend._list_folder",
         before="entry.is_symlink() or entry.is_file(follow_symlinks=False)",
         after="entry.is_file(follow_symlinks=False)",
     ),
