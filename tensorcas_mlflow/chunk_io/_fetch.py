@@ -374,13 +374,16 @@ class _Reading:
                 source[mine] = -1 if file is None else file.descriptor
                 if file is None:
                     continue
-                base[mine] = file.base
+                file.count(int(sizes[mine].sum()), int(mine.sum()))
                 if is_exact[mine].any():
                     file.read_at_random()
+                base[mine] = file.base
+                if file.base:  # the blob shares its file, and the end of the file is not its end
+                    source[mine & (batch.read_stop > file.size)] = -1
                 direct = file.direct_descriptor if is_direct[mine].any() and file.open_direct() else None
                 if direct is not None:
-                    source[mine & is_direct], kind[mine & is_direct] = direct, DIRECT
-                file.count(int(sizes[mine].sum()), int(mine.sum()))
+                    mine &= is_direct & (source >= 0)
+                    source[mine], kind[mine] = direct, DIRECT
             return decode(self._links, self._wanted, batch, source=source, base=base, kind=kind, n_threads=many)
 
     def _run_in_python(self, parts: Sequence[tuple[WayChoice, Any]], *, waits: bool) -> None:

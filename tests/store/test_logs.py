@@ -1,0 +1,62 @@
+"""Checkpoints of a store with logs are read right in every way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.chunk_io import _fetch
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
+
+N_STEPS = 3
+
+
+def arrays(step: int, size: int) -> dict[str, np.ndarray]:
+    drawn = np.random.default_rng(step)
+    return {name: drawn.standard_normal(size, dtype=np.float32) for name in ("a", "b", "c")}
+
+
+@pytest.fixture(params=[8, 20_000], ids=["packs in the meta of records", "packs in the body of records"])
+def saved(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Store, int]:
+    """A store with logs and a few steps, and the size of the arrays."""
+    store = Store.init(tmp_path / "root", chunk_bytes=16384, logs=True)
+    for step in range(N_STEPS):
+        with store.write_checkpoint(arrays(step, request.param), policy="fast") as pending:
+            pending.commit(RefTarget(run_id="run", step=step))
+    assert not (tmp_path / "root" / ".tensorcas" / "packs").exists()
+    return Store.open(tmp_path / "root"), request.param
+
+
+@pytest.mark.parametrize("way", ["pread", "direct", "map", None])
+@pytest.mark.parametrize("verify", [True, False])
+def test_packs_in_logs_are_read_at_their_place(saved: tuple[Store, int], way: Any, *, verify: bool) -> None:
+    store, size = saved
+    for step in range(N_STEPS):
+        ref = store.ref(RefTarget(run_id="run", step=step).key)
+        assert ref is not None
+        found = store.read_tensors(store.manifest(ref), verify=verify, way=way)
+
+        assert {name: array.tobytes() for name, array in found.items()} == {
+            name: array.tobytes() for name, array in arrays(step, size).items()
+        }
+
+
+def test_no_chunk_in_a_log_is_read_twice(saved: tuple[Store, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = saved
+    again: list[Any] = []
+    run_part = _fetch._Reading._run_part
+
+    def note(self: Any, choice: Any, chunks: Any, **options: Any) -> None:
+        again.append(chunks)
+        run_part(self, choice, chunks, **options)
+
+    monkeypatch.setattr(_fetch._Reading, "_run_part", note)
+    ref = store.ref(RefTarget(run_id="run", step=1).key)
+    assert ref is not None
+    store.read_tensors(store.manifest(ref), way="pread")
+
+    assert again == []
