@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         encode_best,
         estimate_share,
         guess_itemsize,
+        samples_alike,
         typesize_of,
     )
     from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec, compiled_encoder
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "_choose": (
         "CODECS can_shuffle choose_codings choose_transform codec_numbered encode_best estimate_share "
-        "guess_itemsize typesize_of"
+        "guess_itemsize samples_alike typesize_of"
     ),
     "_codec": "MOST_OVERHEAD_BYTES RAW Codec compiled_encoder",
     "_delta": "DECAYED_BYTES DELTA Transform",

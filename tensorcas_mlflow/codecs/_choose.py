@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs._codec import RAW, Codec, compiled_encoder
 from tensorcas_mlflow.codecs._delta import DELTA, Transform, fit_decay
-from tensorcas_mlflow.codecs._planes import PLANES, PlaneCoding, codings_for
+from tensorcas_mlflow.codecs._planes import PLANES, Alike, PlaneCoding, codings_for, note_sample
 from tensorcas_mlflow.codecs._words import UNIT_WORDS, WORDS, stretches_of, subtract, words_in
 from tensorcas_mlflow.codecs._zstd import MAX_RECORD_BYTES, SHUFFLE_ZSTD, SMALL_BYTES, ZSTD
 from tensorcas_mlflow.errors import FormatError
@@ -66,12 +66,13 @@ def can_shuffle(n_bytes: int, itemsize: int) -> bool:
     return 1 < itemsize <= MAX_RECORD_BYTES and n_bytes >= max(_LEAST_SHUFFLED_BYTES, 8 * itemsize)
 
 
-def encode_best(raw: Buffer, itemsize: int) -> tuple[Codec, int, Buffer]:
+def encode_best(raw: Buffer, itemsize: int, alike: Sequence[Alike] | None = None) -> tuple[Codec, int, Buffer]:
     """Encode one chunk with the codec that fits its elements, or leave it raw where that gains less than 3 %.
 
     Args:
         raw: The chunk.
         itemsize: Size of one element; 1 for text and skeletons.
+        alike: The planes of samples of its group, for a small chunk encoded in Python.
 
     Returns:
         The codec, the element size for the pack's table, and the payload.
@@ -83,7 +84,7 @@ def encode_best(raw: Buffer, itemsize: int) -> tuple[Codec, int, Buffer]:
     if len(raw) < 32:
         return RAW, 1, raw
     codec = _codec_for(raw, itemsize)
-    stored = codec.encode(raw, itemsize)
+    stored = PLANES.encode_alike(raw, itemsize, alike) if codec is PLANES and alike else codec.encode(raw, itemsize)
     if codec is PLANES and itemsize >= _MIXED_ITEMSIZE and len(raw) <= SMALL_BYTES:
         plain = ZSTD.encode(raw, itemsize)
         if len(plain) < len(stored):
@@ -91,6 +92,19 @@ def encode_best(raw: Buffer, itemsize: int) -> tuple[Codec, int, Buffer]:
     if len(stored) > LEAST_GAIN * len(raw):
         return RAW, 1, raw
     return codec, typesize_of(itemsize), stored
+
+
+def samples_alike(samples: Iterable[tuple[Buffer, int]]) -> Mapping[int, Sequence[Alike]]:
+    """Try the codings of all planes on samples of small chunks, given with the sizes of their elements.
+
+    Returns:
+        For each size of words the planes of its samples.
+    """
+    alike: dict[int, list[Alike]] = {}
+    for raw, itemsize in samples:
+        if itemsize in WORDS and can_shuffle(len(raw), itemsize):
+            note_sample(alike.setdefault(itemsize, [Alike() for _ in range(itemsize)]), raw, itemsize)
+    return alike
 
 
 def _codec_for(raw: Buffer, itemsize: int) -> Codec:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -27,6 +28,11 @@ _LEVELS = (1, 9)
 SAMPLE_WORDS = 4096
 FEW_WORDS = 2 * SAMPLE_WORDS
 """For so many words or fewer, both codings are tried on all of them instead of on a sample."""
+
+
+_NOISE = 166, 346
+"""Bounds of 256 times the number of equal pairs in noise, less the square of the length, in lengths: four standard
+deviations around the mean."""
 
 
 class PlaneCoding(IntEnum):
@@ -77,6 +83,19 @@ class _Planes(Codec):
         if codings is None and len(words) > FEW_WORDS:
             codings = codings_for(words)
         return b"".join([*encode_planes(split(words), codings, effort), tail])
+
+    def encode_alike(self, raw: Buffer, itemsize: int, alike: Sequence[Alike]) -> bytes:
+        """Encode a small chunk of words of 2, 4 or 8 bytes like the samples of its group, as the compiled core does.
+
+        Args:
+            raw: The chunk.
+            itemsize: Size of its elements.
+            alike: Each plane of the samples.
+        """
+        words, tail = words_in(np.frombuffer(raw, np.uint8), itemsize)
+        planes = split(words)
+        parts = [_encode_alike(plane, each) for plane, each in zip(planes, alike, strict=True)]
+        return b"".join([struct.pack(f"<B{itemsize}I", itemsize, *map(len, parts)), *parts, tail])
 
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
         stored = memoryview(stored)
@@ -149,6 +168,48 @@ def codings_for(words: Any) -> list[PlaneCoding]:
     return chosen
 
 
+@dataclass(slots=True)
+class Alike:
+    """One plane of some sampled chunks. Chunks of the same group need no trials that the samples show to be useless."""
+
+    is_kept: bool = True
+    """Whether no sample's plane became smaller."""
+    least: float = 2
+    most: float = 0
+    """Shares of their sizes that frames without matches take, a tenth wider; none if matches made one smaller."""
+
+    def note(self, plane: Any) -> None:
+        """Try the codings of a sample's plane."""
+        entropy = len(CONTEXTS.entropy().compress(plane))
+        if entropy >= _LEAST_GAIN * len(plane):
+            return
+        self.is_kept = False
+        share = entropy / len(plane)
+        if len(CONTEXTS.level(1).compress(plane)) < entropy:
+            self.least, self.most = 2, -1
+        if self.most >= 0:
+            self.least, self.most = min(self.least, share * 0.9), max(self.most, share * 1.1)
+
+
+def note_sample(alike: Sequence[Alike], raw: Buffer, itemsize: int) -> None:
+    """Note a sample's planes, each in its place."""
+    words, _ = words_in(np.frombuffer(raw, np.uint8), itemsize)
+    for mine, plane in zip(alike, split(words), strict=True):
+        mine.note(plane)
+
+
+def is_noise(plane: Any) -> bool:
+    """Tell whether the bytes of a plane are as different as those of noise, which no coding makes smaller.
+
+    Chance makes some pairs of bytes equal. Fewer pairs are equal in a ramp of indices, and more in bytes that repeat or
+    have a code. Counting takes less time than a trial.
+    """
+    n = len(plane)
+    counts = np.bincount(np.frombuffer(plane, np.uint8), minlength=256)
+    least, most = _NOISE
+    return least * n <= 256 * int(np.dot(counts, counts)) - n * n <= most * n
+
+
 def encode_planes(planes: Sequence[Any], codings: Sequence[PlaneCoding] | None, effort: Effort) -> list[Buffer]:
     """Encode planes; with no codings given, try all on each plane.
 
@@ -177,6 +238,16 @@ def _encode_plane(plane: Any, coding: PlaneCoding | None, effort: Effort) -> Buf
     else:
         frame = CONTEXTS.level(1).compress(plane)
     return frame if len(frame) < _LEAST_GAIN * len(plane) else plane
+
+
+def _encode_alike(plane: Any, alike: Alike) -> Buffer:
+    """Encode one plane like those of the samples, without the trials they show to be useless."""
+    if alike.is_kept and is_noise(plane):
+        return plane
+    frame = CONTEXTS.entropy().compress(plane)
+    if alike.least * len(plane) <= len(frame) <= alike.most * len(plane) and len(frame) < _LEAST_GAIN * len(plane):
+        return frame
+    return _encode_plane(plane, None, Effort.BALANCED)
 
 
 PLANES = _Planes()

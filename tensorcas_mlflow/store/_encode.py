@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each
-from tensorcas_mlflow.codecs import RAW, Codec, Effort, compiled_encoder, encode_best
+from tensorcas_mlflow.codecs import RAW, Codec, Effort, compiled_encoder, encode_best, samples_alike
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, Base, Entries, PayloadGroup, is_delta
 from tensorcas_mlflow.store._bases import MAX_DEPTH, BasePlan
@@ -444,20 +444,26 @@ def _encoded(
         data: The chunks.
         itemsizes: Size of an element of each.
         is_candidate: Flags of the chunks to encode; the others stay raw.
-        is_sampled: Flags of the small ones: if there are many and a sample gains little, all of them stay raw.
+        is_sampled: Flags of the small ones: if there are many and a sample gains little, all of them stay raw;
+            otherwise the samples show which codings to try on the others.
         recipes: See `Recipes.of`.
     """
     out: list[_Encoded] = [(RAW, 1, raw) for raw in data]
     small = np.flatnonzero(is_sampled)
+    alike: Mapping[int, Any] = {}
     if len(small) > _SAMPLED:
         samples = small[::_SAMPLED].tolist()
         n_stored = sum([len(encode_best(data[at], int(itemsizes[at]))[2]) for at in samples])
         if n_stored > (1 - _LEAST_GAIN) * sum([len(data[at]) for at in samples]):
             is_candidate = is_candidate & ~is_sampled
+        else:
+            alike = samples_alike((data[at], int(itemsizes[at])) for at in samples)
     for at in np.flatnonzero(is_candidate).tolist():
         recipe = recipes[at]
         if recipe is None:
-            out[at] = encode_best(data[at], int(itemsizes[at]))
+            out[at] = encode_best(
+                data[at], int(itemsizes[at]), alike.get(int(itemsizes[at])) if is_sampled[at] else None
+            )
         else:
             out[at] = encode_chosen(data[at], recipe.choice, recipe.base)
     return out

@@ -242,6 +242,50 @@ def test_many_small_chunks_are_sampled_as_python_samples_them(content: str, n_ch
     assert (groups[0].entries["offset"] == expected[0].entries["offset"]).all()
 
 
+def small_chunks(kind: str) -> list[bytes]:
+    noise = np.random.default_rng(7)
+    odd = [bytes(4096), np.arange(1024, dtype=np.int32).tobytes(), np.tile(WEIGHTS[:128], 8).tobytes()]
+    makers: dict[str, Any] = {
+        "floats": lambda at: noise.standard_normal(1024).astype(np.float32).tobytes(),
+        "halves": lambda at: CONTENTS["halves"][4096 * (at % 30) :][:4096],
+        "doubles of few values": lambda at: noise.integers(0, 9, 512).astype(np.float64).tobytes(),
+        "zeros, indices and repeats": lambda at: odd[at % 3],
+        "rectified": lambda at: np.maximum(noise.standard_normal(1024), 0).astype(np.float32).tobytes(),
+    }
+    if kind == "floats, and a few others":
+        return [odd[at % 3] if at % 32 in (5, 9) else makers["floats"](at) for at in range(200)]
+    return [makers[kind](at) for at in range(200)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "floats",
+        "halves",
+        "doubles of few values",
+        "zeros, indices and repeats",
+        "rectified",
+        "floats, and a few others",
+    ],
+)
+def test_small_chunks_like_their_samples_take_as_little_room_as_chunks_alone(kind: str) -> None:
+    data = small_chunks(kind)
+    itemsize = {"halves": 2, "doubles of few values": 8}.get(kind, 4)
+    pieces = pieces_of(data, itemsize, [True] * len(data))
+
+    groups = encoded(pieces, [None] * len(data), Policy.BALANCED, is_live=True)
+
+    alone = sum(len(encode_best(raw, itemsize)[2]) for raw in data)
+    with in_python():
+        expected = encoded(pieces, [None] * len(data), Policy.BALANCED, is_live=True)
+    check(groups, data, [None] * len(data))
+    assert [group.entries.tobytes() for group in groups] == [group.entries.tobytes() for group in expected]
+    assert b"".join(bytes(part) for group in groups for part in group.parts) == b"".join(
+        bytes(part) for group in expected for part in group.parts
+    )
+    assert sum(group.n_bytes for group in groups) <= 1.005 * alone
+
+
 @pytest.mark.parametrize("policy", Policy)
 def test_a_chunk_that_does_not_hash_to_its_digest_is_refused(policy: Policy) -> None:
     data = [CONTENTS["weights"][:50_000], CONTENTS["noise"][:50_000]]

@@ -41,6 +41,8 @@ enum {
     MOST_GROUPS = 15,
     PLANE_SAMPLE_WORDS = 4096,
     FEW_WORDS = 2 * PLANE_SAMPLE_WORDS,
+    NOISE_AT_LEAST = 166,
+    NOISE_AT_MOST = 346,
     SHARE_SAMPLE_WORDS = 2048,
     N_STRETCHES = 4,
     LEAST_ENCODED_BYTES = 32,
@@ -317,8 +319,30 @@ static void choose_codings(Worker *worker, const uint8_t *words, const uint8_t *
     }
 }
 
+/* Tell whether the bytes of a plane are as different as those of noise: about as many pairs are equal as chance makes equal.
+ * Fewer pairs are equal in a ramp of indices, and more in bytes that repeat or have a code; `codecs._planes.is_noise`. */
+static int is_noise(const uint8_t *plane, size_t length) {
+    uint32_t counts[4][256] = {{0}};
+    uint64_t n = length, equal = 0;
+    for (size_t at = 0; at < length; at++)
+        counts[at % 4][plane[at]]++;
+    for (size_t value = 0; value < 256; value++) {
+        uint64_t count = (uint64_t)counts[0][value] + counts[1][value] + counts[2][value] + counts[3][value];
+        equal += count * count;
+    }
+    return 256 * equal >= n * n + NOISE_AT_LEAST * n && 256 * equal <= n * n + NOISE_AT_MOST * n;
+}
+
+/* One plane of the sampled small chunks of a group: other chunks of the group need no trials that these show to be useless;
+ * `codecs._planes.Alike`. */
+typedef struct {
+    int is_kept;        /* no sample's plane became smaller */
+    double least, most; /* shares of their sizes that frames without matches take, a tenth wider; none if matches helped */
+} Alike;
+
 /* Compress one plane in the given coding; return the size of the frame at *frame, or NOT_SMALLER to keep the plane. */
-static size_t compress_plane(Worker *worker, const uint8_t *plane, size_t length, int coding, int effort, uint8_t **frame) {
+static size_t compress_plane(Worker *worker, const uint8_t *plane, size_t length, int coding, int effort, const Alike *alike,
+                             uint8_t **frame) {
     if (coding == KEEP || length == 0)
         return NOT_SMALLER;
     /* With less room Zstandard may fail, though the frame would fit. */
@@ -334,7 +358,11 @@ static size_t compress_plane(Worker *worker, const uint8_t *plane, size_t length
     else if (coding == MATCH)
         ways[0] = 1;
     size_t least = NOT_SMALLER;
+    if (alike != NULL && alike->is_kept && is_noise(plane, length))
+        return NOT_SMALLER;
     for (int way = 0; way < n_ways; way++) {
+        if (way == 1 && alike != NULL && (double)least >= alike->least * (double)length && (double)least <= alike->most * (double)length)
+            break; /* no sample of such a size had matches */
         size_t size = compress(worker, ways[way], other, room, plane, length);
         if (size != NOT_SMALLER && size < least) {
             uint8_t *swapped = best;
@@ -353,14 +381,15 @@ static size_t compress_plane(Worker *worker, const uint8_t *plane, size_t length
  * The planes may lie in `out`, each at its place behind the header or further on: no plane is overwritten before it is
  * encoded. `codings` may be NULL to try all on each plane. */
 static size_t put_planes(Worker *worker, const uint8_t *planes, size_t stride, size_t length, size_t width,
-                         const uint8_t *codings, int effort, uint8_t *out) {
+                         const uint8_t *codings, int effort, const Alike *alike, uint8_t *out) {
     size_t at = 1 + 4 * width;
     uint8_t head[1 + 4 * MOST_PLANES];
     head[0] = (uint8_t)width;
     for (size_t place = 0; place < width; place++) {
         const uint8_t *plane = planes + place * stride;
         uint8_t *frame = NULL;
-        size_t size = compress_plane(worker, plane, length, codings == NULL ? -1 : codings[place], effort, &frame);
+        size_t size = compress_plane(worker, plane, length, codings == NULL ? -1 : codings[place], effort,
+                                     alike == NULL ? NULL : alike + place, &frame);
         if (size == NOT_SMALLER) {
             size = length;
             if (out + at != plane)
@@ -376,7 +405,7 @@ static size_t put_planes(Worker *worker, const uint8_t *planes, size_t stride, s
 
 /* Encode a chunk as planes; return the size of the payload. */
 static size_t encode_planes(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, const uint8_t *codings,
-                            int effort, uint8_t *out) {
+                            int effort, const Alike *alike, uint8_t *out) {
     size_t width = is_word(itemsize) ? itemsize : 1, n_words = n_bytes / width, head = 1 + 4 * width;
     uint8_t chosen[MOST_PLANES];
     if (codings == NULL && n_words > FEW_WORDS) {
@@ -384,7 +413,7 @@ static size_t encode_planes(Worker *worker, const uint8_t *raw, size_t n_bytes, 
         codings = chosen;
     }
     tc_split(raw, n_words, width, NULL, NULL, 1, 1, out + head);
-    size_t size = put_planes(worker, out + head, n_words, n_words, width, codings, effort, out);
+    size_t size = put_planes(worker, out + head, n_words, n_words, width, codings, effort, alike, out);
     memcpy(out + size, raw + n_words * width, n_bytes - n_words * width);
     return size + n_bytes - n_words * width;
 }
@@ -475,7 +504,8 @@ typedef struct {
 static Encoded as_raw(void) { return (Encoded){RAW, 1, 0}; }
 
 /* Encode a chunk with the codec that fits its elements; see `codecs.encode_best`. */
-static Encoded encode_best(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, uint8_t *out) {
+static Encoded encode_best(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, const Alike *alike,
+                           uint8_t *out) {
     if (n_bytes < LEAST_ENCODED_BYTES)
         return as_raw();
     uint8_t codec = WHOLE;
@@ -490,7 +520,7 @@ static Encoded encode_best(Worker *worker, const uint8_t *raw, size_t n_bytes, s
     }
     size_t size;
     if (codec == PLANES) {
-        size = encode_planes(worker, raw, n_bytes, itemsize, NULL, 1, out);
+        size = encode_planes(worker, raw, n_bytes, itemsize, NULL, 1, alike, out);
         if (itemsize >= MIXED_ITEMSIZE && n_bytes <= SMALL_CHUNK_BYTES) {
             size_t room = n_bytes + OVERHEAD_BYTES, plain = NOT_SMALLER;
             uint8_t *other = area_of(worker, AREA_OTHER, room);
@@ -697,7 +727,7 @@ static size_t encode_delta(Worker *worker, const uint8_t *raw, size_t n_bytes, s
         uint8_t *sizes = out + at + n_groups - 1;
         at += n_groups - 1 + 4 * n_groups;
         for (size_t group = 0; group < n_groups; group++) {
-            size_t size = put_planes(worker, planes + begin, n_words, lengths[group], width, codings, effort, out + at);
+            size_t size = put_planes(worker, planes + begin, n_words, lengths[group], width, codings, effort, NULL, out + at);
             put_u32(sizes + 4 * group, size);
             at += size;
             begin += lengths[group];
@@ -705,7 +735,7 @@ static size_t encode_delta(Worker *worker, const uint8_t *raw, size_t n_bytes, s
     } else {
         uint8_t *planes = out + at + 1 + 4 * width;
         tc_split(raw, n_words, width, base, NULL, 1, 1, planes);
-        at += put_planes(worker, planes, n_words, n_words, width, codings, effort, out + at);
+        at += put_planes(worker, planes, n_words, n_words, width, codings, effort, NULL, out + at);
     }
     memcpy(out + at, raw + n_words * width, n_tail);
     return at + n_tail;
@@ -772,13 +802,13 @@ static int is_sound(const Recipe *recipe) {
 
 static Encoded encode_plain(Worker *worker, const Recipe *recipe, const uint8_t *raw, size_t n_bytes, uint8_t *out) {
     if (!recipe->has_codings)
-        return encode_best(worker, raw, n_bytes, recipe->itemsize, out);
+        return encode_best(worker, raw, n_bytes, recipe->itemsize, NULL, out);
     size_t n_kept = 0;
     for (size_t place = 0; place < recipe->itemsize; place++)
         n_kept += recipe->codings[place] == KEEP;
     if (n_kept == recipe->itemsize)
         return as_raw();
-    size_t size = encode_planes(worker, raw, n_bytes, recipe->itemsize, recipe->codings, recipe->effort, out);
+    size_t size = encode_planes(worker, raw, n_bytes, recipe->itemsize, recipe->codings, recipe->effort, NULL, out);
     if ((double)size > CLEARLY_SMALLER * (double)n_bytes)
         return as_raw();
     return (Encoded){PLANES, (uint8_t)recipe->itemsize, size};
@@ -841,8 +871,55 @@ typedef struct {
     Py_ssize_t changed;                     /* a chunk with other bytes than its digest's; -1 for none */
 } Group;
 
+/* What the sampled small chunks of a group have in common, for each size of words. */
+typedef struct {
+    int n_samples[4];
+    Alike planes[4][MOST_PLANES];
+} AllAlike;
+
+static void begin_samples(AllAlike *alike) {
+    memset(alike, 0, sizeof *alike);
+    for (int size = 0; size < 4; size++)
+        for (int place = 0; place < MOST_PLANES; place++)
+            alike->planes[size][place] = (Alike){1, 2, 0};
+}
+
+static const Alike *alike_of(const AllAlike *alike, size_t itemsize) {
+    return is_word(itemsize) && alike->n_samples[log2_of(itemsize)] ? alike->planes[log2_of(itemsize)] : NULL;
+}
+
+/* Try the codings of a sample's planes; `codecs._planes.alike_of`. */
+static void note_sample(Worker *worker, AllAlike *alike, const uint8_t *raw, size_t n_bytes, size_t itemsize, uint8_t *planes) {
+    if (itemsize == 1 || !is_word(itemsize) || n_bytes < LEAST_SHUFFLED_BYTES)
+        return;
+    size_t n_words = n_bytes / itemsize;
+    uint8_t *frame = area_of(worker, AREA_FRAME, ZSTD_compressBound(n_words));
+    if (frame == NULL)
+        return;
+    alike->n_samples[log2_of(itemsize)]++;
+    tc_split(raw, n_words, itemsize, NULL, NULL, 1, 1, planes);
+    for (size_t place = 0; place < itemsize; place++) {
+        Alike *mine = &alike->planes[log2_of(itemsize)][place];
+        const uint8_t *plane = planes + place * n_words;
+        size_t entropy = compress(worker, FAST_ENTROPY, frame, ZSTD_compressBound(n_words), plane, n_words);
+        if (entropy == NOT_SMALLER || (double)entropy >= LEAST_PLANE_GAIN * (double)n_words)
+            continue;
+        mine->is_kept = 0;
+        size_t match = compress(worker, 1, frame, ZSTD_compressBound(n_words), plane, n_words);
+        double share = (double)entropy / (double)n_words;
+        if (match < entropy) /* from now on both are tried on every chunk */
+            mine->least = 2, mine->most = -1;
+        if (mine->most < 0)
+            continue;
+        if (share * 0.9 < mine->least)
+            mine->least = share * 0.9;
+        if (share * 1.1 > mine->most)
+            mine->most = share * 1.1;
+    }
+}
+
 /* Tell whether the small chunks, judged by some of them, gain too little to be encoded one by one. */
-static int are_small_ones_raw(Worker *worker, const Group *group) {
+static int are_small_ones_raw(Worker *worker, const Group *group, AllAlike *alike) {
     size_t n_small = 0, n_raw = 0, n_stored = 0;
     for (size_t at = 0; at < group->n_chunks; at++)
         n_small += group->may_be_sampled[at];
@@ -855,7 +932,8 @@ static int are_small_ones_raw(Worker *worker, const Group *group) {
             if (copy == NULL)
                 return 1;
             memcpy(copy, group->data[at], group->sizes[at]);
-            Encoded made = encode_best(worker, copy, group->sizes[at], group->itemsizes[at], group->out);
+            note_sample(worker, alike, copy, group->sizes[at], group->itemsizes[at], group->out);
+            Encoded made = encode_best(worker, copy, group->sizes[at], group->itemsizes[at], NULL, group->out);
             n_raw += group->sizes[at];
             n_stored += made.codec == RAW ? group->sizes[at] : made.size;
         }
@@ -863,7 +941,9 @@ static int are_small_ones_raw(Worker *worker, const Group *group) {
 }
 
 static void encode_chunks(Worker *worker, Group *group) {
-    int small_ones_raw = are_small_ones_raw(worker, group), is_after_first = 0;
+    AllAlike alike;
+    begin_samples(&alike);
+    int small_ones_raw = are_small_ones_raw(worker, group, &alike), is_after_first = 0;
     size_t at = 0, origin = 0;
     if (worker->has_failed)
         return;
@@ -891,7 +971,8 @@ static void encode_chunks(Worker *worker, Group *group) {
         if (how >= 0)
             made = encode_chosen(worker, &group->recipes[how], raw, n_bytes, group->bases[number], out);
         else if (how == BY_ELEMENTS)
-            made = encode_best(worker, raw, n_bytes, group->itemsizes[number], out);
+            made = encode_best(worker, raw, n_bytes, group->itemsizes[number],
+                               group->may_be_sampled[number] ? alike_of(&alike, group->itemsizes[number]) : NULL, out);
         if (worker->has_failed)
             return;
         if (made.codec == RAW) {
@@ -1098,7 +1179,7 @@ static PyObject *py_encode_best(PyObject *module, PyObject *args) {
         return NULL;
     if (begin_call(&call, itemsize)) {
         Py_BEGIN_ALLOW_THREADS;
-        made = encode_best(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)itemsize, call.out);
+        made = encode_best(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)itemsize, NULL, call.out);
         Py_END_ALLOW_THREADS;
         payload = made.codec == RAW && !call.worker->has_failed ? Py_NewRef(Py_None) : payload_of(&call, made.size);
         if (payload != NULL)
@@ -1146,7 +1227,7 @@ static PyObject *py_encode_planes(PyObject *module, PyObject *args) {
     if (begin_call(&call, itemsize)) {
         Py_BEGIN_ALLOW_THREADS;
         size = encode_planes(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)itemsize, call.codings.buf, effort,
-                             call.out);
+                             NULL, call.out);
         Py_END_ALLOW_THREADS;
         result = payload_of(&call, size);
     }
