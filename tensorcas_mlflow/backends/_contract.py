@@ -17,9 +17,11 @@ Token = str
 removed and created again, the token may come back, unless the backend is remote; so keys used with tokens, or their
 blobs, are random."""
 
-_SEGMENT_PATTERN = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9._=@%~-]{1,200}"
-_SEGMENT = re.compile(_SEGMENT_PATTERN)
-_KEY = re.compile(f"{_SEGMENT_PATTERN}(?:/{_SEGMENT_PATTERN})*")
+_SEGMENT = r"[A-Za-z0-9._=@%~-]{1,200}"
+is_listed_segment = re.compile(_SEGMENT).fullmatch
+"""Matches a name in a listing if it is a segment of a key; no listing has the names `.` and `..`."""
+_NAMED = rf"(?!\.{{1,2}}(?:/|\Z)){_SEGMENT}"
+_is_key = re.compile(rf"{_NAMED}(?:/{_NAMED})*").fullmatch
 
 
 def check_key(key: str) -> str:
@@ -28,14 +30,14 @@ def check_key(key: str) -> str:
     Raises:
         ValueError: It is not a key.
     """
-    if _KEY.fullmatch(key) is None:
+    if _is_key(key) is None:
         raise ValueError(f"not a key: {key[:200]!r}")
     return key
 
 
 def is_segment(name: str) -> bool:
     """Tell whether a name is a valid segment of a key."""
-    return _SEGMENT.fullmatch(name) is not None
+    return name not in (".", "..") and is_listed_segment(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

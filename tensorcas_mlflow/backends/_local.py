@@ -11,9 +11,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cache, partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key, is_segment
+from tensorcas_mlflow.backends._contract import (
+    Backend,
+    BlobInfo,
+    Children,
+    Token,
+    check_key,
+    is_listed_segment,
+    is_segment,
+)
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._root import UPLOADING
 from tensorcas_mlflow.base import threads
@@ -370,7 +379,7 @@ class LocalBackend(Backend):
         while folders:
             folder = folders.pop()
             blobs, names = self._list_folder(folder)
-            yield from (info for info in blobs if after is None or info.key > after)
+            yield from blobs if after is None else [info for info in blobs if info.key > after]
             folders.extend(f"{folder}/{name}" for name in names)
 
     def list_dir(self, prefix: str) -> Children:
@@ -387,7 +396,7 @@ class LocalBackend(Backend):
             except (FileNotFoundError, NotADirectoryError):
                 return [], []
             for entry in entries:
-                if not is_segment(entry.name):
+                if is_listed_segment(entry.name) is None:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     names.append(entry.name)
@@ -398,7 +407,7 @@ class LocalBackend(Backend):
                 ):
                     with contextlib.suppress(FileNotFoundError):
                         blobs.append(_info(f"{prefix}/{entry.name}", entry.stat(follow_symlinks=False)))
-        return sorted(blobs, key=lambda info: info.key), sorted(names)
+        return sorted(blobs, key=operator.attrgetter("key")), sorted(names)
 
     def paths(self) -> Iterator[str]:
         with _translated("list", "."):
@@ -557,12 +566,26 @@ def _info(key: str, found: os.stat_result) -> BlobInfo:
     )
 
 
-@contextlib.contextmanager
-def _translated(action: str, key: str) -> Iterator[None]:
-    try:
-        yield
-    except IsADirectoryError:
-        raise CorruptError(key, "it is a folder") from None
-    except OSError as error:
-        kind = StarvedError if error.errno in _STARVED else BackendError
-        raise kind(action, key, f"{type(error).__name__}: {error}") from error
+class _translated:  # noqa: N801 -- used like contextlib.suppress
+    """Translation of errors of the system, for a ``with`` statement.
+
+    A generator would take twice the calls, and every access to the storage has at least one of these.
+    """
+
+    __slots__ = ("_action", "_key")
+
+    def __init__(self, action: str, key: str) -> None:
+        self._action = action
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, IsADirectoryError):
+            raise CorruptError(self._key, "it is a folder") from None
+        if isinstance(error, OSError):
+            translated = StarvedError if error.errno in _STARVED else BackendError
+            raise translated(self._action, self._key, f"{type(error).__name__}: {error}") from error

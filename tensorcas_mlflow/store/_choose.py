@@ -45,12 +45,16 @@ class Policy(Enum):
         Raises:
             ValueError: No policy has this name.
         """
-        name = given.value if isinstance(given, Policy) else given or config.policy()
-        for policy in cls:
-            if policy.value == name:
-                return policy
-        raise ValueError(f"a policy is {', '.join(policy.value for policy in cls)}, not {name!r}")
+        if isinstance(given, Policy):
+            return given
+        name = given or config.policy()
+        policy = _POLICIES.get(name)
+        if policy is None:
+            raise ValueError(f"a policy is {', '.join(_POLICIES)}, not {name!r}")
+        return policy
 
+
+_POLICIES = {policy.value: policy for policy in Policy}
 
 LEAST_DELTA_BYTES = 4096
 """A smaller chunk is not stored as a delta: reading its base costs more than the saved space is worth."""
