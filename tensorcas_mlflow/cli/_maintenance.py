@@ -226,7 +226,7 @@ def optimize(options: Namespace) -> int:
     if not is_json(options):
         say(str(plan))
         if for_restore:
-            say(f"{len(plan.shallow_labels)} of them will be restored with at most one delta a chunk")
+            say(f"checkpoints to restore with at most one delta a chunk: {len(plan.shallow_labels)}")
         if not plan.gc.is_empty:
             say(f"to collect at once: {plan.gc}")
     report: OptimizeReport | None = None

@@ -248,6 +248,8 @@ def plan_optimize(
         inventory.digests[needed],
         shallow=inventory.digests[needed & inventory.chunks_of({ref.manifest for ref in shallow})],
     )
+    if shallow and done_chunks.wasteful:  # a copy there is worth less than one elsewhere
+        gc = plan_gc(store, prefer=done_chunks.optimized_packs(), avoid=done_chunks.wasteful)
     todo = needed & ~done_chunks.are_done(inventory.digests)
     unfinished = _manifests_with(inventory, todo)
     n_bytes, n_stored_bytes = done_chunks.sizes_of(inventory.digests[todo])

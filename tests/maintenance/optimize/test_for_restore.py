@@ -12,12 +12,14 @@ import pytest
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import CheckpointNotFoundError
 from tensorcas_mlflow.layout import Ref, RefTarget
-from tensorcas_mlflow.maintenance import OptimizeReport, plan_optimize, verify
+from tensorcas_mlflow.maintenance import OptimizeReport, _optimize, _optimize_encode, plan_optimize, verify
 from tensorcas_mlflow.maintenance._optimize import restored_fast
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store.protocol import declare
 from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
 from tests.maintenance.optimize.test_beside_others import CHANGES, When, copy_of
 from tests.maintenance.optimize.trainings import (
+    CHUNK_BYTES,
     collect,
     drop,
     is_done,
@@ -206,3 +208,25 @@ def test_model_is_pinned_by_its_id_and_a_file_by_its_path() -> None:
     found = restored_fast([*models, file], ["m-0", "notes/a.bin"])
 
     assert [ref.key for ref in found] == ["refs/0", "refs/2", "refs/file"]
+
+
+def test_deep_copies_that_a_save_under_way_keeps_go_with_the_next_optimization(
+    optimized: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = copy_of(optimized)
+    monkeypatch.setattr(_optimize, "TARGET_BYTES", 4 * CHUNK_BYTES)  # packs lighter than the one with the deep copies
+    monkeypatch.setattr(_optimize_encode, "BLOCK_BYTES", 8 * CHUNK_BYTES)
+    packs = set(tables(store.backend))
+    intent = declare(store.backend, f"{'0' * 64}.{'1' * 8}", np.empty((0, 32), np.uint8), packs)
+    for_restore(store.backend)
+    assert packs <= set(tables(store.backend))
+    assert max(depths(store, LAST)) > 1
+    store.backend.withdraw(*intent)
+
+    plan = plan_optimize(Store.open_backend(store.backend), for_restore=True)
+    plan.execute()
+
+    assert set(plan.gc.packs) == packs
+    assert max(depths(store, LAST)) <= 1
+    assert all(loads(store, step) for step in range(LAST + 1))
+    assert plan_optimize(Store.open_backend(store.backend), for_restore=True).is_empty
