@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,8 @@ from tensorcas_mlflow.maintenance._optimize import restored_fast
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import declare
 from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
-from tests.maintenance.optimize.test_beside_others import CHANGES, When, copy_of
+from tests.maintenance.optimize import test_beside_others
+from tests.maintenance.optimize.test_beside_others import ACTS, CHANGES, When, act_between, copy_of, n_calls
 from tests.maintenance.optimize.trainings import (
     CHUNK_BYTES,
     collect,
@@ -230,3 +231,32 @@ def test_deep_copies_that_a_save_under_way_keeps_go_with_the_next_optimization(
     assert max(depths(store, LAST)) <= 1
     assert all(loads(store, step) for step in range(LAST + 1))
     assert plan_optimize(Store.open_backend(store.backend), for_restore=True).is_empty
+
+
+@pytest.fixture
+def acted_on(optimized: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """An optimized store of steps 0 to 3, for `act_between` with an optimization for restore."""
+    monkeypatch.setattr(test_beside_others, "attempt", for_restore)
+    store = copy_of(optimized)
+    for step in range(4, LAST + 1):
+        drop(store, step)
+    assert max(depths(store, 3)) > 1
+    return store
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_optimization_for_restore_loses_nothing_whatever_others_do_meanwhile(
+    acted_on: Store, act: Callable[[Store], None]
+) -> None:
+    n = n_calls(acted_on)
+    for nth in range(ACTS.index(act), n, n // 5):
+        act_between(acted_on, nth, act)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("act", ACTS)
+def test_work_of_others_between_any_two_calls_of_an_optimization_for_restore_loses_nothing(
+    acted_on: Store, act: Callable[[Store], None]
+) -> None:
+    for nth in range(n_calls(acted_on)):
+        act_between(acted_on, nth, act)
