@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 LEAST_BYTES = 1 << 20
 """Smaller models are read into new memory: two plans take longer than a copy."""
-_LEAST_ROW_BYTES = 4096
+LEAST_ROW_BYTES = 4096
+"""Smaller rows are read into new memory."""
 _ALIGNMENT = 64
 
 
@@ -131,7 +132,7 @@ def _live_tensors(
     late = [
         name
         for name, n_bytes in sizes.items()
-        if n_bytes >= _LEAST_ROW_BYTES
+        if n_bytes >= LEAST_ROW_BYTES
         and stored[name].dtype not in (None, "uint8")  # the states of generators are uint8
         and layout.kinds.get(name) not in (ARRAY, NUMBERS)
         and (name in first_of or name not in in_storages)

@@ -7,7 +7,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
+from tensorcas_flavors.pytorch import PyTorchAdapter, _in_place
 from tensorcas_mlflow.adapter import Array, NotFilled
 from tensorcas_mlflow.base.tensors import Spec
 from tests.flavors.pytorch.models import ADAPTER, stored
@@ -48,6 +50,27 @@ class Checkpoint:
 
     def fill(self, model: Any, **options: Any) -> NotFilled:
         return ADAPTER.fill_weights(model, self.specs, self.read, **options)
+
+
+def read_into_live_tensors(monkeypatch: pytest.MonkeyPatch) -> list[Checkpoint]:
+    """Let `reconstruct` with an original call `Adapter.fill`, for rows of any size.
+
+    Returns:
+        The checkpoint of each call.
+    """
+    monkeypatch.setattr(_in_place, "LEAST_BYTES", 0)
+    monkeypatch.setattr(_in_place, "LEAST_ROW_BYTES", 1)
+    made: list[Checkpoint] = []
+    rebuild = PyTorchAdapter.reconstruct
+
+    def reconstruct(self: PyTorchAdapter, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
+        if original is None:
+            return rebuild(self, tensors, **options)
+        made.append(Checkpoint(tensors))
+        return self.fill(original, made[-1].specs, made[-1].read, check=list, **options)
+
+    monkeypatch.setattr(PyTorchAdapter, "reconstruct", reconstruct)
+    return made
 
 
 def read_only(array: Array) -> Array:

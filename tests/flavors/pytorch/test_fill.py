@@ -16,6 +16,7 @@ from torch import nn
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.errors import AdapterError
+from tests.flavors.pytorch.checkpoints import read_into_live_tensors
 from tests.flavors.pytorch.models import ADAPTER, Holder, Tied, perceptron, raw, same, shares_storage, stored
 from tests.flavors.pytorch.states import (
     OPTIMIZERS,
@@ -48,6 +49,13 @@ class Bomb:
 @pytest.fixture(params=AS_STORED.values(), ids=AS_STORED)
 def store_as(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True, params=["new memory", "live memory"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill from rows in memory, and with rows read straight into the live tensors that take them."""
+    if request.param == "live memory":
+        read_into_live_tensors(monkeypatch)
 
 
 class TestStates:
