@@ -42,9 +42,10 @@ def load_checkpoint(
         step: A step of the run; by default the highest.
         name: The series of checkpoints.
         into: A live state of the same structure to fill in place, without unpickling. In ``{"model": model,
-            "optimizer": optimizer, "epoch": 0}`` the call fills the model and the optimizer and replaces the epoch. All
-            tensors are read into new memory and checked before anything changes; to read into a module's own memory,
-            use ``open_checkpoint(…).load_into(module)``.
+            "optimizer": optimizer, "epoch": 0}`` the call fills the model and the optimizer and replaces the epoch.
+            Everything is checked before anything changes: names, dtypes, shapes, and the stored bytes of all tensors.
+            Then most tensors of a PyTorch model are read straight into its memory. If the disk fails after the check,
+            the state is filled in part, and a note of the error says so.
         weights_only: Return the tensors by name, without unpickling.
         verify: Check each chunk against its digest.
         strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True. False also keeps values of

@@ -138,8 +138,8 @@ def load_model(
 
     Args:
         model_uri: ``models:/…``, ``runs:/…``, an artifact URI or a local path.
-        into: A live model of the same structure to fill in place, without unpickling. If it does not fit, it may be
-            filled in part.
+        into: A live model of the same structure to fill in place, without unpickling. Everything is checked before it
+            changes, as in `load_checkpoint`.
         weights_only: Return the tensors by name, as PyTorch tensors for a PyTorch model and else as arrays, without
             unpickling. Those of a module include non-persistent buffers: pass them to ``load_state_dict`` with
             ``strict=False``.
