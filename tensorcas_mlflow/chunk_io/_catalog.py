@@ -458,6 +458,12 @@ class Catalog:
         with self._lock:
             self._distrusted.add((pack, digest))
 
+    def knowledge(self) -> tuple[Any, ...]:
+        """Return a value for comparison: while it is the same, lookups for a save find the same copies."""
+        with self._lock:
+            ignored = frozenset(self._gone), frozenset(self._unreadable), frozenset(self._distrusted)
+            return [*self._hints, *self._tables], *ignored
+
     def suspects(self) -> list[str]:
         """Return the keys of packs that may have held a lost chunk: damaged tables, then lost packs, latest first."""
         with self._lock:

@@ -208,14 +208,18 @@ class BasePlan:
         self._chunks = chunks
         self._candidates = candidates
         self._excluded: frozenset[str] = frozenset()
+        self._known = catalog.knowledge()
         found = Ancestry.of(catalog, candidates)
         if not found.levels[0].found.all():
             catalog.refresh()
+            self._known = catalog.knowledge()
             found = Ancestry.of(catalog, candidates)
         self.packs = found.packs
         """All packs the save may come to rely on."""
         self._found = found if len(candidates) <= _MOST_HELD else None
         """Places of all candidates; None if they are looked up on demand."""
+        self._nearest: dict[int, Ancestry] = {}
+        """The same places for bases of a depth, by depth."""
 
     def __bool__(self) -> bool:
         return bool(self.packs)
@@ -229,6 +233,7 @@ class BasePlan:
         if self.packs & self._excluded:
             self.packs -= self._excluded
             self._found = None
+            self._nearest.clear()
 
     def has(self, chunks: Any) -> Mask:
         """Return for each of some chunks whether it has a candidate."""
@@ -248,7 +253,10 @@ class BasePlan:
         if depth is not None:
             chain = [each for each in chain if each[0] <= depth][:1]
         wanted = np.frombuffer(b"".join(each for _, each in chain), np.uint8).reshape(-1, DIGEST_BYTES)
-        data = self._catalog.recent.find(wanted) or self._read(wanted)
+        data: Sequence[Buffer | None] | None = self._catalog.recent.find(wanted)
+        if data is None:
+            sizes = self._catalog.find_sound(wanted, self._excluded).entries["raw_bytes"].tolist()
+            data = self._read(wanted, sizes)
         return [(depth, raw) for (depth, _), raw in zip(chain, data, strict=True) if raw is not None]
 
     def bases(self, chunks: Any, digests: Digests, depth: int) -> FoundBases:
@@ -260,17 +268,19 @@ class BasePlan:
             depth: Maximum depth of a base: a deeper candidate is replaced by the nearest behind it within this depth.
         """
         rows = np.searchsorted(self._chunks, chunks)
-        found = self._ancestry(rows).up_to(depth)
+        found = self._nearest_within(rows, depth)
         is_usable = self._is_held(found) & _differ(self._candidates[rows], digests) & _differ(_digests(found), digests)
         usable = np.flatnonzero(is_usable)
         data = self._remembered(found.some(usable))
         if data is None:
-            wanted = _digests(found)[usable]
-            data = self._read(wanted)
-            # Looked up again: a copy just found unreadable is no base, even if another copy was readable.
-            found = self._look_up(rows).up_to(depth)
-            is_same = self._is_held(found)[usable] & ~_differ(_digests(found)[usable], wanted)
-            data = [raw if same else None for raw, same in zip(data, is_same.tolist(), strict=True)]
+            nearest = found.levels[0]
+            wanted, sizes = _digests(found)[usable], nearest.entries["raw_bytes"][usable].tolist()
+            data = self._read(wanted, sizes)
+            if self._found is None or self._catalog.knowledge() != self._known:
+                # A copy found unreadable since is no base, even if another copy was readable.
+                found = self._look_up(rows).up_to(depth)
+                is_same = self._is_held(found)[usable] & ~_differ(_digests(found)[usable], wanted)
+                data = [raw if same else None for raw, same in zip(data, is_same.tolist(), strict=True)]
         named: list[Base | None] = [None] * len(chunks)
         decoded: list[Buffer | None] = [None] * len(chunks)
         nearest = found.levels[0]
@@ -288,6 +298,13 @@ class BasePlan:
     def _ancestry(self, rows: Any) -> Ancestry:
         return self._look_up(rows) if self._found is None else self._found.some(rows)
 
+    def _nearest_within(self, rows: Any, depth: int) -> Ancestry:
+        if self._found is None:
+            return self._look_up(rows).up_to(depth)
+        if depth not in self._nearest:
+            self._nearest[depth] = self._found.up_to(depth)
+        return self._nearest[depth].some(rows)
+
     def _look_up(self, rows: Any) -> Ancestry:
         return Ancestry.of(self._catalog, np.ascontiguousarray(self._candidates[rows]), self._excluded)
 
@@ -302,9 +319,8 @@ class BasePlan:
             return None
         return chunks
 
-    def _read(self, digests: Digests) -> Sequence[Buffer | None]:
+    def _read(self, digests: Digests, sizes: list[int]) -> Sequence[Buffer | None]:
         """Read chunks, each verified; return none of them if any is unreadable: then nothing uses them as bases."""
-        sizes = self._catalog.find_sound(digests, self._excluded).entries["raw_bytes"].tolist()
         block = np.empty(sum(sizes), np.uint8).data
         outs = [block[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
         try:

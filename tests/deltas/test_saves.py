@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import MAX_DEPTH, RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store, _bases
 from tensorcas_mlflow.store._bases import MAX_DEPTH as DEPTH
+from tensorcas_mlflow.store._bases import BasePlan
 from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
@@ -206,6 +208,21 @@ def test_save_stores_a_delta_only_for_chunks_that_shrink(store: Store) -> None:
 
     assert not any(is_delta(table).any() for table in tables)
     assert base_packs(store.backend) == {}
+
+
+def test_plan_of_bases_leaves_out_a_copy_found_damaged_after_the_plan(store: Store) -> None:
+    data, size = weights(0, N).tobytes(), store.chunk_bytes
+    save(store, {"w": weights(0, N)}, 0)
+    [pack] = packs_of(store.backend)
+    digests = digest_all([memoryview(data)[at : at + size] for at in range(0, len(data), size)])
+    chunks = np.arange(len(digests))
+    reopened = Store.open_backend(store.backend)
+    plan = BasePlan(reopened.catalog, reopened.chunks, chunks, digests)
+    reopened.catalog.distrust(pack, digests[0].tobytes())
+    found = plan.bases(chunks, digests ^ 1, 0)
+
+    assert [base is None for base in found.named] == [True, *[False] * (len(chunks) - 1)]
+    assert [base is None for base in found.data] == [True, *[False] * (len(chunks) - 1)]
 
 
 @pytest.mark.parametrize("bad", [0, 1])

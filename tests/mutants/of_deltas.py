@@ -41,6 +41,13 @@ MUTANTS = (
         after="",
     ),
     Mutant(
+        fault="a base of which the copy was found damaged after the plan",
+        test="test_plan_of_bases_leaves_out_a_copy_found_damaged_after_the_plan",
+        definition="BasePlan.bases",
+        before="self._found is None or self._catalog.knowledge() != self._known",
+        after="self._found is None",
+    ),
+    Mutant(
         fault="a base whose bytes are remembered and whose copy is damaged",
         test="test_a_remembered_base_of_which_the_stored_copy_is_damaged_is_no_base",
         definition="RecentChunks.are_whole",
