@@ -22,3 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.parent.name
         item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else item.nodeid.partition("::")[0]))
+
+
+@pytest.fixture
+def store_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Create stores without logs: the test looks at files of the store, or damages them."""
+    monkeypatch.setenv("TENSORCAS_LOGS", "false")

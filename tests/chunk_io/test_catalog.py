@@ -146,6 +146,7 @@ def test_every_checkpoint_that_needed_a_lost_pack_says_which_one_it_was(monkeypa
     assert said == [(lost,), (lost,)]
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_stale_catalog_finds_chunks_after_many_packs_were_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

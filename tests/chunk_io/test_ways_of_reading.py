@@ -190,6 +190,7 @@ def test_tensor_stored_raw_in_one_piece_is_a_view_of_the_pack(store: Store, mani
     assert all(found[name].ctypes.data % 64 == 0 for name in mapped)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_view_of_a_pack_outlives_the_pack(tmp_path: Path) -> None:
     store = Store.init(tmp_path, chunk_bytes=CHUNK_BYTES)
     ref = save(store, MODEL)
@@ -226,6 +227,7 @@ def flip(root: Path, tensor: Array) -> None:
     pack.write_bytes(data)
 
 
+@pytest.mark.usefixtures("store_of_files")
 @pytest.mark.parametrize("copy", [None, False])
 @pytest.mark.parametrize("way", [None, *WAYS])
 def test_damage_is_told_alike_whichever_way_it_is_read(tmp_path: Path, way: Any, copy: bool | None) -> None:
@@ -242,6 +244,7 @@ def test_damage_is_told_alike_whichever_way_it_is_read(tmp_path: Path, way: Any,
     assert is_right(store.read_tensors(manifest, others, way=way, copy=copy), {name: MODEL[name] for name in others})
 
 
+@pytest.mark.usefixtures("store_of_files")
 @pytest.mark.parametrize("way", [None, *WAYS])
 def test_rest_of_a_pack_cut_short_is_read_in_every_way(tmp_path: Path, way: Any) -> None:
     store = Store.init(tmp_path, chunk_bytes=CHUNK_BYTES)
@@ -271,6 +274,7 @@ def test_a_pack_that_a_collector_moves_while_it_is_read_is_read_elsewhere(tmp_pa
     assert is_right(reader.read_tensors(manifest, way=way, copy=False), kept)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_store_that_has_lost_its_pack_says_so_to_who_maps(tmp_path: Path) -> None:
     store = Store.init(tmp_path, chunk_bytes=CHUNK_BYTES)
     manifest = store.manifest(save(store, MODEL))

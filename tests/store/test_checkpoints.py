@@ -275,6 +275,7 @@ def test_a_save_is_committed_once(store: Store) -> None:
             pending.commit(target(2))
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_save_whose_intent_was_withdrawn_starts_again_and_commits(store: Store) -> None:
     with store.write_checkpoint({"a": weights(1)}) as pending:
         for info in list(store.backend.list("intents")):
@@ -286,6 +287,7 @@ def test_a_save_whose_intent_was_withdrawn_starts_again_and_commits(store: Store
     assert same(load(again(store), ref)["a"], weights(1))
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_an_array_that_changed_before_it_was_stored_again_is_refused_and_spoils_nothing(store: Store) -> None:
     live = weights(1)
     with store.write_checkpoint({"a": live}) as pending:
@@ -356,6 +358,7 @@ def flip(path: Path, at: int, bit: int = 1) -> None:
     path.write_bytes(bytes(data))
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_every_flipped_byte_of_a_pack_is_seen_or_without_effect(store: Store) -> None:
     model = {"raw": np.frombuffer(rng.bytes(100), np.uint8), "text": np.zeros(300, np.uint8), "floats": weights(1, 60)}
     model["ordered"] = np.arange(100, dtype=np.int64)
@@ -376,6 +379,7 @@ def test_every_flipped_byte_of_a_pack_is_seen_or_without_effect(store: Store) ->
     assert n_seen > 0.8 * len(whole)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_every_flipped_byte_of_a_manifest_is_seen(store: Store) -> None:
     ref = save(store, {"a": weights(1, 60)})
     path = folder(store) / "manifests" / ref.manifest
@@ -392,6 +396,7 @@ def test_every_flipped_byte_of_a_manifest_is_seen(store: Store) -> None:
     assert n_seen > 0.9 * len(whole)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_error_names_a_missing_manifest(store: Store) -> None:
     ref = save(store, {"a": weights(1)})
     (folder(store) / "manifests" / ref.manifest).unlink()
@@ -400,6 +405,7 @@ def test_error_names_a_missing_manifest(store: Store) -> None:
         store.manifest(ref)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_missing_pack_is_a_missing_chunk(store: Store) -> None:
     ref = save(store, {"a": weights(1)})
     shutil.rmtree(folder(store) / "packs")
@@ -409,6 +415,7 @@ def test_a_missing_pack_is_a_missing_chunk(store: Store) -> None:
             load(other, ref)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_save_does_not_rely_on_a_pack_that_is_gone(store: Store) -> None:
     save(store, {"a": weights(1)}, 1)
     shutil.rmtree(folder(store) / "packs")
@@ -417,6 +424,7 @@ def test_a_save_does_not_rely_on_a_pack_that_is_gone(store: Store) -> None:
     assert same(load(store, ref)["a"], weights(1))
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_pack_that_moved_while_it_was_read_is_found_again(store: Store) -> None:
     ref = save(store, {"a": weights(1)})
     (pack,) = (folder(store) / "packs").iterdir()
@@ -427,6 +435,7 @@ def test_a_pack_that_moved_while_it_was_read_is_found_again(store: Store) -> Non
     assert same(load(reader, ref)["a"], weights(1))
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_without_an_index_chunks_are_found_in_their_packs(store: Store) -> None:
     refs = [save(store, {"a": weights(n)}, n) for n in range(3)]
     shutil.rmtree(folder(store) / "index")
@@ -475,6 +484,7 @@ def test_a_flipped_bit_of_a_segment_costs_no_checkpoint(store: Store) -> None:
         path.write_bytes(whole)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_damaged_pack_does_not_keep_other_checkpoints_from_being_read(store: Store) -> None:
     first = save(store, {"a": weights(1)}, 1)
     (bad,) = (folder(store) / "packs").iterdir()

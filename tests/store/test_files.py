@@ -135,6 +135,7 @@ def test_the_path_of_a_checkpoint_shows_its_manifest(store: Store) -> None:
     assert shown == store.manifest(ref).to_bytes()
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_damage_in_a_file_is_seen(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(np.random.default_rng(0).bytes(3 * CHUNK))
     ref = write(store, tmp_path / "file")

@@ -122,6 +122,7 @@ def test_a_failure_at_any_call_is_an_error_and_leaves_no_intent(when: str) -> No
         assert_all_load(Store.open_backend(inner))
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_full_disk_in_the_middle_of_a_pack_leaves_no_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.init(tmp_path, chunk_bytes=4096)
     save(store, 1)

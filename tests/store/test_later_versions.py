@@ -25,6 +25,8 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import read_pack_table
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
+pytestmark = pytest.mark.usefixtures("store_of_files")
+
 NEEDS = f"needs a release of tensorcas-mlflow that reads format 9 or later, and this is {re.escape(__version__)}"
 LONG_AGO = 1_000_000_000
 

@@ -252,6 +252,7 @@ def test_a_large_checkpoint_streams_in_bounded_memory(tmp_path: Path) -> None:
     assert peak < 48 << 20
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_chunk_that_is_gone_from_the_store_ends_the_stream(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "root")
     with store.write_checkpoint(TENSORS) as save:

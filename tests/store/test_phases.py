@@ -125,6 +125,7 @@ def test_a_save_of_a_copy_fails_rather_than_store_what_it_did_not_copy(store: St
     assert list(store.backend.list("intents")) == []
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_bytes_stored_are_all_that_the_store_has_grown_by(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     before = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
