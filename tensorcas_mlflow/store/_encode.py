@@ -257,7 +257,8 @@ def _encode(
         # Only small saves keep their chunks, and a small copy takes less time than a switch to another thread.
         data, checks = _checked_copies(pieces, origin, _copy if keep is None else bytes), False
     if keep is not None:
-        keep(pieces.digests, data)
+        # A view would keep more memory than its chunk.
+        keep(pieces.digests, [bytes(each) for each in data] if pieces.are_hashed else data)
     sizes = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
     text = pieces.itemsizes == 1 if is_text is None else is_text[pieces.rows]
     is_candidate = text if policy is Policy.FAST else np.ones(len(data), dtype=bool)

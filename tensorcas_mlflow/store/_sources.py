@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -193,8 +193,10 @@ class TensorSource(Source):
         specs, self._arrays, at_bytes, chunk_at, self.sizes = _lay_out(tensors, cuts, chunk_bytes)
         self._ends = chunk_begins(self.sizes, chunk_at) + self.sizes
         self._is_small = (specs.n_bytes <= _SMALL_BYTES) & (np.diff(chunk_at) == 1)
-        self._kept: dict[int, bytes] = {}
-        """The hashed copies of small arrays, by row; empty if there are many."""
+        self._kept: memoryview | None = None
+        """The hashed copies of small arrays, one after the other; None if there are many."""
+        self._kept_ends = offsets_of(np.where(self._is_small, specs.n_bytes, 0))[1:]
+        """For each row the end of its copy."""
         hash_all = digest_all if watch is None else partial(_digest_watched, watch=watch)
         digests = self._hash(chunk_at, hash_all, keeps=int(specs.n_bytes[self._is_small].sum()) <= _MOST_KEPT_BYTES)
         self.rows = Rows(Columns.of_specs(specs, chunk_at=chunk_at, digests=digests, cuts=at_bytes))
@@ -202,28 +204,34 @@ class TensorSource(Source):
     def _hash(self, chunk_at: Offsets, hash_all: Callable[[list[memoryview]], Digests], *, keeps: bool) -> Digests:
         digests = np.empty((len(self.sizes), DIGEST_BYTES), dtype=np.uint8)
         small = np.flatnonzero(self._is_small)
-        numbers = small.tolist()
+        arrays = [self._arrays[row] for row in small.tolist()]
         if keeps:
-            self._kept = dict(zip(numbers, [self._arrays[row].tobytes() for row in numbers], strict=True))
-        copies: Iterable[bytes] = self._kept.values() if keeps else (self._arrays[row].tobytes() for row in numbers)
-        digests[chunk_at[small]] = digest_each(copies)
+            chunks = chunk_at[small]
+            area, _, digests[chunks] = copy_and_digest(arrays, np.arange(len(arrays) + 1), self.sizes[chunks])
+            self._kept = area.data
+        else:
+            digests[chunk_at[small]] = digest_each(array.tobytes() for array in arrays)
         # Other arrays in C order are hashed together, so many cost one call. The rest are copied, hashed one by one,
         # and the copies are dropped.
         together: list[int] = []
         pieces: list[memoryview] = []
         for row in np.flatnonzero(~self._is_small & (np.diff(chunk_at) > 0)).tolist():
-            chunks = range(int(chunk_at[row]), int(chunk_at[row + 1]))
-            mine = self._cut(bytes_of(self._arrays[row]), chunks)
+            numbers = range(int(chunk_at[row]), int(chunk_at[row + 1]))
+            mine = self._cut(bytes_of(self._arrays[row]), numbers)
             if self._arrays[row].flags.c_contiguous:
-                together += chunks
+                together += numbers
                 pieces += mine
             else:
-                digests[chunks.start : chunks.stop] = hash_all(mine)
+                digests[numbers.start : numbers.stop] = hash_all(mine)
         digests[together] = hash_all(pieces)
         return digests
 
-    def _small(self, row: int) -> bytes:
-        return self._kept[row] if self._kept else self._arrays[row].tobytes()
+    def _small(self, rows: Any) -> list[Any]:
+        if self._kept is None:
+            return [self._arrays[row].tobytes() for row in rows.tolist()]
+        ends = self._kept_ends[rows]
+        begins = ends - self.columns.n_bytes[rows]
+        return [self._kept[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
     def _cut(self, data: memoryview, chunks: Sequence[int]) -> list[memoryview]:
         """Cut some consecutive chunks out of the bytes of their row."""
@@ -232,21 +240,24 @@ class TensorSource(Source):
         return [data[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
     def _keeps(self, rows: Any) -> bool:
-        return bool(self._kept) and bool(self._is_small[rows].all())
+        return self._kept is not None and bool(self._is_small[rows].all())
 
     def _reader(self) -> ReadRows:
         copied: tuple[int, Any] = (-1, None)
 
         def data_of(chunks: Any, rows: Any) -> list[Any]:
             nonlocal copied
-            numbers = rows.tolist()
-            if self._is_small[rows].all():
-                return list(map(self._kept.__getitem__ if self._kept else self._small, numbers))
+            is_small = self._is_small[rows]
+            if is_small.all():
+                return self._small(rows)
+            small = iter(self._small(rows[is_small]))
             pieces: list[Any] = []
-            for row, end, size in zip(numbers, self._ends[chunks].tolist(), self.sizes[chunks].tolist(), strict=True):
+            for row, end, size in zip(
+                rows.tolist(), self._ends[chunks].tolist(), self.sizes[chunks].tolist(), strict=True
+            ):
                 array = self._arrays[row]
                 if self._is_small[row]:
-                    pieces.append(self._small(row))
+                    pieces.append(next(small))
                     continue
                 if array.flags.c_contiguous:
                     pieces.append(bytes_of(array)[end - size : end])

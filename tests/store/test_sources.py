@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -73,10 +74,10 @@ def test_no_pieces_are_given_of_no_chunks(source: TensorSource) -> None:
 
 def test_small_arrays_and_those_not_in_c_order_are_copied_and_others_viewed(source: TensorSource) -> None:
     copied = {
-        list(ARRAYS)[row]
+        name
         for group in source.pieces(everything(source))
-        for row, piece in zip(group.rows.tolist(), group.data, strict=True)
-        if isinstance(piece, bytes)
+        for name, piece in zip([list(ARRAYS)[row] for row in group.rows.tolist()], group.data, strict=True)
+        if not np.may_share_memory(np.frombuffer(piece, np.uint8), np.asarray(ARRAYS[name]))
     }
 
     assert source.is_live
@@ -96,6 +97,21 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.skip("the package was built without a compiler")
     name: str = request.param
     return name
+
+
+@pytest.mark.usefixtures("way")
+def test_small_arrays_of_any_dtype_are_hashed_and_kept() -> None:
+    numbers = np.arange(1, 13)
+    dtypes = ["M8[s]", "m8[ns]", "bfloat16", "float8_e4m3fn", "int4", "S3", "U2", ">i4", "c16", "bool"]
+    arrays = {name: numbers.astype(getattr(ml_dtypes, name, name)) for name in dtypes}
+    arrays |= {"record": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]), "backwards": numbers[::-1]}
+    source = TensorSource(arrays, {}, CHUNK)
+
+    [pieces] = source.pieces(everything(source))
+
+    assert pieces.are_hashed
+    assert [bytes(piece) for piece in pieces.data] == [array.tobytes() for array in arrays.values()]
+    assert [digest(piece) for piece in pieces.data] == [each.tobytes() for each in source.columns.digests]
 
 
 @pytest.mark.usefixtures("way")
