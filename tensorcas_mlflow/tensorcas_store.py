@@ -250,10 +250,10 @@ class TensorCasStore:
         Args:
             step: A step of this run; by default the highest.
             original: The same as ``into``.
-            into: A live model to fill in place, without unpickling. Everything is checked before the model changes: names,
-                dtypes, shapes, and the stored bytes of all tensors. Then most tensors of a PyTorch model are read
-                straight into its memory. If the disk fails after the check, the model is filled in part, and a note of
-                the error says so.
+            into: A live model to fill in place, without unpickling. Everything is checked before the model changes:
+                names, dtypes, shapes, and the stored bytes of all tensors. Then most tensors of a PyTorch model are
+                read straight into its memory. If the disk fails after the check, the model is filled in part, and a
+                note of the error says so.
             options: Options of the adapter's framework, such as ``device``; see `Adapter.options`.
 
         Returns:
