@@ -56,7 +56,6 @@ from tensorcas_flavors._pickle_tree import (
 )
 from tensorcas_flavors._pickling import TakeOut, dump_skeleton
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
 from tensorcas_mlflow.errors import AdapterError, FormatError
 
@@ -463,7 +462,7 @@ _known: dict[bytes, dict[str, Any]] = {}
 
 def stored_facts(skeleton: Array, memo: Mapping[int, object]) -> tuple[dict[str, Any], set[str]]:
     """Return `facts_json` of an object, and the names of the code that its pickle calls; see `facts_of_skeleton`."""
-    key = digest(skeleton)
+    key = blake2b(skeleton, digest_size=32).digest()
     known = _known.get(key)
     if known is not None:
         return known, set()
