@@ -462,7 +462,7 @@ _known: dict[bytes, dict[str, Any]] = {}
 
 def stored_facts(skeleton: Array, memo: Mapping[int, object]) -> tuple[dict[str, Any], set[str]]:
     """Return `facts_json` of an object, and the names of the code that its pickle calls; see `facts_of_skeleton`."""
-    key = blake2b(skeleton, digest_size=32).digest()
+    key = blake2b(skeleton.data, digest_size=32).digest()
     known = _known.get(key)
     if known is not None:
         return known, set()
