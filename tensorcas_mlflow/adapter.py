@@ -230,7 +230,6 @@ class Adapter(ABC):
         wanted: Callable[[str], bool] | None = None,
         strict: bool = True,
         device: Any = None,
-        check: CheckTensors | None = None,
     ) -> NotFilled:
         """Fill a live model, or a part of it, in place with tensors read on demand; no skeleton is needed.
 
@@ -243,7 +242,6 @@ class Adapter(ABC):
                 A filter must choose one tensor at least.
             strict: Whether missing or unexpected tensors are an error.
             device: Device for tensors without memory.
-            check: Check of these tensors; called before the model changes.
 
         Returns:
             The tensors not filled.

@@ -62,12 +62,6 @@ class Contents(ABC):
             One array per row: the one in ``outs``, or a new writable one. Writing to it reaches no store.
         """
 
-    def check(self, rows: Offsets) -> None:  # noqa: B027 -- the default is complete
-        """Check that the storage holds tensors intact, before they are read into memory in use.
-
-        The default checks nothing: it would read remote tensors and those of foreign files twice.
-        """
-
     @abstractmethod
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         """Read some bytes of one tensor, and no more than checking them requires.
@@ -246,9 +240,6 @@ class PartContents(Contents):
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
         return self.whole.arrays(self.row_of[rows], outs)
 
-    def check(self, rows: Offsets) -> None:
-        self.whole.check(self.row_of[rows])
-
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         self.whole.fill(int(self.row_of[row]), starts, stops, block)
 
@@ -368,10 +359,6 @@ class StoredContents(RowContents):
         return self._store.chunks.rows(
             self.manifest, self.row_of[rows], verify=self._verify, outs=outs, copy=False, is_private=True
         )
-
-    def check(self, rows: Offsets) -> None:
-        if self._store.chunks.can_check:
-            self._store.chunks.check(self.manifest, self.row_of[rows])
 
     def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
         stored = self.manifest.rows[int(self.row_of[row])]

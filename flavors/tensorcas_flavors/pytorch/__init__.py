@@ -225,7 +225,6 @@ class PyTorchAdapter(Adapter):
         wanted: Callable[[str], bool] | None = None,
         strict: bool = True,
         device: Any = None,
-        check: CheckTensors | None = None,
     ) -> NotFilled:
         """Fill a module, or a part of it; tensors on the meta device are made on ``device``, or else on the CPU.
 
@@ -233,7 +232,7 @@ class PyTorchAdapter(Adapter):
         """
         place = _Options.of({"device": "cpu" if device is None else device}).device
         assert place is not None
-        return fill_weights(model, stored, read, wanted=wanted, strict=strict, device=place, check=check)
+        return fill_weights(model, stored, read, wanted=wanted, strict=strict, device=place)
 
     def unpickles(self, tensors: Mapping[str, Array]) -> bool:
         """Return True for a module or other live object, False for state dicts and nests of plain values."""

@@ -38,7 +38,7 @@ from tensorcas_flavors.pytorch._tensors import (
     torch_dtype,
 )
 from tensorcas_flavors.pytorch._tree import NamedItems, PickleOnly, StoredObject
-from tensorcas_mlflow.adapter import Array, CheckTensors, NotFilled, ReadTensors, StoredTensor
+from tensorcas_mlflow.adapter import Array, NotFilled, ReadTensors, StoredTensor
 from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.errors import TensorCasError
 
@@ -342,7 +342,6 @@ def fill_weights(
     wanted: Callable[[str], bool] | None,
     strict: bool,
     device: torch.device,
-    check: CheckTensors | None = None,
 ) -> NotFilled:
     """Fill a module in place; see `Adapter.fill_weights`.
 
@@ -358,7 +357,6 @@ def fill_weights(
         wanted: As there; it must choose one name at least.
         strict: As there. Shapes must fit in any case. Non-persistent buffers are filled if they were stored, and never
             count as missing.
-        check: As there.
         device: Device for tensors of the meta device. They are made with their own dtype, and put in place when all
             are read. Tied ones are tied again; other holders (an optimizer) keep the old ones.
 
@@ -377,7 +375,7 @@ def fill_weights(
     plan.check(strict=strict)
     warn_of_rounding(plan.rounded)
     with torch.no_grad():
-        plan.execute(read, device, check)
+        plan.execute(read, device)
     return plan.not_filled
 
 
@@ -455,10 +453,8 @@ class _WeightsPlan:
         if problems:
             raise pytorch_error(f"the {type(self._module).__name__} cannot be filled: {'; '.join(problems)}")
 
-    def execute(self, read: ReadTensors, device: torch.device, check: CheckTensors | None) -> None:
-        """Check the stored tensors, read them, and fill the module."""
-        if check is not None:
-            check(list(dict.fromkeys(_source(target).name for target in self._filled)))
+    def execute(self, read: ReadTensors, device: torch.device) -> None:
+        """Read the tensors and fill the module."""
         try:
             self._execute(read, device)
         except TensorCasError as error:
