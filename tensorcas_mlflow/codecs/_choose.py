@@ -243,4 +243,4 @@ def _entropy_bits(words: Any) -> float:
     used = np.count_nonzero(counts, axis=1)
     logs = np.log2(counts, where=counts > 0, out=np.zeros(counts.shape))
     entropy = math.log2(n_words) - (counts * logs).sum(axis=1) / n_words + (used - 1) / (2 * n_words * math.log(2))
-    return float(np.minimum(entropy, 8).sum() * n_words)
+    return float(np.clip(entropy, 0, 8).sum() * n_words)

@@ -437,7 +437,8 @@ static double estimate_share(const uint8_t *words, const uint8_t *base, size_t n
                 used++;
             }
         double entropy = log2(count) - sum / count + (used - 1) / (2 * count * 0.6931471805599453);
-        bits += entropy < 8 ? entropy : 8;
+        /* Rounding may leave a little less than nothing. */
+        bits += entropy < 0 ? 0 : entropy < 8 ? entropy : 8;
     }
     return bits / (8 * (double)width);
 }
