@@ -55,7 +55,7 @@ class LogBlob:
     in_body: bool = False
 
 
-class Row(NamedTuple):
+class LogRow(NamedTuple):
     """One blob of a record that has been read; a tuple, since an opened store has many."""
 
     number: int
@@ -81,7 +81,7 @@ class Record:
     keyframe: int
     """Offset of the record that is the prefix of this one's meta; 0 if there is none."""
     meta: bytes
-    rows: tuple[Row, ...]
+    rows: tuple[LogRow, ...]
     consumed: tuple[str, ...]
     """Keys of intents."""
 
@@ -203,7 +203,7 @@ def encode_record(
         keyframe=prefix_at,
         meta=meta,
         rows=tuple(
-            Row(
+            LogRow(
                 number=number,
                 key=blob.key,
                 is_commit=blob.is_commit,
@@ -329,14 +329,14 @@ class LogReader:
 
     def _rows(
         self, at: int, meta: bytes, n_rows: int, body_start: int, end: int
-    ) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    ) -> tuple[tuple[LogRow, ...], tuple[str, ...]]:
         keys_at = n_rows * _ROW.size
         if keys_at > len(meta):
             raise self._impossible(at)
         table = list(_ROW.iter_unpack(meta[:keys_at]))
         data_at = keys_at + sum(key_bytes for _, _, key_bytes, *_ in table)
         aligned = body_start + -body_start % ALIGNMENT
-        rows: list[Row] = []
+        rows: list[LogRow] = []
         consumed: list[str] = []
         try:
             keys = meta[keys_at:data_at].decode("ascii")
@@ -352,7 +352,7 @@ class LogReader:
                 if kind not in (_IN_META, _IN_BODY) or place + size > (end if in_body else len(meta)):
                     raise self._impossible(at)
                 data_at += 0 if in_body else size
-                rows.append(Row(number, key, bool(is_commit), version, size, in_body, place))
+                rows.append(LogRow(number, key, bool(is_commit), version, size, in_body, place))
         except ValueError:
             raise self._impossible(at) from None
         return tuple(rows), tuple(consumed)

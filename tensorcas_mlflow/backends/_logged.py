@@ -15,7 +15,7 @@ from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, _translated, token_of, write_all
 from tensorcas_mlflow.backends._log_records import LogBlob
-from tensorcas_mlflow.backends._logs import FOLDER, Entry, LockedFile, Logs
+from tensorcas_mlflow.backends._logs import FOLDER, LockedFile, LogEntry, Logs
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.base.files import is_on_local_disk
 from tensorcas_mlflow.base.threads import Lock
@@ -335,7 +335,7 @@ class LoggedBackend(LocalBackend):
         super().settle(prefix)
 
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
-        def read(entry: Entry) -> bytes:
+        def read(entry: LogEntry) -> bytes:
             size = entry.row.size
             if max_bytes is not None and size > max_bytes:
                 raise CorruptError(key, f"it has {size} bytes, more than the {max_bytes} it may have")
@@ -344,7 +344,7 @@ class LoggedBackend(LocalBackend):
         return self._read(key, read, lambda: super(LoggedBackend, self).get(key, max_bytes=max_bytes))
 
     def read_into(self, key: str, start: int, out: memoryview) -> None:
-        def read(entry: Entry) -> None:
+        def read(entry: LogEntry) -> None:
             if start + len(out) > entry.row.size:
                 raise CorruptError(key, f"it ends before byte {start + len(out)}")
             out[:] = self._whole(entry, start, len(out))
@@ -352,7 +352,7 @@ class LoggedBackend(LocalBackend):
         self._read(key, read, lambda: super(LoggedBackend, self).read_into(key, start, out))
 
     def open_file(self, key: str) -> BlobFile:
-        def read(entry: Entry) -> BlobFile:
+        def read(entry: LogEntry) -> BlobFile:
             if entry.row.in_body:
                 descriptor, path = self._logs.open(entry)
                 return BlobFile(key, descriptor, path, base=entry.row.start, size=entry.row.size)
@@ -360,7 +360,7 @@ class LoggedBackend(LocalBackend):
 
         return self._read(key, read, lambda: super(LoggedBackend, self).open_file(key))
 
-    def _read(self, key: str, read: Callable[[Entry], _T], otherwise: Callable[[], _T]) -> _T:
+    def _read(self, key: str, read: Callable[[LogEntry], _T], otherwise: Callable[[], _T]) -> _T:
         if not self._may_log(key):
             return otherwise()
         with _translated("read", key):
@@ -375,7 +375,7 @@ class LoggedBackend(LocalBackend):
             self._logs.check()
             raise
 
-    def _whole(self, entry: Entry, start: int, size: int) -> bytes:
+    def _whole(self, entry: LogEntry, start: int, size: int) -> bytes:
         data = self._logs.read(entry, start, size)
         if len(data) != size:
             raise CorruptError(entry.key, f"its log ends before byte {start + size} of it")
@@ -463,7 +463,7 @@ class LoggedBackend(LocalBackend):
             with _translated("read", FOLDER):
                 raise
 
-    def _find(self, key: str, *, is_late: bool = False) -> Entry | None:
+    def _find(self, key: str, *, is_late: bool = False) -> LogEntry | None:
         """Return the blob that counts at a key: now, or if late as of the last look."""
         if key in self._held:
             self._flush()
@@ -489,5 +489,5 @@ def _in_memory(data: bytes) -> int:
         return os.dup(file.fileno())
 
 
-def _info(entry: Entry) -> BlobInfo:
+def _info(entry: LogEntry) -> BlobInfo:
     return BlobInfo(key=entry.key, size=entry.row.size, modified_s=entry.written_s, token=entry.token)

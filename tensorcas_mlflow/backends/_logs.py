@@ -23,8 +23,8 @@ from tensorcas_mlflow.backends._log_records import (
     TOMBSTONE,
     LogBlob,
     LogReader,
+    LogRow,
     Record,
-    Row,
     encode_record,
     header,
     read_tombstones,
@@ -116,12 +116,12 @@ class LockedFile:
                 os.close(cls._held.pop())
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """A live blob in a log; a tuple, since an opened store has many."""
 
     log: str
     record: int
-    row: Row
+    row: LogRow
     written_s: float
     data: bytes | None
     """The blob, if it is a small one of a commit."""
@@ -146,7 +146,7 @@ class _Log:
     """End of the last record that counts and is known."""
     n_dead_bytes: int = 0
     """Size of the known tombstones."""
-    entries: dict[tuple[int, int], Entry] = field(default_factory=dict)
+    entries: dict[tuple[int, int], LogEntry] = field(default_factory=dict)
     """Live blobs, by record and row."""
     dead: set[tuple[int, int]] = field(default_factory=set)
     """Tombstones; one may be known before its blob."""
@@ -171,7 +171,7 @@ class Logs:
         self._top = top
         self._lock = Lock()
         self._logs: dict[str, _Log] = {}
-        self._entries: dict[str, list[Entry]] = {}
+        self._entries: dict[str, list[LogEntry]] = {}
         """Live blobs, by key."""
         self._blobs_in: defaultdict[str, set[str]] = defaultdict(set)
         """Keys of the blobs directly below a prefix."""
@@ -282,13 +282,13 @@ class Logs:
         if self._damage is not None:
             raise self._damage
 
-    def find(self, key: str) -> Entry | None:
+    def find(self, key: str) -> LogEntry | None:
         """Return the blob that counts at a key, as of the last refresh."""
         with self._lock:
             found = self._entries.get(key)
             return _last(found) if found else None
 
-    def versions(self, key: str) -> list[Entry]:
+    def versions(self, key: str) -> list[LogEntry]:
         """Return all blobs of a key, the one that counts last."""
         with self._lock:
             return sorted(self._entries.get(key, ()), key=_version)
@@ -298,10 +298,10 @@ class Logs:
         with self._lock:
             return any(intent in log.consumed for log in self._logs.values())
 
-    def below(self, prefix: str) -> list[Entry]:
+    def below(self, prefix: str) -> list[LogEntry]:
         """Return the blobs below a prefix, as of the last refresh."""
         with self._lock:
-            found: list[Entry] = []
+            found: list[LogEntry] = []
             prefixes = [prefix]
             while prefixes:
                 at = prefixes.pop()
@@ -309,7 +309,7 @@ class Logs:
                 prefixes += [f"{at}/{name}" if at else name for name in self._names_in.get(at, ())]
             return found
 
-    def children(self, prefix: str) -> tuple[list[Entry], set[str]]:
+    def children(self, prefix: str) -> tuple[list[LogEntry], set[str]]:
         """Return the blobs directly below a prefix, and the names of the next segments."""
         with self._lock:
             blobs = [_last(self._entries[key]) for key in self._blobs_in.get(prefix, ())]
@@ -386,7 +386,7 @@ class Logs:
                 continue
             is_kept = row.is_commit and not row.in_body and row.size <= _KEPT_BYTES
             data = record.meta[row.start : row.start + row.size] if is_kept else None
-            log.entries[place] = entry = Entry(log.id, record.offset, row, record.written_s, data)
+            log.entries[place] = entry = LogEntry(log.id, record.offset, row, record.written_s, data)
             versions = self._entries.get(row.key)
             if versions is None:
                 self._entries[row.key] = [entry]
@@ -405,7 +405,7 @@ class Logs:
             self._names_in[parent].add(name)
             above = parent
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: LogEntry) -> None:
         versions = self._entries[entry.key]
         versions.remove(entry)
         if not versions:
@@ -418,7 +418,7 @@ class Logs:
 
     # --- reading blobs
 
-    def open(self, entry: Entry) -> tuple[int, str]:
+    def open(self, entry: LogEntry) -> tuple[int, str]:
         """Open the log of a blob; return its descriptor and path.
 
         Raises:
@@ -427,7 +427,7 @@ class Logs:
         path = self.path(entry.log)
         return os.open(path, _READ_LOG), path
 
-    def read(self, entry: Entry, start: int, size: int) -> bytes:
+    def read(self, entry: LogEntry, start: int, size: int) -> bytes:
         """Read a part of a blob; shorter if the log is.
 
         Raises:
@@ -444,7 +444,7 @@ class Logs:
         meta = self._meta(entry)
         return meta[entry.row.start + start : entry.row.start + start + size]
 
-    def _meta(self, entry: Entry) -> bytes:
+    def _meta(self, entry: LogEntry) -> bytes:
         place = entry.log, entry.record
         with self._lock:
             meta = self._metas.get(place)
@@ -603,7 +603,7 @@ class Logs:
             known = self._logs.get(log)
             if known is None:
                 return 0
-            by_record: defaultdict[int, list[Entry]] = defaultdict(list)
+            by_record: defaultdict[int, list[LogEntry]] = defaultdict(list)
             for entry in known.entries.values():
                 if self.find(entry.key) is entry:
                     by_record[entry.record].append(entry)
@@ -617,7 +617,7 @@ class Logs:
         self._remove_files(log)
         return freed
 
-    def _copy(self, by_record: dict[int, list[Entry]], consumed: Sequence[str]) -> int:
+    def _copy(self, by_record: dict[int, list[LogEntry]], consumed: Sequence[str]) -> int:
         """Copy blobs into a new log, durably, and return its size."""
         log, descriptor, end = create_log(self)
         try:
@@ -841,11 +841,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forget_writers)
 
 
-def _version(entry: Entry) -> int:
+def _version(entry: LogEntry) -> int:
     return entry.row.version
 
 
-def _last(versions: list[Entry]) -> Entry:
+def _last(versions: list[LogEntry]) -> LogEntry:
     return versions[0] if len(versions) == 1 else max(versions, key=_version)
 
 
