@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tensorcas_mlflow.errors import AdapterError, CorruptChunkError
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
+from tests.stored_bytes import flip_in_packs
 
 
 def module(seed: int, device: str = "cpu") -> torch.nn.Module:
@@ -99,11 +101,7 @@ def test_stored_tensors_that_are_in_no_state_dict_are_named(store: TensorCasStor
 
 
 def test_a_load_into_a_model_finds_damage_before_it_changes_anything(store: TensorCasStore, tmp_path: Path) -> None:
-    for pack in (tmp_path / ".tensorcas/packs").rglob("*.pack"):
-        data = bytearray(pack.read_bytes())
-        data[len(data) // 2] ^= 1
-        pack.chmod(0o600)
-        pack.write_bytes(data)
+    flip_in_packs(Store.open(tmp_path).backend)
     live = module(2)
     with pytest.raises(CorruptChunkError):
         store.load(1, original=live)

@@ -17,6 +17,7 @@ from tensorcas_mlflow.reader import CheckpointReader, open_path, open_ref
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.reader.checkpoints import N_EXPERTS, N_LAYERS, moe, opened, same, save
+from tests.stored_bytes import flip
 
 MOE = moe()
 CHUNK = 4096
@@ -303,11 +304,8 @@ def test_every_way_of_reading_finds_damage(tmp_path: Path, read: str) -> None:
     store = Store.init(tmp_path, chunk_bytes=CHUNK)
     name = "model.layers.0.x.weight"
     reader = opened(store, {name: MOE["model.embed_tokens.weight"], "model.layers.1.x.weight": np.ones(3)})
-    (pack,) = (tmp_path / ".tensorcas/packs").rglob("*.pack")
-    data = bytearray(pack.read_bytes())
-    data[10_000] ^= 1
-    pack.chmod(0o600)
-    pack.write_bytes(data)
+    (pack,) = store.backend.list("packs")
+    flip(store.backend, pack.key, 10_000)
 
     with pytest.raises(CorruptChunkError):
         {"tensor": lambda: reader.tensor(name), "rows": lambda: reader.rows(name, slice(30, 50))}.get(

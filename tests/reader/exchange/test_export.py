@@ -20,6 +20,7 @@ from tensorcas_mlflow.reader import convert, export_checkpoint, open_listed, ope
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.reader.exchange.listings import listing_of
+from tests.stored_bytes import flip_in_packs
 
 ARRAYS: dict[str, Any] = {
     "layers.0.attn.w": np.arange(60_000, dtype="f4"),
@@ -75,11 +76,7 @@ def test_only_tensors_whose_names_match_are_written(store: Store, tmp_path: Path
 
 def test_nothing_is_left_of_an_export_that_meets_damage(store: Store, tmp_path: Path) -> None:
     ref = saved(store, ARRAYS)
-    for pack in (tmp_path / "store").rglob("*.pack"):
-        data = bytearray(pack.read_bytes())
-        data[len(data) // 2] ^= 0xFF
-        pack.chmod(0o644)
-        pack.write_bytes(data)
+    flip_in_packs(store.backend)
     with open_ref(store, ref) as reader, pytest.raises(CorruptChunkError):
         export_checkpoint(reader, tmp_path / "m.safetensors")
 
