@@ -20,6 +20,9 @@ from tests.crash.recorder import Fault, Recorder
 from tests.crash.scenarios import SCENARIOS, Scenario
 from tests.crash.world import CHUNK_BYTES, World, chunk, empty, long_file
 
+pytestmark = pytest.mark.usefixtures("store_of_files")
+"""`test_log_cuts` cuts stores with logs."""
+
 
 def recorded(scenario: Scenario, top: Path) -> tuple[World, int]:
     """Let programs do something; returns also how many calls came before what is to be cut."""

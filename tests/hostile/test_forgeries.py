@@ -55,7 +55,7 @@ def at_most(n_bytes: int) -> Iterator[None]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    store = Store.init(tmp_path)
+    store = Store.init(tmp_path, logs=False)
     with store.write_checkpoint({"w": WEIGHTS}) as save:
         save.commit(RefTarget(run_id="r", step=1))
     return tmp_path

@@ -23,9 +23,9 @@ from tensorcas_mlflow.store import Store
 TENSORS = {"w": np.arange(5000, dtype=np.float32)}
 
 
-def saved(root: Path) -> Store:
+def saved(root: Path, *, logs: bool = False) -> Store:
     """A store with one checkpoint."""
-    store = Store.init(root)
+    store = Store.init(root, logs=logs)
     save(store, TENSORS, run_id="r", step=1)
     return store
 
@@ -107,6 +107,22 @@ def test_target_of_a_linked_store_folder_stays_unchanged(folder: str, root: Path
     assert everything(outside) == before
     for act in WHO_COMES_BY[folder]:
         assert "is a symbolic link" in said[act], act
+
+
+@pytest.mark.parametrize("name", ["logs", "logs/generation", "logs/*.log"])
+def test_target_of_a_link_in_the_place_of_a_log_stays_unchanged(name: str, tmp_path: Path) -> None:
+    saved(tmp_path / "ours", logs=True)
+    saved(tmp_path / "theirs", logs=True)
+    (ours,) = (tmp_path / "ours/.tensorcas").glob(name)
+    (theirs,) = (tmp_path / "theirs/.tensorcas").glob(name)
+    ours.rename(tmp_path / "aside")
+    ours.symlink_to(theirs)
+    before = everything(tmp_path / "theirs")
+
+    said = {act: told_by(act, tmp_path / "ours") for act in ("save", "gc")}
+
+    assert everything(tmp_path / "theirs") == before
+    assert all("symbolic link" in text for text in said.values())
 
 
 def test_a_collection_deletes_no_packs_behind_a_link(root: Path, outside: Path) -> None:

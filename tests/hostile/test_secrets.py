@@ -145,6 +145,7 @@ def test_no_ref_and_no_view_of_a_ref_holds_a_secret(tmp_path: Path, capsys: pyte
     assert SECRET not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_secret_in_a_ref_of_an_earlier_release_is_not_shown(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     with store.write_checkpoint({"w": np.arange(9.0)}) as save:

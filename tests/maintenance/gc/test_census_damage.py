@@ -170,6 +170,7 @@ def test_a_dropped_step_is_not_needed_though_the_census_tells_of_it(store: Store
     assert loads(store, "ab", 0)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_ref_in_a_file_is_read_though_its_file_looks_as_it_did(local_store: Store) -> None:
     save(local_store, "ab", 0)
     other = save(local_store, "cd", 1)

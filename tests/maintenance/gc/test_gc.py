@@ -366,6 +366,7 @@ def test_a_plan_for_another_root_cannot_be_mixed_up(store: Store) -> None:
     assert list(copy.list("packs")) == []
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_manifest_that_does_not_hash_to_its_name_stops_the_collection(local_store: Store) -> None:
     # Long enough to be kept as it is, where one flipped bit of a digest leaves a manifest that reads well.
     with local_store.write_checkpoint({"w": np.arange(2500 * CHUNK_BYTES // 8)}) as pending:

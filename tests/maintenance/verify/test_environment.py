@@ -31,12 +31,16 @@ LOOKS: dict[str, Callable[[Store], Any]] = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A store with two checkpoints and a segment of its index."""
-    store = Store.init(tmp_path / "root", chunk_bytes=4096)
+    """A store with two checkpoints and a segment of its index, without logs."""
+    return filled(tmp_path / "root", logs=False)
+
+
+def filled(root: Path, *, logs: bool) -> Path:
+    store = Store.init(root, chunk_bytes=4096, logs=logs)
     for step in range(2):
         with store.write_checkpoint({"w": np.arange(5000) % 7 + step, "i": np.arange(3)}) as pending:
             pending.commit(RefTarget(run_id="run", step=step))
-    return tmp_path / "root"
+    return root
 
 
 @pytest.fixture
@@ -133,12 +137,12 @@ def test_too_little_memory_for_zstandard_is_no_damage(root: Path, look: str, mon
 
 
 @pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("folder", ["packs", "manifests", "refs"])
+@pytest.mark.parametrize("folder", ["packs", "manifests", "refs", "logs"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 def test_too_few_descriptors_are_no_damage(
-    root: Path, look: str, folder: str, number: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, look: str, folder: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store.open(root)
+    store = Store.open(filled(tmp_path, logs=folder == "logs"))
     open_file = os.open
 
     def refused(path: Any, *arguments: Any, **options: Any) -> int:
@@ -172,3 +176,19 @@ def test_permission_error_is_reported_as_such_and_not_as_damage(
         LOOKS["gc"](store)
     assert all("Permission denied" in problem.reason for problem in verify(store).problems if problem.key is not None)
     assert not any(finding.is_mended for finding in plan_repair(store).findings)
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_permission_error_of_a_log_is_raised(tmp_path: Path, look: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(filled(tmp_path, logs=True))
+    open_file = os.open
+
+    def refused(path: Any, *arguments: Any, **options: Any) -> int:
+        if ".tensorcas/logs/" in os.fspath(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+
+    with pytest.raises(BackendError, match="Permission denied"):
+        LOOKS[look](store)

@@ -117,6 +117,7 @@ def test_a_save_of_the_process_that_found_a_copy_damaged_writes_another(store: S
     assert load(store, ref)["a"].tobytes() == WANTED["a"].tobytes()
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_pack_cut_short_still_gives_what_is_left_of_it(tmp_path: Path) -> None:
     store = Store.init(tmp_path, chunk_bytes=CHUNK_BYTES)
     ref = save(store, {"a": noise(1), "b": noise(2)}, run_id="run", step=1)
@@ -129,6 +130,7 @@ def test_a_pack_cut_short_still_gives_what_is_left_of_it(tmp_path: Path) -> None
         store.read_tensors(manifest)
 
 
+@pytest.mark.usefixtures("store_of_files")
 @pytest.mark.parametrize("what", ["refs/runs", "refs/runs/run/@1"])
 def test_a_collection_takes_nothing_that_a_linked_ref_or_folder_of_refs_keeps(tmp_path: Path, what: str) -> None:
     store = Store.init(tmp_path / "root", chunk_bytes=CHUNK_BYTES)
