@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import uuid
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -259,9 +260,7 @@ class Logs:
 
     def _list(self) -> None:
         if os.path.islink(self.folder):
-            raise RefusedError(
-                "use", FOLDER, f"{self.folder!r} is a symbolic link, and nothing of a store lies behind one"
-            )
+            raise _link_error(self.folder)
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -317,14 +316,16 @@ class Logs:
 
     def _generation(self) -> _Generation | None:
         try:
-            found = os.stat(f"{self.folder}{os.sep}{_GENERATION}")
+            found = os.lstat(f"{self.folder}{os.sep}{_GENERATION}")
         except FileNotFoundError:
             return None
+        if stat.S_ISLNK(found.st_mode):
+            raise _link_error(f"{self.folder}{os.sep}{_GENERATION}")
         return found.st_dev, found.st_ino, found.st_size
 
     def begin_generation(self) -> None:
         """Make every process list the logs again."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        flags = _WRITE_LOG | os.O_CREAT | os.O_APPEND
         descriptor = os.open(f"{self.folder}{os.sep}{_GENERATION}", flags, 0o666)
         try:
             _write_all(descriptor, b".")
@@ -839,6 +840,10 @@ def forget_writers() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forget_writers)
+
+
+def _link_error(path: str) -> RefusedError:
+    return RefusedError("use", FOLDER, f"{path!r} is a symbolic link, and nothing of a store lies behind one")
 
 
 def _version(entry: LogEntry) -> int:

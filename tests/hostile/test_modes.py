@@ -145,7 +145,7 @@ def test_no_file_under_way_takes_the_place_of_another(tmp_path: Path, opened: li
     flags = [flags for path, flags in opened if flags & os.O_CREAT and path.startswith(f"{tmp_path}/.tensorcas")]
 
     assert len(flags) >= 4
-    assert all(each & os.O_EXCL or each & os.O_APPEND and each & os.O_NOFOLLOW for each in flags)
+    assert all(each & os.O_EXCL or (each & os.O_APPEND and each & os.O_NOFOLLOW) for each in flags)
 
 
 MAKERS: dict[str, Callable[[Path], Any]] = {
