@@ -52,6 +52,8 @@ class BlobInfo:
     token: Token
     is_link: bool = False
     """Whether it is a symbolic link; a link is no blob and is not followed."""
+    is_shared: bool = False
+    """Whether it shares its bytes on disk with other blobs; see `Backend.shared_bytes`."""
 
 
 Children = tuple[list[BlobInfo], list[str]]
@@ -250,6 +252,10 @@ class Backend(ABC):
             RefusedError: It does not; no store may be kept there.
         """
         return
+
+    def shared_bytes(self) -> int:
+        """Return the bytes on disk that belong to no blob alone: those of logs, large blobs in them left out."""
+        return 0
 
     def make_logs(self) -> None:
         """Turn logs on in a store that is being created, durably.

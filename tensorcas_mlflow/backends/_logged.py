@@ -427,6 +427,14 @@ class LoggedBackend(LocalBackend):
         self._refresh()
         yield from files | {entry.key for entry in self._logs.below("")}
 
+    def shared_bytes(self) -> int:
+        if not self._logs.is_on:
+            return 0
+        self._flush()
+        self._refresh()
+        with _translated("read", FOLDER):
+            return self._logs.n_bytes() - sum(e.row.size for e in self._logs.below("") if e.row.in_body)
+
     def sweep(self, older_than_s: float) -> int:
         freed = super().sweep(older_than_s)
         if self._logs.is_on:
@@ -490,4 +498,10 @@ def _in_memory(data: bytes) -> int:
 
 
 def _info(entry: LogEntry) -> BlobInfo:
-    return BlobInfo(key=entry.key, size=entry.row.size, modified_s=entry.written_s, token=entry.token)
+    return BlobInfo(
+        key=entry.key,
+        size=entry.row.size,
+        modified_s=entry.written_s,
+        token=entry.token,
+        is_shared=not entry.row.in_body,
+    )

@@ -204,6 +204,13 @@ class Logs:
         folder, _, name = path.rpartition("/")
         return folder == FOLDER and (name == _GENERATION or _FILE.fullmatch(name) is not None)
 
+    def n_bytes(self) -> int:
+        """Return the size of all files of the logs."""
+        with os.scandir(self.folder) as found:
+            return sum(
+                file.stat(follow_symlinks=False).st_size for file in found if self.is_ours(f"{FOLDER}/{file.name}")
+            )
+
     def make(self) -> None:
         """Turn logs on in a store that is being created, durably."""
         os.makedirs(self.folder, exist_ok=True)

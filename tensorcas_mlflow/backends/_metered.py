@@ -94,6 +94,9 @@ class MeteredBackend(Backend):
     def check_conditions(self) -> None:
         self.inner.check_conditions()
 
+    def shared_bytes(self) -> int:
+        return self.inner.shared_bytes()
+
     def make_logs(self) -> None:
         self.inner.make_logs()
         self.has_logs = True

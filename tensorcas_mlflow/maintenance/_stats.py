@@ -46,7 +46,7 @@ class Figures(Mapping[str, Any]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DiskUsage(Figures):
-    """Bytes of all blobs of a store, by kind, without temporary files of writers that died."""
+    """Bytes of all blobs of a store on disk, by kind, without temporary files of writers that died."""
 
     total: int
     packs: int
@@ -58,6 +58,9 @@ class DiskUsage(Figures):
     census: int
     quarantine: int
     format: int
+    logs: int
+    """Bytes of logs that belong to no blob alone: small blobs of all kinds, stored as differences, and
+    deleted blobs of logs not yet rewritten. Large blobs in a log count as their kind."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,9 +129,12 @@ def store_stats(store: Store) -> StoreStats:
 def disk_usage(backend: Backend) -> DiskUsage:
     """Add up the sizes of all blobs of a store."""
     prefixes = ("packs", "index", "manifests", "refs", "intents", "condemned", "census", "quarantine")
-    sizes = {prefix: sum(info.size for info in list_blobs(backend, prefix)) for prefix in prefixes}
+    sizes = {
+        prefix: sum(info.size for info in list_blobs(backend, prefix) if not info.is_shared) for prefix in prefixes
+    }
     settings = backend.stat("format")
     sizes["format"] = 0 if settings is None else settings.size
+    sizes["logs"] = backend.shared_bytes()
     return DiskUsage(total=sum(sizes.values()), **sizes)
 
 
