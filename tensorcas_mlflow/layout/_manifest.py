@@ -12,7 +12,7 @@ import numpy as np
 import zstandard
 
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest, digest_of
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.codecs import check_zstd_has_memory
@@ -33,9 +33,9 @@ COMPRESSED_BELOW = 64 * 1024
 
 _MAX_RECENT = 64
 _MAX_RECENT_ROWS = 4096
-_recent_streams: dict[bytes, bytes] = {}
-"""Recent small streams, by everything they are made of: an unchanged state has the same stream as before, and
-building it again takes longer than hashing the state."""
+_recent_streams: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
+"""Recent small streams without their digests, by everything else they are made of: the next step of a training changes
+only digests, and building its stream again takes longer than hashing a small state."""
 
 
 def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
@@ -52,18 +52,21 @@ def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
         said = json.dumps({"format": VERSION, **head}, sort_keys=True, separators=(",", ":"))
     except (TypeError, RecursionError) as error:
         raise ValueError(f"a checkpoint's metadata must be plain JSON values: {error}") from error
+    is_small = len(columns) <= _MAX_RECENT_ROWS
+    key = _key_without_digests(said, columns) if is_small else ()
+    digests = columns.digests.tobytes() if is_small else b""
+    if is_small and key in _recent_streams:
+        before, behind = _recent_streams[key]
+        return before + digests + behind
     from tensorcas_mlflow.layout._manifest_arrow import stream_of
 
-    if len(columns) > _MAX_RECENT_ROWS:
-        return stream_of(said, columns, max_bytes=MAX_BYTES)
-    key = _content_key(said, columns)
-    stream = _recent_streams.get(key)
-    if stream is None:
-        stream = stream_of(said, columns, max_bytes=MAX_BYTES)
-        if len(stream) < COMPRESSED_BELOW:
-            if len(_recent_streams) >= _MAX_RECENT:
-                _recent_streams.clear()
-            _recent_streams[key] = stream
+    stream = stream_of(said, columns, max_bytes=MAX_BYTES)
+    # Names and metadata may hold any bytes, so the digests may seem to lie in several places.
+    if is_small and len(stream) < COMPRESSED_BELOW and digests and stream.count(digests) == 1:
+        if len(_recent_streams) >= _MAX_RECENT:
+            _recent_streams.clear()
+        before, _, behind = stream.partition(digests)
+        _recent_streams[key] = before, behind
     return stream
 
 
@@ -142,14 +145,13 @@ def looks_like_stream(head: bytes) -> bool:
         return False
 
 
-def _content_key(said: str, columns: Columns) -> bytes:
-    """Hash everything a stream is made of: equal keys, equal streams."""
-    name_at, names = columns.names.at, columns.names.data
-    arrays = [name_at, columns.dtype, columns.shape_at, columns.sides, columns.chunk_at, columns.digests, names]
-    if columns.cuts is not None:
-        arrays += [columns.cuts.given, columns.cuts.at, columns.cuts.values]
-    about = repr((said, columns.dtypes, [(each.dtype.str, len(each)) for each in arrays]))
-    return digest_of([about.encode(), *(np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays)])
+def _key_without_digests(said: str, columns: Columns) -> tuple[Any, ...]:
+    """Return everything a stream is made of besides its digests: with equal keys and digests, streams are equal."""
+    names, cuts = columns.names, columns.cuts
+    arrays = [names.at, names.data, columns.dtype, columns.shape_at, columns.sides, columns.chunk_at]
+    if cuts is not None:
+        arrays += [cuts.given, cuts.at, cuts.values]
+    return said, columns.dtypes, *[each.tobytes() for each in arrays]
 
 
 MAX_TEXT = 200

@@ -140,6 +140,13 @@ def _digest_watched(pieces: list[memoryview], *, watch: CountBytes) -> Digests:
     return np.concatenate(parts)
 
 
+_MAX_LAYOUTS = 16
+_MAX_LAYOUT_ROWS = 4096
+_Layout = tuple[Specs, Any, Offsets, Any]
+_layouts: dict[Any, _Layout] = {}
+"""Recent layouts of arrays without cuts, by everything they are made of: the steps of a training share one."""
+
+
 def _lay_out(
     tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int
 ) -> tuple[Specs, list[Array], Any, Offsets, Any]:
@@ -149,11 +156,30 @@ def _lay_out(
         Their specs; the arrays; their cuts in bytes, if there are any; the number of the first chunk of each, and that
         of all chunks; and the sizes of all chunks.
     """
-    unknown = cuts.keys() - tensors.keys()
-    if unknown:
-        raise ValueError(f"there are cuts for missing tensors: {sorted(unknown)}")
     names = list(tensors)
     arrays = [np.asarray(array) for array in tensors.values()]
+    if cuts or len(names) > _MAX_LAYOUT_ROWS:
+        specs, at_bytes, chunk_at, sizes = _new_layout(names, arrays, cuts, chunk_bytes)
+        return specs, arrays, at_bytes, chunk_at, sizes
+    key = (chunk_bytes, *names, *[array.dtype for array in arrays], *[array.shape for array in arrays])
+    layout = _layouts.get(key)
+    if layout is None:
+        layout = _new_layout(names, arrays, cuts, chunk_bytes)
+        for each in (layout[0].dtype, layout[0].shape_offsets, layout[0].sides, *layout[2:]):
+            each.setflags(write=False)
+        if len(_layouts) >= _MAX_LAYOUTS:
+            _layouts.clear()
+        _layouts[key] = layout
+    specs, at_bytes, chunk_at, sizes = layout
+    return specs, arrays, at_bytes, chunk_at, sizes
+
+
+def _new_layout(
+    names: list[str], arrays: list[Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int
+) -> _Layout:
+    unknown = cuts.keys() - set(names)
+    if unknown:
+        raise ValueError(f"there are cuts for missing tensors: {sorted(unknown)}")
     specs = Specs.of_arrays(names, arrays)
     at_bytes = None
     if cuts:
@@ -163,7 +189,7 @@ def _lay_out(
             rows[row] = _byte_cuts(specs, row, given)
         at_bytes = row_cuts(rows)
     chunk_at = offsets_of(chunk_counts(specs.n_bytes, chunk_bytes, at_bytes))
-    return specs, arrays, at_bytes, chunk_at, chunk_sizes(specs.n_bytes, chunk_bytes, at_bytes)
+    return specs, at_bytes, chunk_at, chunk_sizes(specs.n_bytes, chunk_bytes, at_bytes)
 
 
 class TensorSource(Source):
