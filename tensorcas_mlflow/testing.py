@@ -582,6 +582,8 @@ class BackendConformance(ConcurrencyConformance):
 
         assert [info.key for info in blobs] == ["a/@k", "a/z"]
         assert names == ["b", "c"]
+        assert backend.names("a") == {"@k", "z"}
+        assert backend.names("a/d") == set()
         assert backend.list_dir("absent") == ([], [])
 
     def test_what_is_removed_is_no_longer_listed(self, backend: Backend) -> None:

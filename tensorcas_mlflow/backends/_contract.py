@@ -226,6 +226,10 @@ class Backend(ABC):
             The blobs, and the names of the next segments that hold blobs (or held blobs), both sorted.
         """
 
+    def names(self, prefix: str) -> set[str]:
+        """Return the last segments of the keys of the blobs directly below a prefix: `list_dir` without their facts."""
+        return {info.key.rpartition("/")[2] for info in self.list_dir(prefix)[0]}
+
     def paths(self) -> Iterator[str]:
         """Yield the path of every file or object below the root, in no order, even if it is no key.
 

@@ -385,6 +385,21 @@ class LocalBackend(Backend):
     def list_dir(self, prefix: str) -> Children:
         return self._list_folder(prefix)
 
+    def names(self, prefix: str) -> set[str]:
+        with _translated("list", prefix):
+            try:
+                folder = self._path(prefix)
+                _check_no_link(folder, prefix)
+                return {
+                    entry.name
+                    for entry in os.scandir(folder)
+                    if is_listed_segment(entry.name)
+                    and not entry.name.startswith(UPLOADING)
+                    and (entry.is_file(follow_symlinks=False) or entry.is_symlink())
+                }
+            except (FileNotFoundError, NotADirectoryError):
+                return set()
+
     def _list_folder(self, prefix: str) -> Children:
         blobs: list[BlobInfo] = []
         names: list[str] = []

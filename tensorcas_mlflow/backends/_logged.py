@@ -418,6 +418,15 @@ class LoggedBackend(LocalBackend):
         found = {info.key: info for info in blobs} | in_logs
         return [found[key] for key in sorted(found)], sorted({*names, *more})
 
+    def names(self, prefix: str) -> set[str]:
+        names = super().names(prefix)
+        if self._may_log(prefix):
+            self._flush()
+            self._refresh()
+            self._logs.check()
+            names |= self._logs.names(prefix)
+        return names
+
     def paths(self) -> Iterator[str]:
         if not self._logs.is_on:
             yield from super().paths()

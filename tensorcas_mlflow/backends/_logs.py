@@ -321,6 +321,11 @@ class Logs:
             blobs = [_last(self._entries[key]) for key in self._blobs_in.get(prefix, ())]
             return blobs, set(self._names_in.get(prefix, ()))
 
+    def names(self, prefix: str) -> set[str]:
+        """Return the last segments of the keys of the blobs directly below a prefix."""
+        with self._lock:
+            return {key.rpartition("/")[2] for key in self._blobs_in.get(prefix, ())}
+
     def _generation(self) -> _Generation | None:
         try:
             found = os.lstat(f"{self.folder}{os.sep}{_GENERATION}")

@@ -164,7 +164,7 @@ def unique_rows(digests: Digests) -> tuple[Digests, Any, Any]:
     order, is_new = sorted_rows(digests)
     first = order[is_new]
     inverse = np.empty(len(digests), dtype=np.intp)
-    inverse[order] = np.cumsum(is_new) - 1
+    inverse[order] = is_new.cumsum() - 1
     return np.ascontiguousarray(digests[first]), first, inverse
 
 
@@ -181,12 +181,12 @@ def sorted_rows(digests: Digests) -> tuple[Any, Any]:
         their predecessor.
     """
     prefix = prefixes(digests)
-    order = np.argsort(prefix, kind="stable")
+    order = prefix.argsort(kind="stable")
     ranked = prefix[order]
     is_new = np.ones(len(order), dtype=bool)
     is_new[1:] = ranked[1:] != ranked[:-1]
-    again = np.flatnonzero(~is_new)
-    if (digests[order[again]] != digests[order[again - 1]]).any():
+    again = (~is_new).nonzero()[0]
+    if len(again) and (digests[order[again]] != digests[order[again - 1]]).any():
         # Different digests with equal prefixes: not a product of chance, but anybody may write them into a manifest.
         keys = np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()
         order = np.argsort(keys, kind="stable")

@@ -231,7 +231,7 @@ def chunk_begins(sizes: Offsets, at: Offsets) -> Offsets:
         at: Number of the first chunk of each tensor, and, last, the number of all chunks.
     """
     begins = offsets_of(sizes)
-    return begins[:-1] - np.repeat(begins[at[:-1]], np.diff(at))
+    return begins[:-1] - begins[at[:-1]].repeat(at[1:] - at[:-1])
 
 
 def _n_chunks(n_bytes: Offsets, chunk_bytes: int) -> Offsets:
@@ -256,7 +256,7 @@ def _pieces(n_bytes: Offsets, cuts: RowCuts) -> tuple[Offsets, Offsets]:
 def offsets_of(counts: Any) -> Offsets:
     """Return the starts of adjacent stretches of these lengths, and, last, the end of the last one."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=offsets[1:])
+    np.add.accumulate(counts, out=offsets[1:])
     return offsets
 
 
@@ -272,6 +272,9 @@ def distinct(numbers: Any) -> Offsets:
 
     `numpy.unique` does the same, but imports masked arrays on its first call, a longer work than reading a manifest.
     """
-    ordered = np.sort(numbers, axis=None)
-    found: Offsets = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    ordered = np.array(numbers).ravel()
+    ordered.sort()
+    is_new = np.ones(len(ordered), dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
+    found: Offsets = ordered[is_new]
     return found

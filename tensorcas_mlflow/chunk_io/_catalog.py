@@ -30,6 +30,7 @@ from tensorcas_mlflow.layout import (
     as_names,
     as_rows,
     drawn_s,
+    is_blob_key,
     is_delta,
     list_blobs,
     list_packs,
@@ -48,7 +49,7 @@ _N_REMEMBERED = 4
 
 def distinct(numbers: Any) -> list[int]:
     """Return the distinct small numbers, ascending. The first `numpy.unique` of a process takes 16 ms."""
-    which: list[int] = np.flatnonzero(np.bincount(numbers)).tolist()
+    which: list[int] = np.bincount(numbers).nonzero()[0].tolist()
     return which
 
 
@@ -114,7 +115,8 @@ def find_places(tables: Sequence[Table], digests: Digests, without: Collection[s
         without: Packs to ignore, together with deltas based on them.
     """
     places = _find(tables, digests, without)
-    waiting = [(np.flatnonzero(places.found & is_delta(places.entries)), frozenset(without))]
+    deltas = (places.found & is_delta(places.entries)).nonzero()[0]
+    waiting = [(deltas, frozenset(without))] if len(deltas) else []
     while waiting:
         rows, besides = waiting.pop()
         is_whole, _ = find_chains(tables, places.some(rows), without)
@@ -136,13 +138,15 @@ def find_bases(tables: Sequence[Table], deltas: Entries, without: Collection[str
         without: Packs to ignore.
     """
     bases = np.ascontiguousarray(deltas["base_digest"])
-    names, pack = np.unique(as_names(deltas["base_pack"]), return_inverse=True)
-    packs = [name.tobytes().hex() for name in names]
+    names = as_names(deltas["base_pack"]).tolist()
+    order = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    pack = np.array([order[name] for name in names], dtype=np.int64)
+    packs = [name.hex() for name in order]
     usable = np.array([name not in without for name in packs], dtype=bool)[pack]
     found, entries = np.zeros(len(deltas), dtype=bool), np.zeros(len(deltas), dtype=ENTRY)
     for table in tables:
         number = np.array([table.numbers.get(name, -1) for name in packs], dtype=np.int64)[pack]
-        open_ = np.flatnonzero(usable & ~found & (number >= 0))
+        open_ = (usable & ~found & (number >= 0)).nonzero()[0]
         if len(open_) == 0:
             continue
         rows = table.find(bases[open_], packs=number[open_])
@@ -165,12 +169,12 @@ def find_chains(tables: Sequence[Table], places: Places, without: Collection[str
         For each found chunk whether every chunk needed to decode it is known; and the packs of these.
     """
     is_whole, packs = places.found.copy(), set[str]()
-    open_ = np.flatnonzero(places.found & is_delta(places.entries))
+    open_ = (places.found & is_delta(places.entries)).nonzero()[0]
     deltas = places.entries[open_]
     while len(open_):
         bases = find_bases(tables, deltas, without)
         is_whole[open_[~bases.found]] = False
-        packs.update(bases.packs[number] for number in np.unique(bases.pack[bases.found]))
+        packs.update([bases.packs[number] for number in distinct(bases.pack[bases.found])])
         deeper = bases.found & is_delta(bases.entries)
         open_, deltas = open_[deeper], bases.entries[deeper]
     return is_whole, packs
@@ -205,7 +209,7 @@ def _find(tables: Sequence[Table], digests: Digests, without: Collection[str]) -
     pack = np.zeros(len(digests), dtype=np.int64)
     entries = np.zeros(len(digests), dtype=ENTRY)
     for table in reversed(tables):
-        open_ = np.flatnonzero(~found)
+        open_ = (~found).nonzero()[0]
         if len(open_) == 0:
             break
         rows = table.find(digests[open_], table.without(without))
@@ -335,6 +339,8 @@ class Catalog:
         self._segments: set[str] = set()
         self._loose: dict[str, str | None] = {}
         """Packs outside of shared segments, by name, each with the key of its own index blob if it has one."""
+        self._listed: set[str] = set()
+        """Names of the blobs of the index in the last listing, all read; empty after one that was not."""
         self._gone: set[str] = set()
         self._unreadable: set[str] = set()
         """Packs with damaged tables."""
@@ -359,6 +365,7 @@ class Catalog:
             other._tables, other._hints = list(self._tables), list(self._hints)
             other._packs, other._segments = set(self._packs), set(self._segments)
             other._loose, other._lost = dict(self._loose), dict(self._lost)
+            other._listed = self._listed
             other._gone, other._unreadable = set(self._gone), set(self._unreadable)
             other._distrusted, other._newest = set(self._distrusted), self._newest
             other._has_bad_segments = self._has_bad_segments
@@ -555,20 +562,28 @@ class Catalog:
 
     def _read_index(self) -> bool:
         """List the index once; return whether all listed blobs still existed when read."""
+        listed = self._backend.names("index")
+        if not self._listed:
+            self._loose.clear()
+        for gone in self._listed - listed:
+            self._loose.pop(gone.partition(".")[0], None)
         loose: list[str] = []
         is_whole = True
-        self._loose.clear()
-        for info in list(list_blobs(self._backend, "index")):
-            name, _, ending = info.key.removeprefix("index/").partition(".")
+        # Each of many small saves adds one marker, so most of the listing is known.
+        for file in sorted(listed - self._listed):
+            name, _, ending = file.partition(".")
+            key = f"index/{file}"
+            if not is_blob_key(key):
+                continue
             if ending == "loose":
-                self._loose[name] = info.key
+                self._loose[name] = key
                 loose.append(name)
-            elif ending == "arrow":
-                if name not in self._segments and not self._load_segment(name, info.key):
-                    is_whole = False
-                elif name in self._packs:
-                    self._loose[name] = info.key
+            elif name not in self._segments and not self._load_segment(name, key):
+                is_whole = False
+            elif name in self._packs:
+                self._loose[name] = key
         self._load_packs(dict.fromkeys(loose))
+        self._listed = listed if is_whole else set()
         if self._has_bad_segments:
             self._load_packs(dict(list_packs(self._backend)))
             self._has_bad_segments = False

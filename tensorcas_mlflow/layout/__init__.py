@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         artifact_prefix,
         as_step,
         find_strangers,
+        is_blob_key,
         label_of,
         list_blobs,
         list_dir,
@@ -147,8 +148,8 @@ _NAMES = {
         "read_segment segment_bytes segment_head_bytes with_bases"
     ),
     "_keys": (
-        "DEFAULT_NAME STAND_INS STEP_TEXT artifact_key artifact_prefix as_step find_strangers label_of list_blobs "
-        "list_dir step_of_text step_text strangers_text"
+        "DEFAULT_NAME STAND_INS STEP_TEXT artifact_key artifact_prefix as_step find_strangers is_blob_key label_of "
+        "list_blobs list_dir step_of_text step_text strangers_text"
     ),
     "_manifest": "MAX_BYTES Manifest",
     "_manifest_arrow": "MANIFEST_SCHEMA",

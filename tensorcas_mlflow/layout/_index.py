@@ -110,11 +110,12 @@ class Table:
         Returns:
             For each digest the row of one copy, or -1.
         """
-        found = np.full(len(digests), -1, dtype=np.int64)
+        found = np.empty(len(digests), dtype=np.int64)
+        found.fill(-1)
         if len(self.entries) == 0 or len(digests) == 0:
             return found
         wanted = prefixes(digests)
-        row = np.searchsorted(self.prefix, wanted)
+        row = self.prefix.searchsorted(wanted)
         stored, sought = self.entries.getfield(_KEY), np.ascontiguousarray(digests).view(_KEY).ravel()
         open_ = np.arange(len(digests))
         # Equal prefixes are nearly always equal digests; the loop repeats only for further copies or a collision.
@@ -168,7 +169,7 @@ def make_table(parts: Mapping[str, Entries]) -> Table:
     if not parts:
         return EMPTY
     entries = np.concatenate(list(parts.values()))
-    pack = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts.values()])
+    pack = np.arange(len(parts), dtype=np.uint32).repeat([len(part) for part in parts.values()])
     return _sorted(tuple(parts), pack, entries)
 
 

@@ -199,7 +199,7 @@ def _is_aligned(payload: Packed) -> bool:
 def _table_bytes(entries: Entries) -> bytes:
     """Write a table: every entry without its base, and then the bases of the deltas."""
     rows = entries.view(np.uint8).reshape(-1, ENTRY.itemsize)[:, : TABLE_ENTRY.itemsize]
-    deltas = np.flatnonzero(is_delta(entries))
+    deltas = is_delta(entries).nonzero()[0]
     bases = np.zeros(len(deltas), dtype=_BASE)
     bases["row"] = deltas
     for field in ("base_pack", "base_digest"):

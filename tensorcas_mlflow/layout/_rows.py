@@ -328,7 +328,7 @@ class Columns(Specs):
 
     def rows_of(self, chunks: Any) -> Any:
         """Return the row of each of these chunks, given by number."""
-        return np.searchsorted(self.chunk_at[1:], chunks, side="right")
+        return self.chunk_at[1:].searchsorted(chunks, side="right")
 
     def equal(self, rows: Any, other: Columns, other_rows: Any) -> Any:
         """Compare rows with as many of other columns, one to one.

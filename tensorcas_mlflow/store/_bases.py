@@ -13,6 +13,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
+from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog, ChunkReader, Places
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import (
@@ -126,7 +127,7 @@ class Ancestry:
         levels = [catalog.find_sound(digests, excluded)]
         while True:
             level = levels[-1]
-            rows = np.flatnonzero(level.found & is_delta(level.entries))
+            rows = (level.found & is_delta(level.entries)).nonzero()[0]
             if len(rows) == 0:
                 return cls(levels=levels)
             bases = catalog.find_bases(level.entries[rows], excluded)
@@ -139,7 +140,7 @@ class Ancestry:
     def packs(self) -> frozenset[str]:
         """Return all packs with any of these copies."""
         return frozenset(
-            level.packs[number] for level in self.levels for number in np.unique(level.pack[level.found]).tolist()
+            level.packs[number] for level in self.levels for number in distinct(level.pack[level.found]).tolist()
         )
 
     def some(self, rows: Any) -> Ancestry:
@@ -150,7 +151,7 @@ class Ancestry:
         """Begin each chain with its nearest chunk within a depth; there is one, unless nothing is found."""
         levels = list(self.levels)
         while True:
-            deep = np.flatnonzero(levels[0].found & (levels[0].entries["depth"] > depth))
+            deep = (levels[0].found & (levels[0].entries["depth"] > depth)).nonzero()[0]
             if len(deep) == 0:
                 return Ancestry(levels=levels)
             nothing = levels[-1].some(deep).nowhere()
@@ -237,7 +238,7 @@ class BasePlan:
 
     def has(self, chunks: Any) -> Mask:
         """Return for each of some chunks whether it has a candidate."""
-        at = np.minimum(np.searchsorted(self._chunks, chunks), max(0, len(self._chunks) - 1))
+        at = np.minimum(self._chunks.searchsorted(chunks), max(0, len(self._chunks) - 1))
         return self._chunks[at] == chunks if len(self._chunks) else np.zeros(len(chunks), dtype=bool)
 
     def behind(self, chunk: int, depth: int | None) -> list[tuple[int, Buffer]]:
@@ -247,7 +248,7 @@ class BasePlan:
             chunk: A chunk with a candidate.
             depth: Return only the nearest within this depth; None for all up to one stored in full.
         """
-        chain = self._ancestry(np.searchsorted(self._chunks, [chunk])).chain(0)
+        chain = self._ancestry(self._chunks.searchsorted([chunk])).chain(0)
         if not chain or chain[0][0] > MAX_DEPTH:
             return []
         if depth is not None:
@@ -267,10 +268,10 @@ class BasePlan:
             digests: Digests of the chunks themselves; no chunk is its own base.
             depth: Maximum depth of a base: a deeper candidate is replaced by the nearest behind it within this depth.
         """
-        rows = np.searchsorted(self._chunks, chunks)
+        rows = self._chunks.searchsorted(chunks)
         found = self._nearest_within(rows, depth)
         is_usable = self._is_held(found) & _differ(self._candidates[rows], digests) & _differ(_digests(found), digests)
-        usable = np.flatnonzero(is_usable)
+        usable = is_usable.nonzero()[0]
         data = self._remembered(found.some(usable))
         if data is None:
             nearest = found.levels[0]
@@ -360,7 +361,7 @@ class BaselessTensors:
             new: See the attribute.
         """
         columns = source.columns
-        numbers = np.unique(columns.rows_of(new))
+        numbers = distinct(columns.rows_of(new))
         numbers = numbers[columns.n_bytes[numbers] >= LEAST_ROW_BYTES]
         is_tensor = np.array([name is not None for name in columns.dtypes], dtype=bool)[columns.dtype[numbers]]
         if source.first_row is not None:
@@ -379,7 +380,7 @@ class BaselessTensors:
     def chunks_of(self, number: int) -> tuple[Any, Any]:
         """Return the new chunks of a tensor: their numbers, and those counted from its own first chunk."""
         begin, end = (int(at) for at in self.source.columns.chunk_at[number : number + 2])
-        mine = self.new[np.searchsorted(self.new, begin) : np.searchsorted(self.new, end)]
+        mine = self.new[slice(*self.new.searchsorted((begin, end)).tolist())]
         return mine, mine - begin
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend, Token
 from tensorcas_mlflow.base.digest import Buffer, Digests, unique_rows
+from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CheckpointExistsError, FencedError
 from tensorcas_mlflow.layout import (
@@ -88,7 +89,7 @@ def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Conde
             # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
             seen |= catalog.refresh()
         places = catalog.find_sound(digests, doomed)
-        used = {pack_key(places.packs[number]) for number in np.unique(places.pack[places.found])}
+        used = {pack_key(places.packs[number]) for number in distinct(places.pack[places.found]).tolist()}
         # A delta without its base is no copy.
         used |= set(map(pack_key, catalog.find_chains(places)[1]))
         gone = backend.missing(used - seen)

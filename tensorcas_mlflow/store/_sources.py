@@ -100,7 +100,8 @@ class Source(ABC):
         chunks = np.asarray(chunks, dtype=np.int64)
         rows = self.columns.rows_of(chunks)
         itemsizes = self.itemsizes[rows]
-        begins_row = np.diff(rows, prepend=-1) != 0
+        begins_row = np.ones(len(rows), dtype=bool)
+        np.not_equal(rows[1:], rows[:-1], out=begins_row[1:])
         data_of = self._reader()
         for begin, end in pairwise(_borders(self.sizes[chunks], most_bytes, most)):
             part = slice(begin, end)
@@ -174,9 +175,7 @@ def _lay_out(
     return specs, arrays, at_bytes, chunk_at, sizes
 
 
-def _new_layout(
-    names: list[str], arrays: list[Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int
-) -> _Layout:
+def _new_layout(names: list[str], arrays: list[Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int) -> _Layout:
     unknown = cuts.keys() - set(names)
     if unknown:
         raise ValueError(f"there are cuts for missing tensors: {sorted(unknown)}")
@@ -218,7 +217,7 @@ class TensorSource(Source):
         """
         specs, self._arrays, at_bytes, chunk_at, self.sizes = _lay_out(tensors, cuts, chunk_bytes)
         self._ends = chunk_begins(self.sizes, chunk_at) + self.sizes
-        self._is_small = (specs.n_bytes <= _SMALL_BYTES) & (np.diff(chunk_at) == 1)
+        self._is_small = (specs.n_bytes <= _SMALL_BYTES) & (chunk_at[1:] - chunk_at[:-1] == 1)
         self._kept: memoryview | None = None
         """The hashed copies of small arrays, one after the other; None if there are many."""
         self._kept_ends = offsets_of(np.where(self._is_small, specs.n_bytes, 0))[1:]
@@ -229,7 +228,7 @@ class TensorSource(Source):
 
     def _hash(self, chunk_at: Offsets, hash_all: Callable[[list[memoryview]], Digests], *, keeps: bool) -> Digests:
         digests = np.empty((len(self.sizes), DIGEST_BYTES), dtype=np.uint8)
-        small = np.flatnonzero(self._is_small)
+        small = self._is_small.nonzero()[0]
         arrays = [self._arrays[row] for row in small.tolist()]
         if keeps:
             chunks = chunk_at[small]
@@ -241,7 +240,7 @@ class TensorSource(Source):
         # and the copies are dropped.
         together: list[int] = []
         pieces: list[memoryview] = []
-        for row in np.flatnonzero(~self._is_small & (np.diff(chunk_at) > 0)).tolist():
+        for row in (~self._is_small & (chunk_at[1:] > chunk_at[:-1])).nonzero()[0].tolist():
             numbers = range(int(chunk_at[row]), int(chunk_at[row + 1]))
             mine = self._cut(bytes_of(self._arrays[row]), numbers)
             if self._arrays[row].flags.c_contiguous:
@@ -392,7 +391,9 @@ def _borders(sizes: Any, most_bytes: int, most: int) -> list[int]:
     """Split chunks, given by their sizes, into groups of neighbours; return each start and, last, the end of all."""
     if not len(sizes):
         return []
-    ends = np.cumsum(sizes)
+    ends = sizes.cumsum()
+    if ends[-1] <= most_bytes and len(sizes) <= most:
+        return [0, len(sizes)]
     borders = [0]
     while (begin := borders[-1]) < len(sizes):
         before = int(ends[begin - 1]) if begin else 0
