@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each, prefixes
+from tensorcas_mlflow.base.digest import Buffer, Digests, digest_each, prefixes
 from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
@@ -287,18 +287,30 @@ class RecentChunks:
             chunks = [self._chunks[key] for key in keys]
         return chunks if np.array_equal(digest_each(chunks), digests) else None
 
-    def are_whole(self, places: Places) -> bool:
+    def are_whole(self, levels: Sequence[Places]) -> bool:
         """Read the stored bytes of the found copies, and check that they are unchanged."""
-        for row in np.flatnonzero(places.found).tolist():
-            entry, number = places.entries[row], int(places.pack[row])
-            payload = memoryview(bytearray(int(entry["stored_bytes"])))
-            try:
-                self._backend.read_into(pack_key(places.packs[number]), int(entry["offset"]), payload)
-            except (BlobNotFoundError, FormatError, BackendError):
-                return False
-            if digest(payload)[:STORED_DIGEST_BYTES] != entry["stored_digest"].tobytes():
-                return False
-        return True
+        payloads: list[Buffer] = []
+        wanted = [np.empty((0, STORED_DIGEST_BYTES), np.uint8)]
+        try:
+            with self._backend.reading_together():
+                for places in levels:
+                    for pack, rows in places.by_pack(places.found.nonzero()[0]):
+                        payloads += self._stored(pack, places.entries[rows])
+                        wanted.append(places.entries["stored_digest"][rows])
+        except (BlobNotFoundError, FormatError, BackendError):
+            return False
+        return np.array_equal(digest_each(payloads)[:, :STORED_DIGEST_BYTES], np.concatenate(wanted))
+
+    def _stored(self, pack: str, entries: Entries) -> list[Buffer]:
+        """Read payloads of one pack, all at once if they are neighbours."""
+        begins = entries["offset"].astype(np.int64)
+        ends = begins + entries["stored_bytes"]
+        first, last = int(begins.min()), int(ends.max())
+        if last - first > 2 * int(entries["stored_bytes"].sum()) and len(entries) > 1:
+            return [payload for at in range(len(entries)) for payload in self._stored(pack, entries[at : at + 1])]
+        area = memoryview(bytearray(last - first))
+        self._backend.read_into(pack_key(pack), first, area)
+        return [area[begin - first : end - first] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
 
 _MERGED_AT = 8

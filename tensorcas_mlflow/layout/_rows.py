@@ -235,6 +235,11 @@ class Specs:
         is_complex = [name is not None and name.lstrip("<>").startswith("complex") for name in self.dtypes]
         return self._of_dtypes(np.where(is_complex, np.array(sizes) // 2, sizes))
 
+    @Lazy
+    def is_tensor(self) -> Any:
+        """For each row whether it is a tensor, not plain bytes."""
+        return np.array([name is not None for name in self.dtypes], dtype=bool)[self.dtype]
+
     def _of_dtypes(self, numbers: Any) -> Offsets:
         """Return for each row the value of its dtype."""
         if len(self.dtypes) == 1:
@@ -293,6 +298,19 @@ class Columns(Specs):
             chunk_at=offsets_of([len(row.digests) for row in rows]),
             digests=np.concatenate([np.empty((0, DIGEST_BYTES), np.uint8), *(row.digests for row in rows)]),
             cuts=row_cuts([row.cuts for row in rows]),
+        )
+
+    def is_laid_out_like(self, other: Columns) -> bool:
+        """Tell whether rows without cuts are those of another object, digests aside: both hold the same arrays."""
+        return (
+            self.cuts is None
+            and other.cuts is None
+            and self.names is other.names
+            and self.dtypes is other.dtypes
+            and self.dtype is other.dtype
+            and self.sides is other.sides
+            and self.shape_offsets is other.shape_offsets
+            and self.chunk_offsets is other.chunk_offsets
         )
 
     def check_chunks(self, chunk_bytes: int) -> None:

@@ -316,9 +316,7 @@ class BasePlan:
     def _remembered(self, found: Ancestry) -> Sequence[Buffer | None] | None:
         """Return chunks this process has just stored; None if it has not, or if its stored copies are unreadable."""
         chunks = self._catalog.recent.find(_digests(found))
-        if chunks is None or not all(self._catalog.recent.are_whole(level) for level in found.levels):
-            return None
-        return chunks
+        return None if chunks is None or not self._catalog.recent.are_whole(found.levels) else chunks
 
     def _read(self, digests: Digests, sizes: list[int]) -> Sequence[Buffer | None]:
         """Read chunks, each verified; return none of them if any is unreadable: then nothing uses them as bases."""
@@ -363,7 +361,7 @@ class BaselessTensors:
         columns = source.columns
         numbers = distinct(columns.rows_of(new))
         numbers = numbers[columns.n_bytes[numbers] >= LEAST_ROW_BYTES]
-        is_tensor = np.array([name is not None for name in columns.dtypes], dtype=bool)[columns.dtype[numbers]]
+        is_tensor = columns.is_tensor[numbers]
         if source.first_row is not None:
             is_tensor |= np.array([columns.name(number) != "" for number in numbers.tolist()], dtype=bool)
         numbers = numbers[is_tensor][:_MOST_ROWS]
@@ -440,6 +438,18 @@ def plan_bases(
     return plan or None
 
 
+def plan_on_the_same_rows(
+    catalog: Catalog, reader: ChunkReader, source: Source, new: Any, parent: Manifest
+) -> BasePlan | None:
+    """Find possible bases like `plan_bases`, in a checkpoint with the rows of the save in the same order."""
+    columns = source.columns
+    is_wanted = columns.is_tensor & (columns.n_bytes >= LEAST_ROW_BYTES)
+    chunks = new[is_wanted[columns.rows_of(new)]]
+    if not len(chunks):
+        return None
+    return BasePlan(catalog, reader, chunks, np.ascontiguousarray(parent.digests[chunks])) or None
+
+
 _N_LATEST = 3
 _N_LOOKED_AT = 48
 """Number of refs to check; a logged model is some ten files, and one of them holds its tensors."""
@@ -492,7 +502,12 @@ class Parents:
         store = self.store
         if store.backend.is_remote or store.backend.is_carrier:
             return None
-        wanted = BaselessTensors.of(source, new[source.holds(new)])
+        new = new[source.holds(new)]
+        last = None if self.series is None else RECENT.named(store.id, self.series)
+        if last is not None and self._has_rows_of(source, last):
+            self.nearest = last
+            return plan_on_the_same_rows(store.catalog, store.chunks, source, new, last)
+        wanted = BaselessTensors.of(source, new)
         if not wanted.rows:
             return None
         plan = None
@@ -504,6 +519,14 @@ class Parents:
             if self.nearest is not None:
                 plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
         return plan
+
+    def _has_rows_of(self, source: Source, last: Manifest) -> bool:
+        """Tell whether the last checkpoint of the series has the very rows of a save, as the steps of a loop have."""
+        return (
+            source.first_row is None
+            and last.chunk_bytes == self.store.chunk_bytes
+            and source.columns.is_laid_out_like(last.columns)
+        )
 
     def note(self, manifest: Manifest) -> None:
         """Remember a committed manifest."""

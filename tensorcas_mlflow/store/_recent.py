@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import numpy as np
-
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.layout import Manifest
 
@@ -19,8 +17,7 @@ LEAST_ROW_BYTES = 16 << 10
 def may_be_base(manifest: Manifest) -> bool:
     """Tell whether a manifest has tensors useful as bases."""
     columns = manifest.columns
-    is_tensor = np.array([name is not None for name in columns.dtypes], dtype=bool)
-    return bool((is_tensor[columns.dtype] & (columns.n_bytes >= LEAST_ROW_BYTES)).any())
+    return bool((columns.is_tensor & (columns.n_bytes >= LEAST_ROW_BYTES)).any())
 
 
 class RecentManifests:

@@ -166,7 +166,8 @@ def _lay_out(
     layout = _layouts.get(key)
     if layout is None:
         layout = _new_layout(names, arrays, cuts, chunk_bytes)
-        for each in (layout[0].dtype, layout[0].shape_offsets, layout[0].sides, *layout[2:]):
+        specs = layout[0]
+        for each in (specs.names.at, specs.dtype, specs.shape_offsets, specs.sides, *layout[2:]):
             each.setflags(write=False)
         if len(_layouts) >= _MAX_LAYOUTS:
             _layouts.clear()
