@@ -11,6 +11,7 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 | `_ways` | choice of a way to read, as a printable `ReadPlan` |
 | `_decode` | batches in columns; the compiled core, and Python where it is missing or a chunk fails |
 | `_fetch` | one load: reads of packs and of the cache, and the damage found |
+| `_screen` | verification of many stored chunks that nobody keeps |
 | `_map` | memory-mapped tensors |
 | `_cache`, `_cache_files` | the chunk cache on local disk |
 | `_tensors_file` | self-contained files |
@@ -22,8 +23,9 @@ from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, CacheHits, ExtentCache
-    from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places
+    from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places, find_bases
     from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader, names_of
+    from tensorcas_mlflow.chunk_io._screen import find_sound
     from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
     from tensorcas_mlflow.chunk_io._ways import (
         LEAST_ASKED_BYTES,
@@ -44,8 +46,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_cache": "CachedPack CachedRead CacheFill CacheHits ExtentCache",
-    "_catalog": "MOST_SAVED_BYTES Catalog Places",
+    "_catalog": "MOST_SAVED_BYTES Catalog Places find_bases",
     "_read": "ChunkOwner ChunkReader names_of",
+    "_screen": "find_sound",
     "_tensors_file": "TensorsFile",
     "_ways": (
         "LEAST_ASKED_BYTES MAX_GAP_BYTES MAX_READ_BYTES WAYS Extent PackRead ReadPlan Situation Way WayChoice "

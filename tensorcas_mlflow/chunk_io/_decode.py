@@ -7,7 +7,7 @@ fault.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,11 @@ import numpy as np
 from tensorcas_mlflow import native
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest
 from tensorcas_mlflow.base.tensors import offsets_of, ranges
-from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
+from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.codecs import RAW, codec_numbered
 from tensorcas_mlflow.errors import BlobNotFoundError, FormatError
-from tensorcas_mlflow.layout import bases_of, is_delta, pack_key
+from tensorcas_mlflow.layout import Entries, bases_of, is_delta, pack_key
 
 READ = np.dtype([("start", "<u8"), ("n_bytes", "<u8"), ("source", "<i4"), ("kind", "<u4")])
 LINK = np.dtype([("begin", "<u8"), ("n_stored", "<u4"), ("read", "<u4"), ("codec", "<u4"), ("unused", "<u4")])
@@ -37,6 +37,8 @@ CHUNK = np.dtype(
 PART = np.dtype([("first_read", "<u4"), ("last_read", "<u4"), ("first_chunk", "<u4"), ("last_chunk", "<u4")])
 MEMORY, FILE, DIRECT = range(3)
 """Kinds of reads: bytes in memory, and reads of a descriptor, the last of one opened with O_DIRECT."""
+NOWHERE = 0xFFFFFFFF
+"""The block of a chunk that is verified and not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,12 @@ class ChainLinks:
     """For each chunk the number of its first link; and at the end the number of all."""
 
     @classmethod
-    def of(cls, catalog: Catalog, places: Places) -> ChainLinks:
+    def of(cls, find_bases: Callable[[Entries], Places], places: Places) -> ChainLinks:
         """Follow chunks to the ends of their chains.
+
+        Args:
+            find_bases: Looks up the bases of deltas, such as `Catalog.find_bases`.
+            places: The chunks.
 
         Raises:
             BlobNotFoundError: A pack lacks the base a delta names, as far as is known.
@@ -72,7 +78,7 @@ class ChainLinks:
         levels, chains = [places], [np.arange(len(places.found))]
         while (at := np.flatnonzero(is_delta(levels[-1].entries))).size:
             entries = levels[-1].entries[at]
-            bases = catalog.find_bases(entries)
+            bases = find_bases(entries)
             if not bases.found.all():
                 raise BlobNotFoundError(pack_key(bases_of(entries[~bases.found])[0].pack))
             levels.append(bases)
@@ -226,7 +232,7 @@ def decode(
 
     Args:
         links: The links of all wanted chunks.
-        wanted: All wanted chunks. A chunk that fails leaves its memory untouched.
+        wanted: All wanted chunks. A chunk that fails leaves its memory untouched. A target without memory keeps none.
         batch: The parts.
         source: For each read its descriptor, -1 for a file that could not be opened, or the number of its buffer.
         base: For each read the start of its pack in the file; a pack may lie in a log.
@@ -248,7 +254,8 @@ def decode(
     table["n_stored"], table["codec"] = entries["stored_bytes"][batch.links], entries["codec"][batch.links]
     chunks = np.empty(len(batch.chunks), dtype=CHUNK)
     target = wanted.target
-    chunks["start"], chunks["block"] = target.start[batch.chunks], target.block[batch.chunks]
+    chunks["start"] = target.start[batch.chunks]
+    chunks["block"] = target.block[batch.chunks] if target.blocks else NOWHERE
     chunks["n_bytes"], chunks["n_links"] = target.n_bytes[batch.chunks], batch.n_links
     chunks["first_link"] = batch.n_links.cumsum() - batch.n_links
     chunks["digest"] = wanted.digests[batch.chunks]

@@ -167,6 +167,21 @@ class Load:
         of_link[order] = is_good[is_first.cumsum() - 1]
         return np.flatnonzero(~np.logical_and.reduceat(of_link, links.begins[:-1])) if len(order) else order
 
+    def undecodable(self, links: ChainLinks, wanted: Wanted) -> Any:
+        """Read, decode and verify chunks of this machine's files with the compiled core; needs `can_decode`.
+
+        Args:
+            links: The links of all wanted chunks.
+            wanted: The chunks; a target without memory keeps none.
+
+        Returns:
+            The numbers of the chunks that failed, and of those that need another way than files.
+
+        Raises:
+            BlobNotFoundError: A pack is gone.
+        """
+        return _Reading(self, links, wanted).run_in_core()
+
     def plan(self, links: ChainLinks, sizes: Any) -> list[tuple[WayChoice, list[Any]]]:
         """Plan the reading of chunks: of those without bases by their packs, and of deltas in their order.
 
@@ -321,6 +336,11 @@ class Load:
         return block
 
 
+_Parts = tuple[WayChoice, list[Any]]
+"""A way, and the chunks of each part to read in it."""
+_NO_CHUNKS = np.empty(0, dtype=np.int64)
+
+
 class _Reading:
     """The reading of some chunks within a load."""
 
@@ -332,19 +352,33 @@ class _Reading:
 
     def run(self) -> list[Damage]:
         """Read and decode; return the damage."""
+        for waits, for_core, others in self._planned():
+            # Python finds out the reasons of failures, chunk by chunk.
+            for chunk in self._run_in_core(for_core, waits=waits).tolist():
+                self._run_part(PLAIN_READ, np.array([chunk]))
+            self._run_in_python([(choice, part) for choice, parts in others for part in parts], waits=waits)
+        return self._damaged
+
+    def run_in_core(self) -> Any:
+        """Read what the core can read; return the numbers of the chunks that failed, and of all others."""
+        left = [_NO_CHUNKS]
+        for waits, for_core, others in self._planned():
+            left += [self._run_in_core(for_core, waits=waits), *(part for _, parts in others for part in parts)]
+        return np.concatenate(left)
+
+    def _planned(self) -> Iterator[tuple[bool, list[_Parts], list[_Parts]]]:
+        """Plan the reading; yield whether threads wait for a disk, the parts for the core, and the other parts."""
         planned = self._load.plan(self._links, self._wanted.target.n_bytes)
         for waits in (False, True):
             chosen = [(choice, parts) for choice, parts in planned if choice.waits == waits and parts]
             is_for_core = [can_decode() and self._load.is_local and choice.is_of_file for choice, _ in chosen]
-            self._run_in_core([each for each, is_of in zip(chosen, is_for_core, strict=True) if is_of], waits=waits)
-            others = [each for each, is_of in zip(chosen, is_for_core, strict=True) if not is_of]
-            self._run_in_python([(choice, part) for choice, parts in others for part in parts], waits=waits)
-        return self._damaged
+            for_core = [each for each, is_of in zip(chosen, is_for_core, strict=True) if is_of]
+            yield waits, for_core, [each for each, is_of in zip(chosen, is_for_core, strict=True) if not is_of]
 
-    def _run_in_core(self, chosen: Sequence[tuple[WayChoice, list[Any]]], *, waits: bool) -> None:
-        """Read local files, decode and verify, all in the compiled core."""
+    def _run_in_core(self, chosen: Sequence[_Parts], *, waits: bool) -> Any:
+        """Read local files, decode and verify, all in the compiled core; return the numbers of the failed chunks."""
         if not chosen:
-            return
+            return _NO_CHUNKS
         ways = [choice for choice, parts in chosen for _ in parts]
         parts = [part for _, parts in chosen for part in parts]
         numbers = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -354,9 +388,7 @@ class _Reading:
         failed: list[Any] = []
         for first, stop in _calls(batch):
             failed.append(self._call_core(batch.some(first, stop), ways[first:stop], many))
-        # Python finds out the reasons, chunk by chunk.
-        for chunk in np.concatenate(failed).tolist():
-            self._run_part(PLAIN_READ, np.array([chunk]))
+        return np.concatenate(failed)
 
     def _call_core(self, batch: Batch, ways: Sequence[WayChoice], many: int) -> Any:
         """Run one batch in the compiled core; return the numbers of the failed chunks."""

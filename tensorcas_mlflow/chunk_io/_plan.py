@@ -80,7 +80,7 @@ class Target:
 
     @classmethod
     def of_sizes(cls, n_bytes: Offsets) -> Target:
-        """Return a target without memory, for plans that are not executed: each chunk has a buffer of its own."""
+        """Return a target without memory, for plans that are not executed and for chunks that are only verified."""
         none = np.zeros_like(n_bytes)
         return cls(blocks=(), block=np.arange(len(n_bytes)), start=none, n_bytes=n_bytes)
 

@@ -174,7 +174,7 @@ class ChunkReader:
     def _suspects(self, places: Places) -> Any:
         """Return the chunks that an ordinary read has to look at: those with a damaged link, or all if a pack moved."""
         try:
-            links = ChainLinks.of(self._catalog, places)
+            links = ChainLinks.of(self._catalog.find_bases, places)
             with Load(self._backend, self._cache, self._store_id, None) as load:
                 return load.suspects(links)
         except BlobNotFoundError:
@@ -355,7 +355,7 @@ class ChunkReader:
         own = ChainLinks(places=places, begins=np.arange(len(whole) + 1))
         found = [damage_of(own, chunk, 0, reason) for chunk, reason in reasons.items()]
         possible = np.delete(whole, list(reasons)) if reasons else whole
-        links = ChainLinks.of(self._catalog, places if not reasons else places.some(possible))
+        links = ChainLinks.of(self._catalog.find_bases, places if not reasons else places.some(possible))
         impossible = self._impossible(links, wanted.target.n_bytes[possible])
         found += [replace(damage, chunk=int(possible[damage.chunk])) for damage in impossible]
         if impossible:

@@ -18,7 +18,7 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
-from tensorcas_mlflow.chunk_io import plan_reads
+from tensorcas_mlflow.chunk_io import Places, find_sound, plan_reads
 from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -168,15 +168,18 @@ def check_chunks(
     Raises:
         StarvedError: This process has no memory or no files left.
     """
-    rows: list[int] = []
+    entries = shard.entries
+    places = Places(found=np.ones(len(shard), bool), pack=shard.pack, packs=list(shard.packs), entries=entries)
+    told = on_read or (lambda n_bytes: None)
+    is_sound = find_sound(backend, places, p.Bases(backend).table_for(entries) if decode else None, told)
+    rows = shard.row[is_sound].tolist()
     faults: dict[int, ChunkFault] = {}
-    for n_read, looks in read_chunks(backend, shard, decode=decode, keep_bytes=False):
+    for n_read, looks in read_chunks(backend, shard.take(~is_sound), decode=decode, keep_bytes=False):
         for look in looks:
             rows.append(look.row)
             if look.fault is not None:
                 faults[look.row] = look.fault
-        if on_read is not None:
-            on_read(n_read)
+        told(n_read)
     return Checked(row=np.sort(np.array(rows, dtype=np.int64)), faults=dict(sorted(faults.items())))
 
 

@@ -11,14 +11,25 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.chunk_io import find_bases
 from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, encode_best
-from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, CorruptError, FormatError
+from tensorcas_mlflow.errors import (
+    BackendError,
+    ChunkNotFoundError,
+    CorruptChunkError,
+    CorruptError,
+    FormatError,
+    NotFoundError,
+    StarvedError,
+)
 from tensorcas_mlflow.layout import (
     DELTA,
     ENTRY,
     Base,
+    Entries,
     Payload,
     Table,
+    as_names,
     bases_of,
     decode_chunk,
     is_base_of,
@@ -108,6 +119,28 @@ class Bases:
     def decoded(self, entry: Any, stored: Buffer) -> Buffer:
         """Decode a stored chunk, with its base if it has one; raise like `payload`."""
         return decode_chunk(entry, stored, self.of(entry))
+
+    def table_for(self, entries: Entries) -> Table:
+        """Read the tables of the packs that hold the bases of deltas, as far as they can be read.
+
+        Args:
+            entries: The deltas, among other entries. The bases of their bases are followed, too.
+        """
+        tables: dict[str, Entries] = {}
+        deltas = entries[is_delta(entries)]
+        while len(deltas):
+            new: dict[str, Entries] = {}
+            for name in {name.tobytes().hex() for name in np.unique(as_names(deltas["base_pack"]))} - tables.keys():
+                try:
+                    new[name] = self._table(name).entries
+                except StarvedError:
+                    raise
+                except (FormatError, NotFoundError, BackendError):
+                    new[name] = entries[:0]
+            tables |= new
+            bases = find_bases([make_table(tables)], deltas)
+            deltas = bases.entries[bases.found & is_delta(bases.entries)]
+        return make_table(tables)
 
     def payload(self, entry: Any, stored: Buffer, *, begins_row: bool) -> Payload:
         """Return a chunk as another pack may take it without relying on a base: a delta is encoded in full.

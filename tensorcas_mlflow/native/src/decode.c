@@ -387,7 +387,7 @@ static void settle(Pending *pending) {
     for (size_t at = 0; at < pending->count; at++) {
         const TcChunk *chunk = batch->chunks + pending->numbers[at];
         int is_good = !batch->verifies || memcmp(pending->digests[at], chunk->digest, TC_DIGEST) == 0;
-        if (is_good)
+        if (is_good && chunk->block != TC_NOWHERE)
             memcpy(batch->blocks[chunk->block].data + chunk->start, pending->made[at], chunk->n_bytes);
         batch->statuses[pending->numbers[at]] = is_good ? CHUNK_GOOD : CHUNK_DIFFERS;
     }
@@ -470,9 +470,11 @@ int tc_check_batch(const TcBatch *batch) {
         for (size_t number = first_chunk; number < part->last_chunk; number++) {
             const TcChunk *chunk = batch->chunks + number;
             if (chunk->n_links < 1 || chunk->n_links > MOST_LINKS || chunk->first_link > batch->n_links ||
-                batch->n_links - chunk->first_link < chunk->n_links || chunk->n_bytes > MOST_CHUNK_BYTES ||
-                chunk->block >= batch->n_blocks || chunk->start > batch->blocks[chunk->block].n_bytes ||
-                batch->blocks[chunk->block].n_bytes - chunk->start < chunk->n_bytes)
+                batch->n_links - chunk->first_link < chunk->n_links || chunk->n_bytes > MOST_CHUNK_BYTES)
+                return 0;
+            if (chunk->block != TC_NOWHERE &&
+                (chunk->block >= batch->n_blocks || chunk->start > batch->blocks[chunk->block].n_bytes ||
+                 batch->blocks[chunk->block].n_bytes - chunk->start < chunk->n_bytes))
                 return 0;
             for (size_t of_chunk = 0; of_chunk < chunk->n_links; of_chunk++) {
                 const TcLink *link = batch->links + chunk->first_link + of_chunk;

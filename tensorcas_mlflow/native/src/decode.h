@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 enum { TC_MEMORY = 0, TC_FILE = 1, TC_DIRECT = 2 };
+#define TC_NOWHERE UINT32_MAX /* the block of a chunk that is verified and not kept */
 enum { CHUNK_GOOD = 0, CHUNK_UNREAD = 1, CHUNK_MALFORMED = 2, CHUNK_DIFFERS = 3, CHUNK_NO_MEMORY = 4 };
 
 /* A stretch of a pack, read in one call or in memory already. */
@@ -28,7 +29,7 @@ typedef struct {
 /* A wanted chunk. */
 typedef struct {
     uint64_t start;      /* in its block of memory */
-    uint32_t block;
+    uint32_t block;      /* number of the block, or TC_NOWHERE */
     uint32_t n_bytes;
     uint32_t first_link; /* its own link; then its base, then the base of that */
     uint32_t n_links;
