@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, CacheHits, ExtentCache
     from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places, find_bases
     from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader, names_of
-    from tensorcas_mlflow.chunk_io._screen import find_sound
+    from tensorcas_mlflow.chunk_io._screen import BlockScreen, find_sound
     from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
     from tensorcas_mlflow.chunk_io._ways import (
         LEAST_ASKED_BYTES,
@@ -48,7 +48,7 @@ _NAMES = {
     "_cache": "CachedPack CachedRead CacheFill CacheHits ExtentCache",
     "_catalog": "MOST_SAVED_BYTES Catalog Places find_bases",
     "_read": "ChunkOwner ChunkReader names_of",
-    "_screen": "find_sound",
+    "_screen": "BlockScreen find_sound",
     "_tensors_file": "TensorsFile",
     "_ways": (
         "LEAST_ASKED_BYTES MAX_GAP_BYTES MAX_READ_BYTES WAYS Extent PackRead ReadPlan Situation Way WayChoice "

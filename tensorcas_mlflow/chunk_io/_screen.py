@@ -11,14 +11,17 @@ from tensorcas_mlflow import native
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.chunk_io._catalog import Places, find_bases, find_chains
-from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted, can_decode
-from tensorcas_mlflow.chunk_io._fetch import Load, check_sizes
+from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks, Wanted, can_decode, decode
+from tensorcas_mlflow.chunk_io._fetch import Load, check_sizes, parts_of
 from tensorcas_mlflow.chunk_io._plan import Target
-from tensorcas_mlflow.errors import BlobNotFoundError
+from tensorcas_mlflow.chunk_io._ways import BASES_READ
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError
 from tensorcas_mlflow.layout import MAX_DEPTH, Mask, Table
 
 _WINDOW_BYTES = 64 << 20
 """Stored bytes screened at a time, without their bases. A pack that is gone leaves them all to the caller."""
+_PART_BYTES = 1 << 20
+"""Decoded bytes whose bases are read together."""
 
 
 def find_sound(
@@ -37,17 +40,12 @@ def find_sound(
         Mask of the sound chunks. The others may be damaged, or the core cannot read them; nothing is known of them.
     """
     is_sound = np.zeros(len(places.found), dtype=bool)
-    if backend.is_remote or native.core is None or (bases is not None and not can_decode()):
+    if not _can_screen(backend, bases):
         return is_sound
-    sizes = places.entries["raw_bytes"].astype(np.int64)
-    is_possible = sizes <= MAX_CHUNK_BYTES
-    is_possible[list(check_sizes(places, sizes))] = False
-    if bases is not None:
-        is_possible &= find_chains([bases], places)[0]
-    for chosen in _windows(places, np.flatnonzero(is_possible)):
+    for chosen in _windows(places, _possible(places, bases)):
         try:
             with Load(backend, None, "", None) as load:
-                suspects = _suspects(load, places.some(chosen), sizes[chosen], bases)
+                suspects = _suspects(load, places.some(chosen), bases)
         except BlobNotFoundError:
             continue
         done = np.delete(chosen, suspects)
@@ -56,10 +54,85 @@ def find_sound(
     return is_sound
 
 
-def _suspects(load: Load, places: Places, sizes: Any, bases: Table | None) -> Any:
-    """Return the numbers of the chunks that are not known to be sound."""
-    if bases is None:
-        return load.suspects(ChainLinks(places=places, begins=np.arange(len(sizes) + 1)))
+class BlockScreen:
+    """Screening of chunks whose stored bytes are in memory; a context manager, for many threads at once."""
+
+    def __init__(self, backend: Backend, bases: Table) -> None:
+        """Open nothing yet.
+
+        Args:
+            backend: Backend of the packs that hold the bases of deltas.
+            bases: See `find_sound`.
+        """
+        self._bases = bases
+        self._can_screen = _can_screen(backend, bases)
+        self._load = Load(backend, None, "", "pread")
+
+    def __enter__(self) -> BlockScreen:
+        self._load.__enter__()
+        return self
+
+    def __exit__(self, *of_error: Any) -> None:
+        self._load.__exit__(*of_error)
+
+    def find_sound(self, places: Places, block: memoryview, begin: Any) -> Mask:
+        """Decode chunks and compare each with its digest.
+
+        Args:
+            places: The chunks. Nothing in their entries is trusted.
+            block: Their stored bytes.
+            begin: For each chunk the start of its stored bytes in the block, which holds them all.
+
+        Returns:
+            See `find_sound`.
+        """
+        is_sound = np.zeros(len(places.found), dtype=bool)
+        if not self._can_screen:
+            return is_sound
+        chosen = _possible(places, self._bases)
+        sizes = places.entries["raw_bytes"].astype(np.int64)
+        for part in parts_of(chosen, sizes[chosen], _PART_BYTES):
+            links, wanted, which = _links_of(places.some(part), self._bases)
+            numbers, counts = links.of_chunks(np.arange(len(which)))
+            is_own = np.zeros(len(numbers), dtype=bool)
+            is_own[links.begins[:-1]] = True
+            buffer, begins = np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.int64)
+            begins[is_own] = begin[part[which]]
+            others = np.flatnonzero(~is_own)
+            try:
+                stored = self._load.fetch(links.places.some(others), BASES_READ, from_storage=True)
+            except (BlobNotFoundError, BackendError):
+                continue
+            buffer[others], begins[others] = stored.buffer + 1, stored.begin
+            is_there = np.ones(len(numbers), dtype=bool)
+            is_there[others] = stored.buffer >= 0
+            able = np.flatnonzero(np.logical_and.reduceat(is_there, links.begins[:-1])) if len(which) else which
+            taken, _ = links.of_chunks(able)
+            buffers = [block, *stored.buffers]
+            batch = Batch.of_buffers(able, counts[able], taken, buffer[taken], begins[taken], buffers)
+            failed = decode(links, wanted, batch, source=np.arange(len(buffers)), buffers=buffers)
+            self._load.give_back(stored)
+            is_sound[part[which[np.setdiff1d(able, failed)]]] = True
+        return is_sound
+
+
+def _can_screen(backend: Backend, bases: Table | None) -> bool:
+    return not backend.is_remote and native.core is not None and (bases is None or can_decode())
+
+
+def _possible(places: Places, bases: Table | None) -> Any:
+    """Return the numbers of the chunks with possible sizes and with all their bases."""
+    sizes = places.entries["raw_bytes"].astype(np.int64)
+    is_possible = sizes <= MAX_CHUNK_BYTES
+    is_possible[list(check_sizes(places, sizes))] = False
+    if bases is not None:
+        is_possible &= find_chains([bases], places)[0]
+    return np.flatnonzero(is_possible)
+
+
+def _links_of(places: Places, bases: Table) -> tuple[ChainLinks, Wanted, Any]:
+    """Return the links of the chunks with possible chains, these chunks, and their numbers; all have their bases."""
+    sizes = places.entries["raw_bytes"].astype(np.int64)
     links = ChainLinks.of(lambda deltas: find_bases([bases], deltas), places)
     counts = np.diff(links.begins)
     is_possible = counts <= MAX_DEPTH + 1
@@ -67,9 +140,17 @@ def _suspects(load: Load, places: Places, sizes: Any, bases: Table | None) -> An
     is_possible[np.searchsorted(links.begins, wrong, side="right") - 1] = False
     chosen = np.flatnonzero(is_possible)
     digests = np.ascontiguousarray(places.entries["digest"][chosen])
-    wanted = Wanted(digests=digests, target=Target.of_sizes(sizes[chosen]), verify=True)
-    failed = load.undecodable(links.some(chosen), wanted)
-    return np.concatenate([np.flatnonzero(~is_possible), chosen[failed]])
+    return links.some(chosen), Wanted(digests=digests, target=Target.of_sizes(sizes[chosen]), verify=True), chosen
+
+
+def _suspects(load: Load, places: Places, bases: Table | None) -> Any:
+    """Return the numbers of the chunks that are not known to be sound."""
+    everything = np.arange(len(places.found))
+    if bases is None:
+        return load.suspects(ChainLinks(places=places, begins=np.arange(len(everything) + 1)))
+    links, wanted, chosen = _links_of(places, bases)
+    failed = load.undecodable(links, wanted)
+    return np.setdiff1d(everything, np.delete(chosen, failed))
 
 
 def _windows(places: Places, chunks: Any) -> Iterator[Any]:

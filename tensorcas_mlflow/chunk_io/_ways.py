@@ -154,6 +154,8 @@ PLAIN_READ = WayChoice(
     way="pread", reason="it failed once", read_bytes=_WARM_READ_BYTES, gap_bytes=0, waits=False, is_alone=True
 )
 """The way to read a single chunk again."""
+BASES_READ = replace(PLAIN_READ, reason="they are bases", gap_bytes=LOCAL_GAP_BYTES)
+"""The way to read the bases of deltas that are in memory."""
 
 
 def way_named(name: str) -> Way:

@@ -18,7 +18,7 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
-from tensorcas_mlflow.chunk_io import Places, find_sound, plan_reads
+from tensorcas_mlflow.chunk_io import BlockScreen, Places, find_sound, plan_reads
 from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -29,6 +29,7 @@ from tensorcas_mlflow.errors import (
     StarvedError,
 )
 from tensorcas_mlflow.layout import (
+    EMPTY,
     STORED_DIGEST_BYTES,
     Entries,
     Mask,
@@ -114,6 +115,12 @@ class Shard:
         return Shard(packs=names, pack=pack, entries=self.entries[rows], row=self.row[rows])
 
     @property
+    def places(self) -> Places:
+        """Places of its chunks."""
+        found = np.ones(len(self), dtype=bool)
+        return Places(found=found, pack=self.pack, packs=list(self.packs), entries=self.entries)
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes that a check reads."""
         return int(self.entries["stored_bytes"].astype(np.int64).sum())
@@ -169,9 +176,8 @@ def check_chunks(
         StarvedError: This process has no memory or no files left.
     """
     entries = shard.entries
-    places = Places(found=np.ones(len(shard), bool), pack=shard.pack, packs=list(shard.packs), entries=entries)
     told = on_read or (lambda n_bytes: None)
-    is_sound = find_sound(backend, places, p.Bases(backend).table_for(entries) if decode else None, told)
+    is_sound = find_sound(backend, shard.places, p.Bases(backend).table_for(entries) if decode else None, told)
     rows = shard.row[is_sound].tolist()
     faults: dict[int, ChunkFault] = {}
     for n_read, looks in read_chunks(backend, shard.take(~is_sound), decode=decode, keep_bytes=False):
@@ -238,8 +244,10 @@ def read_chunks(
     rows = np.flatnonzero(is_read)
     bases = p.Bases(backend) if bases is None else bases
 
-    def look_at(at: int, stored: memoryview, key: str) -> Look:
-        row, fault = int(shard.row[at]), _fault_in(entries[at], stored, bases if decode else None)
+    def look_at(at: int, stored: memoryview, key: str, is_sound: bool) -> Look:
+        row, fault = int(shard.row[at]), None
+        if not is_sound:
+            fault = _fault_in(entries[at], stored, bases if decode else None)
         if fault is None and give is not None:
             try:
                 return Look(row=row, stored=stored, payload=give(row, entries[at], stored))
@@ -271,14 +279,20 @@ def read_chunks(
             fault = ChunkFault(verdict=verdict, reason=f"it cannot be read: {error.reason}", key=key)
             return 0, [Look(row=int(shard.row[at]), fault=fault) for at in members.tolist()]
         looks = []
-        for at in members.tolist():
+        begins = entries["offset"][members].astype(np.int64) - start
+        is_sound = (
+            screen.find_sound(shard.take(members).places, block, begins) if decode else np.zeros(len(members), bool)
+        )
+        for at, sound in zip(members.tolist(), is_sound.tolist(), strict=True):
             begin, end = _span(entries[at])
-            looks.append(look_at(at, block[begin - start : end - start], key))
+            looks.append(look_at(at, block[begin - start : end - start], key, sound))
         return len(block), looks
 
     plan = plan_reads(shard.pack[rows], entries["offset"][rows], entries["stored_bytes"][rows])
     places = ((extent.pack, extent.start, extent.stop, rows[extent.members]) for extent in plan)
-    yield from threads.ordered_map(read_extent, places, window=window, waits=backend.is_remote)
+    table = bases.table_for(entries[rows]) if decode and not backend.is_remote else EMPTY
+    with BlockScreen(backend, table) as screen:
+        yield from threads.ordered_map(read_extent, places, window=window, waits=backend.is_remote)
 
 
 def _not_read(shard: Shard, *, decode: bool) -> Iterator[Look]:

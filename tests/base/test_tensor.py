@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import SKELETON
-from tensorcas_mlflow.base.tensors import MAX_NAME_BYTES, Spec, bytes_of, pieces_of
+from tensorcas_mlflow.base.tensors import (
+    ALIGNMENT,
+    HUGE_PAGE_BYTES,
+    MAX_NAME_BYTES,
+    Spec,
+    aligned_bytes,
+    bytes_of,
+    pieces_of,
+)
 from tensorcas_mlflow.errors import FormatError
 
 
@@ -96,3 +104,21 @@ def test_pieces_are_cut_at_the_ends() -> None:
     pieces = pieces_of(memoryview(b"abcdef"), np.array([2, 3, 6]))
 
     assert [bytes(piece) for piece in pieces] == [b"ab", b"c", b"def"]
+
+
+@pytest.mark.parametrize(
+    "n_bytes", [1, 4096, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES - 1, 9_999_999]
+)
+def test_aligned_bytes_are_writable_and_aligned_at_every_size(n_bytes: int) -> None:
+    block = aligned_bytes(n_bytes)
+    block[:] = 7
+
+    assert len(block) == n_bytes
+    assert block.ctypes.data % ALIGNMENT == 0
+    assert (block == 7).all()
+
+
+def test_block_that_no_memory_can_hold_is_a_memory_error() -> None:
+    for n_bytes in (1 << 60, 1 << 62):
+        with pytest.raises(MemoryError):
+            aligned_bytes(n_bytes)
