@@ -22,7 +22,15 @@ from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.backends._buckets import Bucket, ObjectInfo
-    from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key, is_key
+    from tensorcas_mlflow.backends._contract import (
+        MOST_SHARED_BYTES,
+        Backend,
+        BlobInfo,
+        Children,
+        Token,
+        check_key,
+        is_key,
+    )
     from tensorcas_mlflow.backends._file import (
         PAGE_BYTES,
         SCRATCH_BYTES,
@@ -60,7 +68,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_buckets": "Bucket ObjectInfo",
-    "_contract": "Backend BlobInfo Children Token check_key is_key",
+    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children Token check_key is_key",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_local": "LocalBackend",
     "_logged": "LoggedBackend",

@@ -17,6 +17,9 @@ Token = str
 removed and created again, the token may come back, unless the backend is remote; so keys used with tokens, or their
 blobs, are random."""
 
+MOST_SHARED_BYTES = 32 << 10
+"""Bound of a pack that shares bytes with earlier ones in a log; see `Backend.has_logs`."""
+
 _SEGMENT = r"[A-Za-z0-9._=@%~-]{1,200}"
 is_listed_segment = re.compile(_SEGMENT).fullmatch
 """Matches a name in a listing if it is a segment of a key; no listing has the names `.` and `..`."""
@@ -82,8 +85,8 @@ class Backend(ABC):
     """Whether each call is a request to another machine, so callers save requests and send many at once. A
     remote backend lists keys in order, and tokens of random blobs never come back."""
     has_logs: bool = False
-    """Whether it appends small blobs of `put_all` to logs. A log stores them as differences from earlier ones, so
-    callers leave them uncompressed."""
+    """Whether it appends small blobs of `put_all` to logs. A log stores packs up to `MOST_SHARED_BYTES`, and other
+    small blobs, as differences from earlier ones, so callers leave text in them uncompressed."""
     tally: ReadCounter | None = None
     """Counter of its reads, if a caller wants one; see `MeteredBackend`."""
 

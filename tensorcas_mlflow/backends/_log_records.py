@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import time
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +16,7 @@ import blake3
 import zstandard
 
 from tensorcas_mlflow.backends._contract import check_key
+from tensorcas_mlflow.backends._log_digests import PACK, RECORD, without_digests
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
 
 VERSION = 1
@@ -24,11 +27,14 @@ ALIGNMENT = 64
 """A blob in a body starts at a multiple of this, so that its tensors can be memory-mapped."""
 
 _MAGIC = b"TCLR"
-_HEAD = struct.Struct("<4sBBHIIIIIQ8s4x")
+_HEAD = struct.Struct("<4sBBHIIIII")
 _DIGEST_BYTES = 16
 HEAD_BYTES = _HEAD.size + _DIGEST_BYTES
+_FACTS = struct.Struct("<Q8s")
+"""Begin of a meta: the time of writing, and the digest of the body."""
 _ROW = struct.Struct("<BBHIII")
 _IN_META, _IN_BODY, _CONSUMED = 0, 1, 2
+_IN_META_KINDS = frozenset({_IN_META, PACK, RECORD})
 MAX_META_BYTES = 64 << 20
 _LEVEL = 3
 _GUESSED_BYTES = 4096
@@ -38,6 +44,14 @@ _AHEAD_BYTES = 256 << 10
 _PACKED_FROM = 128
 _JOINED_BYTES = 1 << 20
 """Bound of a body written in one call with the rest of its record."""
+MAX_PREFIXES = 16
+"""Bound of the records needed to read the meta of another one."""
+_KEPT_METAS = 20
+"""Metas that a reader keeps: nearly all prefixes are among them."""
+_HEX = re.compile(rb"[0-9a-f]{16,}")
+_RUN = struct.Struct("<II")
+_N_RUNS = struct.Struct("<H")
+_MOST_RUNS = 0xFFFF
 
 TOMBSTONE = struct.Struct("<QII")
 CLOSED = 0xFFFFFFFF
@@ -63,9 +77,14 @@ class LogRow(NamedTuple):
     is_commit: bool
     version: int
     size: int
-    in_body: bool
+    kind: int
     start: int
     """Start of the blob in the log, or of a blob in the meta its start there."""
+
+    @property
+    def in_body(self) -> bool:
+        """Whether the blob lies in the body."""
+        return self.kind == _IN_BODY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +97,8 @@ class Record:
     body_digest: bytes
     durable_before: int
     written_s: float
-    keyframe: int
-    """Offset of the record that is the prefix of this one's meta; 0 if there is none."""
+    prefix: int
+    """Offset of the record whose meta is the prefix of this one's; 0 if there is none."""
     meta: bytes
     rows: tuple[LogRow, ...]
     consumed: tuple[str, ...]
@@ -120,7 +139,7 @@ def encode_record(
     consumed: Iterable[str],
     *,
     durable_before: int,
-    keyframe: tuple[int, bytes] | None,
+    prefix: tuple[int, bytes] | None,
     written_s: float | None = None,
 ) -> tuple[list[bytes], Record]:
     """Lay out a record.
@@ -131,54 +150,54 @@ def encode_record(
         blobs: Its blobs.
         consumed: Keys of the intents it consumes.
         durable_before: Every earlier byte of the log is durable.
-        keyframe: Offset and meta of the record whose meta is the prefix of this one's.
+        prefix: Offset and meta of the record whose meta is the prefix of this one's.
         written_s: Time of writing; now unless given.
 
     Returns:
-        The bytes to write, and the record as `read_record` returns it.
+        The bytes to write, and the record as `LogReader` returns it.
     """
     intents = tuple(consumed)
     keys = [blob.key.encode() for blob in blobs] + [key.encode() for key in intents]
-    inline = [blob for blob in blobs if not blob.in_body]
     n_rows = len(keys)
-    data_start = n_rows * _ROW.size + sum(map(len, keys))
-    meta_bytes = data_start + sum(len(blob.data) for blob in inline)
-    body, starts, n_body = [], {}, 0
     # The stored size of the meta decides where the body starts, and the table in the meta names starts. So starts
-    # count from the first aligned byte after the record's head; see `_body_start`.
-    for number, blob in enumerate(blobs):
+    # count from the first aligned byte after the record's head.
+    body: list[bytes] = []
+    n_body = 0
+    at = _FACTS.size + n_rows * _ROW.size + sum(map(len, keys))
+    table, inline, rows = bytearray(), list[bytes](), list[LogRow]()
+    for number, (blob, key) in enumerate(zip(blobs, keys, strict=False)):
+        kind, start, data = _IN_BODY, 0, blob.data
         if blob.in_body:
             pad = -n_body % ALIGNMENT
-            starts[number] = n_body + pad
-            body += [bytes(pad), blob.data]
-            n_body += pad + len(blob.data)
-    table = bytearray()
-    rows, at = [], data_start
-    for number, (blob, key) in enumerate(zip(blobs, keys, strict=False)):
-        kind = _IN_BODY if blob.in_body else _IN_META
-        start = starts.get(number, 0)
-        table += _ROW.pack(kind, blob.is_commit, len(key), blob.version, len(blob.data), start)
-        rows.append((number, blob, at if not blob.in_body else start))
-        at += 0 if blob.in_body else len(blob.data)
+            start = n_body + pad
+            body += [bytes(pad), data]
+            n_body = start + len(data)
+        else:
+            kind, data = _shortened(blob)
+            inline.append(data)
+        table += _ROW.pack(kind, blob.is_commit, len(key), blob.version, len(data), start)
+        rows.append(
+            LogRow(number, blob.key, blob.is_commit, blob.version, len(data), kind, start if blob.in_body else at)
+        )
+        at += 0 if blob.in_body else len(data)
     for key in keys[len(blobs) :]:
         table += _ROW.pack(_CONSUMED, 0, len(key), 0, 0, 0)
-    meta = b"".join([bytes(table), *keys, *(blob.data for blob in inline)])
-    assert len(meta) == meta_bytes
-    stored, is_packed, prefix_at = meta, 0, 0
-    if len(meta) >= _PACKED_FROM:
-        prefix = None if keyframe is None else _as_dict(keyframe[1])
-        packed = zstandard.ZstdCompressor(level=_LEVEL, dict_data=prefix).compress(meta)
-        if len(packed) < len(meta):
-            stored, is_packed, prefix_at = packed, 1, keyframe[0] if keyframe else 0
-    body_at = offset + HEAD_BYTES + len(stored)
-    pad = -body_at % ALIGNMENT if body else 0
-    if pad:
-        body.insert(0, bytes(pad))
     hasher = blake3.blake3()
+    written_ms = int((time.time() if written_s is None else written_s) * 1000)
+    rest = b"".join([bytes(table), *keys, *inline])
+    # The leading zero bytes depend on the size of the packed meta, so the digest in the meta leaves them out.
     for piece in body:
         hasher.update(piece)
     body_digest = hasher.digest()[:8]
-    written_ms = int((time.time() if written_s is None else written_s) * 1000)
+    meta = _FACTS.pack(written_ms, body_digest) + rest
+    stored, is_packed, prefix_at = meta, 0, 0
+    if len(meta) >= _PACKED_FROM:
+        text_bytes = len(meta) - sum(len(blob.data) for blob in blobs if not blob.in_body and not blob.is_commit)
+        packed = _compressor(None if prefix is None else prefix[1]).compress(_shrunk(meta, text_bytes))
+        if len(packed) < len(meta):
+            stored, is_packed, prefix_at = packed, 1, prefix[0] if prefix else 0
+    body_at = offset + HEAD_BYTES + len(stored)
+    pad = -body_at % ALIGNMENT if body else 0
     head = _HEAD.pack(
         _MAGIC,
         VERSION,
@@ -189,34 +208,71 @@ def encode_record(
         pad + n_body,
         offset - prefix_at if prefix_at else 0,
         offset - durable_before,
-        written_ms,
-        body_digest,
     )
     head += _head_digest(log_id, offset, head, stored)
     record = Record(
         offset=offset,
         end=body_at + pad + n_body,
-        body_start=body_at,
+        body_start=body_at + pad,
         body_digest=body_digest,
         durable_before=durable_before,
         written_s=written_ms / 1000,
-        keyframe=prefix_at,
+        prefix=prefix_at,
         meta=meta,
-        rows=tuple(
-            LogRow(
-                number=number,
-                key=blob.key,
-                is_commit=blob.is_commit,
-                version=blob.version,
-                size=len(blob.data),
-                in_body=blob.in_body,
-                start=body_at + pad + start if blob.in_body else start,
-            )
-            for number, blob, start in rows
-        ),
+        rows=tuple(row._replace(start=body_at + pad + row.start) if row.in_body else row for row in rows),
         consumed=intents,
     )
-    return [b"".join([head, stored, *body])] if pad + n_body <= _JOINED_BYTES else [head + stored, *body], record
+    pieces = [head, stored, bytes(pad), *body]
+    return [b"".join(pieces)] if n_body <= _JOINED_BYTES else [b"".join(pieces[:3]), *body], record
+
+
+def _shortened(blob: LogBlob) -> tuple[int, bytes]:
+    """Leave the digests out of a blob for the meta; return its kind and bytes."""
+    kind = PACK if blob.key.startswith("packs/") else RECORD
+    data = without_digests(kind, blob.data) if kind == PACK or blob.is_commit else None
+    return (_IN_META, blob.data) if data is None else (kind, data)
+
+
+def _shrunk(meta: bytes, text_bytes: int) -> bytes:
+    """Write the hex digits of a meta as bytes, two digits each.
+
+    Args:
+        meta: The meta.
+        text_bytes: Bytes at its begin to search for hex digits.
+    """
+    runs, out, at = [], [], 0
+    for found in _HEX.finditer(meta, 0, text_bytes):
+        begin, end = found.span()
+        end -= (end - begin) % 2
+        runs.append(_RUN.pack(begin - at, end - begin))
+        out += [meta[at:begin], bytes.fromhex(meta[begin:end].decode())]
+        at = end
+        if len(runs) == _MOST_RUNS:
+            break
+    return b"".join([_N_RUNS.pack(len(runs)), *runs, *out, meta[at:]])
+
+
+def _grown(shrunk: bytes) -> bytes:
+    """Undo `_shrunk`.
+
+    Raises:
+        struct.error: It is too short.
+    """
+    (n_runs,) = _N_RUNS.unpack_from(shrunk)
+    at = _N_RUNS.size + n_runs * _RUN.size
+    out: list[bytes] = []
+    for gap, n_digits in _RUN.iter_unpack(shrunk[_N_RUNS.size : at]):
+        begin = at + gap
+        at = begin + n_digits // 2
+        out += [shrunk[begin - gap : begin], shrunk[begin:at].hex().encode()]
+    return b"".join([*out, shrunk[at:]])
+
+
+def _compressor(prefix: bytes | None) -> zstandard.ZstdCompressor:
+    params = zstandard.ZstdCompressionParameters.from_level(
+        _LEVEL, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=False
+    )
+    return zstandard.ZstdCompressor(compression_params=params, dict_data=None if prefix is None else _as_dict(prefix))
 
 
 def _head_digest(log_id: str, offset: int, head: bytes, stored: bytes) -> bytes:
@@ -242,7 +298,10 @@ class LogReader:
         self._id = log_id
         self._descriptor = descriptor
         self._key = key
-        self._prefix: tuple[int, zstandard.ZstdDecompressor] = 0, zstandard.ZstdDecompressor()
+        self._metas: OrderedDict[int, bytes] = OrderedDict()
+        """Metas of the last records, by offset."""
+        self._decompressors: OrderedDict[int, zstandard.ZstdDecompressor] = OrderedDict()
+        """Decompressors by the offset of their prefix."""
         self._window = b""
         self._window_at = 0
 
@@ -281,17 +340,18 @@ class LogReader:
         is_damaged = at < size and not self._is_torn(at, size)
         return records, at, CorruptError(self._key, f"the record at byte {at} is damaged") if is_damaged else None
 
-    def record(self, at: int, size: int, *, n_ahead: int = _GUESSED_BYTES) -> Record | None:
+    def record(
+        self, at: int, size: int, *, n_ahead: int = _GUESSED_BYTES, most_prefixes: int = MAX_PREFIXES
+    ) -> Record | None:
         """Read one record, without its body; None if it is not whole."""
         if at + HEAD_BYTES > size:
             return None
         data = self._bytes(at, HEAD_BYTES, n_ahead)
         if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
             return None
-        _, version, is_packed, n_rows, stored_meta, meta_bytes, body_bytes, back, undurable, written, body_digest = (
-            _HEAD.unpack_from(data)
-        )
-        end = at + HEAD_BYTES + stored_meta + body_bytes
+        _, version, is_packed, n_rows, stored_meta, meta_bytes, body_bytes, back, undurable = _HEAD.unpack_from(data)
+        body_start = at + HEAD_BYTES + stored_meta
+        end = body_start + body_bytes
         if end > size or stored_meta > MAX_META_BYTES:
             return None
         stored = self._bytes(at + HEAD_BYTES, stored_meta, 0)
@@ -301,19 +361,26 @@ class LogReader:
             return None
         if version > VERSION:
             raise NewerFormatError(self._key, version, VERSION)
-        meta = self._unpacked(at, stored, meta_bytes, at - back if back else 0) if is_packed else stored
-        if len(meta) != meta_bytes or undurable > at:
+        if undurable > at or back >= at:
             raise self._impossible(at)
-        body_start = at + HEAD_BYTES + stored_meta
+        prefix = at - back if back else 0
+        meta = self._unpacked(at, stored, meta_bytes, prefix, most_prefixes) if is_packed else stored
+        if len(meta) != meta_bytes or meta_bytes < _FACTS.size:
+            raise self._impossible(at)
+        written_ms, body_digest = _FACTS.unpack_from(meta)
+        body_start += -body_start % ALIGNMENT if body_bytes else 0
         rows, consumed = self._rows(at, meta, n_rows, body_start, end)
+        self._metas[at] = meta
+        if len(self._metas) > _KEPT_METAS:
+            self._metas.popitem(last=False)
         return Record(
             offset=at,
             end=end,
             body_start=body_start,
             body_digest=body_digest,
             durable_before=at - undurable,
-            written_s=written / 1000,
-            keyframe=at - back if back else 0,
+            written_s=written_ms / 1000,
+            prefix=prefix,
             meta=meta,
             rows=rows,
             consumed=consumed,
@@ -330,12 +397,11 @@ class LogReader:
     def _rows(
         self, at: int, meta: bytes, n_rows: int, body_start: int, end: int
     ) -> tuple[tuple[LogRow, ...], tuple[str, ...]]:
-        keys_at = n_rows * _ROW.size
+        keys_at = _FACTS.size + n_rows * _ROW.size
         if keys_at > len(meta):
             raise self._impossible(at)
-        table = list(_ROW.iter_unpack(meta[:keys_at]))
+        table = list(_ROW.iter_unpack(meta[_FACTS.size : keys_at]))
         data_at = keys_at + sum(key_bytes for _, _, key_bytes, *_ in table)
-        aligned = body_start + -body_start % ALIGNMENT
         rows: list[LogRow] = []
         consumed: list[str] = []
         try:
@@ -348,28 +414,41 @@ class LogReader:
                     consumed.append(key)
                     continue
                 in_body = kind == _IN_BODY
-                place = aligned + start if in_body else data_at
-                if kind not in (_IN_META, _IN_BODY) or place + size > (end if in_body else len(meta)):
+                place = body_start + start if in_body else data_at
+                if not (in_body or kind in _IN_META_KINDS) or place + size > (end if in_body else len(meta)):
                     raise self._impossible(at)
                 data_at += 0 if in_body else size
-                rows.append(LogRow(number, key, bool(is_commit), version, size, in_body, place))
+                rows.append(LogRow(number, key, bool(is_commit), version, size, kind, place))
         except ValueError:
             raise self._impossible(at) from None
         return tuple(rows), tuple(consumed)
 
-    def _unpacked(self, at: int, stored: bytes, meta_bytes: int, keyframe: int) -> bytes:
-        if keyframe != self._prefix[0]:
-            found = self.record(keyframe, at) if HEADER_BYTES <= keyframe < at else None
-            if keyframe and (found is None or found.keyframe):
-                raise CorruptError(self._key, f"the record at byte {at} needs the damaged one at byte {keyframe}")
-            prefix = None if found is None else _as_dict(found.meta)
-            self._prefix = keyframe, zstandard.ZstdDecompressor(dict_data=prefix)
+    def _unpacked(self, at: int, stored: bytes, meta_bytes: int, prefix: int, most_prefixes: int) -> bytes:
         if meta_bytes > MAX_META_BYTES:
             raise self._impossible(at)
+        decompressor = self._decompressors.get(prefix)
+        if decompressor is None:
+            decompressor = self._decompressors[prefix] = self._decompressor(at, prefix, most_prefixes)
+            if len(self._decompressors) > MAX_PREFIXES:
+                self._decompressors.popitem(last=False)
         try:
-            return self._prefix[1].decompress(stored, max_output_size=meta_bytes)
-        except zstandard.ZstdError:
+            # A run takes as many bytes as it saves, or fewer.
+            return _grown(decompressor.decompress(stored, max_output_size=meta_bytes + _N_RUNS.size))
+        except (zstandard.ZstdError, struct.error):
             raise self._impossible(at) from None
+
+    def _decompressor(self, at: int, prefix: int, most_prefixes: int) -> zstandard.ZstdDecompressor:
+        if not prefix:
+            return zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)
+        meta = self._metas.get(prefix)
+        if meta is None:
+            if prefix < HEADER_BYTES or most_prefixes == 0:
+                raise self._impossible(at)
+            found = self.record(prefix, at, most_prefixes=most_prefixes - 1)
+            if found is None:
+                raise CorruptError(self._key, f"the record at byte {at} needs the damaged one at byte {prefix}")
+            meta = found.meta
+        return zstandard.ZstdDecompressor(dict_data=_as_dict(meta), format=zstandard.FORMAT_ZSTD1_MAGICLESS)
 
     def _impossible(self, at: int) -> CorruptError:
         return CorruptError(self._key, f"the record at byte {at} has impossible contents")
@@ -408,7 +487,7 @@ class LogReader:
         data = os.pread(self._descriptor, HEAD_BYTES, at)
         if len(data) < HEAD_BYTES:
             return None
-        _, _, _, _, stored_meta, _, _, _, undurable, _, _ = _HEAD.unpack_from(data)
+        _, _, _, _, stored_meta, _, _, _, undurable = _HEAD.unpack_from(data)
         if stored_meta > min(MAX_META_BYTES, size - at):
             return None
         stored = os.pread(self._descriptor, stored_meta, at + HEAD_BYTES)

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import MOST_SHARED_BYTES, BlobInfo, Children, Token, check_key
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, _translated, token_of, write_all
 from tensorcas_mlflow.backends._log_records import LogBlob
@@ -32,9 +32,6 @@ _META_BYTES = 64 << 10
 _IN_FILES = frozenset({"format", "intents", "condemned"})
 """First segments of the keys of blobs that are always files."""
 _PACKS = "packs/"
-_META_PACK_BYTES = 1 << 10
-"""Bound of a pack in the meta. A larger one lies in the body, where readers memory-map it. In a smaller one the table,
-the footer and the padding take more bytes than the chunks, and mostly repeat those of earlier records."""
 _MARKERS = "index/"
 """A blob put below it during a save goes into the record of the save."""
 
@@ -156,7 +153,7 @@ class LoggedBackend(LocalBackend):
                     with self._holding:
                         held = self._take_held()
                         try:
-                            writer, end = self._logs.append([*held, ref], [source], syncs=True)
+                            writer, end = self._logs.append([ref, *held], [source], syncs=True)
                         except BaseException:
                             self._give_back(held)
                             raise
@@ -208,7 +205,7 @@ class LoggedBackend(LocalBackend):
             LogBlob(
                 key=key,
                 data=data,
-                in_body=len(data) > (_META_PACK_BYTES if key.startswith(_PACKS) else _META_BYTES),
+                in_body=len(data) > (MOST_SHARED_BYTES if key.startswith(_PACKS) else _META_BYTES),
             )
             for key, data in held.items()
         ]

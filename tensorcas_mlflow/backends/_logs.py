@@ -15,9 +15,11 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 from tensorcas_mlflow.backends._contract import Token
+from tensorcas_mlflow.backends._log_digests import with_digests
 from tensorcas_mlflow.backends._log_records import (
     CLOSED,
     HEADER_BYTES,
@@ -47,15 +49,20 @@ _FULL_BYTES = 64 << 20
 """Size at which a log gets no more records."""
 _MAX_TRIED = 16
 """Bound of the idle logs a writer looks at before it creates another one."""
-_KEYFRAME_EVERY = 32
-"""Records that share one keyframe."""
+_PREFIX_STEPS = 4, 16, 64, 256
+"""The prefix of a record is the last one with a number divisible by 4. The prefix of that is the one 4 before, or 16 or
+64 before if its number is divisible by 16 or 64; every 256th record has none. So a reader of one record needs at most
+ten others."""
 _REWRITTEN_AT = 2
 """An idle log is rewritten if it has more than so many times the bytes of its live blobs."""
 _KEPT_BYTES = 1024
-"""Bound of a commit's blob, such as a ref, that stays in memory."""
+"""Bound of a commit's blob, such as a ref, that stays in memory; its digest may be missing there."""
 _MAX_METAS = 32
+_MAX_BLOBS = 64
 _READ_LOG = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _WRITE_LOG = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_MOST_PREFIX_BYTES = 256 << 10
+"""Bound of a prefix: a reader of one record reads a few of them."""
 
 
 _Generation = tuple[int, int, int]
@@ -178,6 +185,7 @@ class Logs:
         """Keys of the blobs directly below a prefix."""
         self._names_in: defaultdict[str, set[str]] = defaultdict(set)
         self._metas: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._blobs: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
         self._settled = Settled()
         self._damage: FormatError | None = None
         self._is_on = False
@@ -446,16 +454,36 @@ class Logs:
         Raises:
             FileNotFoundError: See `open`.
         """
-        if entry.data is not None:
-            return entry.data[start : start + size]
         if entry.row.in_body:
             descriptor, _ = self.open(entry)
             try:
                 return _pread(descriptor, entry.row.start + start, size)
             finally:
                 os.close(descriptor)
-        meta = self._meta(entry)
-        return meta[entry.row.start + start : entry.row.start + start + size]
+        return self._blob(entry)[start : start + size]
+
+    def _blob(self, entry: LogEntry) -> bytes:
+        """Return a blob that lies in a meta."""
+        place = entry.log, entry.record, entry.row.number
+        with self._lock:
+            blob = self._blobs.get(place)
+            if blob is not None:
+                self._blobs.move_to_end(place)
+                return blob
+        data = entry.data
+        if data is None:
+            data = self._meta(entry)[entry.row.start : entry.row.start + entry.row.size]
+        try:
+            blob = with_digests(entry.row.kind, data)
+        except ValueError as error:
+            key = f"{FOLDER}/{entry.log}.log"
+            raise CorruptError(key, f"the record at byte {entry.record} has impossible contents: {error}") from None
+        if entry.data is None:
+            with self._lock:
+                self._blobs[place] = blob
+                if len(self._blobs) > _MAX_BLOBS:
+                    self._blobs.popitem(last=False)
+        return blob
 
     def _meta(self, entry: LogEntry) -> bytes:
         place = entry.log, entry.record
@@ -633,6 +661,7 @@ class Logs:
     def _copy(self, by_record: dict[int, list[LogEntry]], consumed: Sequence[str]) -> int:
         """Copy blobs into a new log, durably, and return its size."""
         log, descriptor, end = create_log(self)
+        prefixes = _Prefixes()
         try:
             for _, entries in sorted(by_record.items()):
                 blobs = [
@@ -646,11 +675,18 @@ class Logs:
                     for entry in entries
                 ]
                 pieces, record = encode_record(
-                    log, end, blobs, consumed, durable_before=end, keyframe=None, written_s=entries[0].written_s
+                    log,
+                    end,
+                    blobs,
+                    consumed,
+                    durable_before=end,
+                    prefix=prefixes.next(),
+                    written_s=entries[0].written_s,
                 )
                 consumed = ()
                 for piece in pieces:
                     _write_all(descriptor, piece)
+                prefixes.note(record)
                 end = record.end
             os.fsync(descriptor)
             self._settled.settle(self.folder)
@@ -681,6 +717,30 @@ def create_log(logs: Logs) -> tuple[str, int, int]:
     return log, descriptor, HEADER_BYTES
 
 
+class _Prefixes:
+    """Choice of the prefix of each record that one writer appends."""
+
+    def __init__(self) -> None:
+        self._n_records = 0
+        self._last: dict[int, tuple[int, bytes]] = {}
+        """The last record with a number divisible by each step: its offset and meta."""
+
+    def next(self) -> tuple[int, bytes] | None:
+        """Return the offset and the meta of the next record's prefix; None if it has none."""
+        for step, larger in pairwise((1, *_PREFIX_STEPS)):
+            if self._n_records % larger:
+                found = self._last[max(step, _PREFIX_STEPS[0])]
+                return found if len(found[1]) <= _MOST_PREFIX_BYTES else None
+        return None
+
+    def note(self, record: Record) -> None:
+        """Note that a record has been appended."""
+        for step in _PREFIX_STEPS:
+            if self._n_records % step == 0:
+                self._last[step] = record.offset, record.meta
+        self._n_records += 1
+
+
 class LogWriter:
     """The one log to which this process appends, locked for as long as it may.
 
@@ -702,8 +762,7 @@ class LogWriter:
         self.id, self.descriptor, self.end = found or create_log(logs)
         self._durable = self.end
         self._is_settled = False
-        self._keyframe: tuple[int, bytes] | None = None
-        self._n_shared = 0
+        self._prefixes = _Prefixes()
 
     def _adopted(self) -> tuple[str, int, int] | None:
         self._logs.refresh()
@@ -738,7 +797,7 @@ class LogWriter:
     def append(self, blobs: Sequence[LogBlob], consumed: Iterable[str], *, syncs: bool) -> Record:
         """Append one record, not durably; see `Logs.append`."""
         pieces, record = encode_record(
-            self.id, self.end, blobs, consumed, durable_before=self._durable, keyframe=self._keyframe
+            self.id, self.end, blobs, consumed, durable_before=self._durable, prefix=self._prefixes.next()
         )
         try:
             for piece in pieces:
@@ -748,11 +807,7 @@ class LogWriter:
             raise
         self.end = record.end
         self._n_syncing += syncs
-        self._n_shared += 1
-        if record.keyframe == 0:
-            self._keyframe, self._n_shared = (record.offset, record.meta), 0
-        elif self._n_shared >= _KEYFRAME_EVERY:
-            self._keyframe = None
+        self._prefixes.note(record)
         return record
 
     def _take_back(self, end: int) -> None:

@@ -147,6 +147,8 @@ def encode_chunks(
     plan: BasePlan | None = None,
     chooser: Chooser | None = None,
     keep: KeepChunks | None = None,
+    *,
+    leaves_text: bool = False,
 ) -> Iterator[PayloadGroup]:
     """Encode some chunks of a source.
 
@@ -157,6 +159,7 @@ def encode_chunks(
         plan: Possible bases, protected by the save's intent.
         chooser: The choices for earlier batches of the same stream, if there were any.
         keep: Receives the chunks as they are stored.
+        leaves_text: Whether text stays raw: a log compresses it together with earlier text.
 
     Yields:
         Groups, in the order of the chunks.
@@ -179,6 +182,7 @@ def encode_chunks(
         source.pieces(chunks),
         policy,
         is_text=is_text,
+        leaves_text=leaves_text,
         origin=origin,
         recipes=recipes,
         keep=keep,
@@ -192,6 +196,7 @@ def encode_pieces(
     policy: Policy,
     *,
     is_text: Any = None,
+    leaves_text: bool = False,
     origin: OriginOf | None = None,
     recipes: Recipes | None = None,
     keep: KeepChunks | None = None,
@@ -204,6 +209,7 @@ def encode_pieces(
         batches: Consumed only as results are taken, so memory stays bounded. The bases of a batch are read together.
         policy: Encoding effort.
         is_text: For each row whether it is text, or bytes outside of tensors. By default the element size decides.
+        leaves_text: Whether text stays raw.
         origin: Returns the owner of a row's bytes, if the owner may change them; None if nobody else has them.
         recipes: Encodings of the chunks of large tensors; None to decide chunk by chunk.
         keep: See `encode_chunks`.
@@ -216,7 +222,7 @@ def encode_pieces(
     Raises:
         ConflictError: Bytes differ from those hashed.
     """
-    encode = partial(_encode, policy=policy, is_text=is_text, origin=origin, keep=keep)
+    encode = partial(_encode, policy=policy, is_text=is_text, leaves_text=leaves_text, origin=origin, keep=keep)
 
     def with_recipes() -> Iterator[tuple[Pieces, list[Recipe | None]]]:
         for batch in batches:
@@ -246,6 +252,7 @@ def _encode(
     *,
     policy: Policy,
     is_text: Any,
+    leaves_text: bool,
     origin: OriginOf | None,
     keep: KeepChunks | None,
 ) -> list[PayloadGroup]:
@@ -262,6 +269,8 @@ def _encode(
     sizes = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
     text = pieces.itemsizes == 1 if is_text is None else is_text[pieces.rows]
     is_candidate = text if policy is Policy.FAST else np.ones(len(data), dtype=bool)
+    if leaves_text:
+        is_candidate = is_candidate & ~text
     is_sampled = is_candidate & (sizes < _SMALL_BYTES) & ~text
     if encoder is None:
         encoded = _encoded(data, pieces.itemsizes, is_candidate, is_sampled, recipes)

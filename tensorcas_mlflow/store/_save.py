@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, Token
+from tensorcas_mlflow.backends import MOST_SHARED_BYTES, Backend, Token
 from tensorcas_mlflow.base.digest import Buffer, Digests, unique_rows
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog
@@ -218,6 +218,8 @@ class _Lookahead:
 _log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 4
+_ENTRY_BYTES = 256
+"""More than a chunk takes in a pack besides its payload."""
 _NOTHING = NoSource((), 1)
 
 
@@ -386,13 +388,15 @@ class PendingSave:
 
     def _payloads(self) -> Iterator[PayloadGroup]:
         new = self._new_chunks()
-        if self._parents is None or int(self._source.sizes[new].sum()) > MOST_SAVED_BYTES:
-            return encode_chunks(self._source, new, self._policy, self._plan)
+        n_bytes = int(self._source.sizes[new].sum())
+        leaves_text = self._backend.has_logs and n_bytes + _ENTRY_BYTES * len(new) <= MOST_SHARED_BYTES
+        if self._parents is None or n_bytes > MOST_SAVED_BYTES:
+            return encode_chunks(self._source, new, self._policy, self._plan, leaves_text=leaves_text)
         # For a small state, choosing and decoding would take most of the time. The next step finds both done.
         series = self._parents.series
         arrangements = None if series is None else self._parents.store.arrangements.of((series, self._policy))
-        chooser = new_chooser(self._policy, arrangements)
-        return encode_chunks(self._source, new, self._policy, self._plan, chooser, keep=self._catalog.recent.note)
+        chooser, keep = new_chooser(self._policy, arrangements), self._catalog.recent.note
+        return encode_chunks(self._source, new, self._policy, self._plan, chooser, keep=keep, leaves_text=leaves_text)
 
     def _watched(self, payloads: Iterator[PayloadGroup], watch: CountBytes) -> Iterator[PayloadGroup]:
         sizes = self._source.sizes[self._new_chunks()]
