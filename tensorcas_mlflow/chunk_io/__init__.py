@@ -10,6 +10,7 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 | `_plan` | target memory of each chunk, and the reads of each way |
 | `_ways` | choice of a way to read, as a printable `ReadPlan` |
 | `_decode` | batches in columns; the compiled core, and Python where it is missing or a chunk fails |
+| `_stored` | stored chunks that the core's encoder decodes as bases |
 | `_fetch` | one load: reads of packs and of the cache, and the damage found |
 | `_screen` | verification of many stored chunks that nobody keeps |
 | `_map` | memory-mapped tensors |
@@ -24,8 +25,10 @@ from tensorcas_mlflow.base.lazy_names import lazy_names
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, CacheHits, ExtentCache
     from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places, find_bases
+    from tensorcas_mlflow.chunk_io._decode import ChainLinks
     from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader, names_of
     from tensorcas_mlflow.chunk_io._screen import BlockScreen, find_sound
+    from tensorcas_mlflow.chunk_io._stored import OpenPacks, StoredChunks
     from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
     from tensorcas_mlflow.chunk_io._ways import (
         LEAST_ASKED_BYTES,
@@ -47,8 +50,10 @@ if TYPE_CHECKING:
 _NAMES = {
     "_cache": "CachedPack CachedRead CacheFill CacheHits ExtentCache",
     "_catalog": "MOST_SAVED_BYTES Catalog Places find_bases",
+    "_decode": "ChainLinks",
     "_read": "ChunkOwner ChunkReader names_of",
     "_screen": "BlockScreen find_sound",
+    "_stored": "OpenPacks StoredChunks",
     "_tensors_file": "TensorsFile",
     "_ways": (
         "LEAST_ASKED_BYTES MAX_GAP_BYTES MAX_READ_BYTES WAYS Extent PackRead ReadPlan Situation Way WayChoice "

@@ -244,6 +244,15 @@ def decode(
         Numbers of the chunks that failed. The core names no reason.
     """
     assert native.core is not None
+    tables = tables_of(links, wanted, batch, source=source, base=base, kind=kind)
+    statuses = native.core.decode(*tables, buffers, wanted.target.blocks, wanted.verify, n_threads)
+    return batch.chunks[np.flatnonzero(np.frombuffer(statuses, np.uint8))]
+
+
+def tables_of(
+    links: ChainLinks, wanted: Wanted, batch: Batch, *, source: Any, base: Any = 0, kind: Any = MEMORY
+) -> tuple[Any, Any, Any, Any]:
+    """Return the reads, links, chunks and parts of a batch, as the core reads them; see `decode`."""
     reads = np.empty(len(batch.read_pack), dtype=READ)
     reads["start"] = np.where(np.equal(kind, MEMORY), 0, batch.read_start + base)
     reads["n_bytes"] = batch.read_stop - batch.read_start
@@ -262,8 +271,7 @@ def decode(
     parts = np.empty(len(batch), dtype=PART)
     parts["first_read"], parts["last_read"] = batch.part_read[:-1], batch.part_read[1:]
     parts["first_chunk"], parts["last_chunk"] = batch.part_chunk[:-1], batch.part_chunk[1:]
-    statuses = native.core.decode(reads, table, chunks, parts, buffers, target.blocks, wanted.verify, n_threads)
-    return batch.chunks[np.flatnonzero(np.frombuffer(statuses, np.uint8))]
+    return reads, table, chunks, parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,11 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
-from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted
+from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted, can_decode
 from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_sizes, damage_of
 from tensorcas_mlflow.chunk_io._map import map_rows, mappable
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, check_outs, new_arrays
+from tensorcas_mlflow.chunk_io._stored import OpenPacks
 from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment
 from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError
 from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, pack_key, pack_name
@@ -151,6 +152,11 @@ class ChunkReader:
     def can_check(self) -> bool:
         """True if `check` reads local files; it would read each remote chunk twice."""
         return self._cache is None and not self._backend.is_remote
+
+    def open_packs(self) -> OpenPacks | None:
+        """Return an opener of packs for the encoder, which decodes bases itself; None if it cannot read these packs."""
+        is_local = self._cache is None and not self._backend.is_remote
+        return OpenPacks(self._backend) if is_local and can_decode() else None
 
     def check(self, manifest: Manifest, rows: Offsets) -> None:
         """Check that the store holds an intact copy of every chunk of some rows, by their numbers.

@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         MAX_DEPTH,
         MAX_ENTRIES,
         PACK_MAGIC,
+        PACK_NAME_BYTES,
         RAW_ALIGNMENT,
         STORED_DIGEST_BYTES,
         TABLE_ENTRY,
@@ -154,9 +155,9 @@ _NAMES = {
     "_manifest": "MAX_BYTES Manifest",
     "_manifest_arrow": "MANIFEST_SCHEMA",
     "_pack": (
-        "DELTA ENTRY FOOTER_BYTES MAX_DEPTH MAX_ENTRIES PACK_MAGIC RAW_ALIGNMENT STORED_DIGEST_BYTES TABLE_ENTRY "
-        "TABLE_MAGIC TARGET_BYTES Base Entries Packed PackWriter Payload PayloadGroup as_rows bases_of decode_chunk "
-        "is_base_of is_delta payload_of read_table"
+        "DELTA ENTRY FOOTER_BYTES MAX_DEPTH MAX_ENTRIES PACK_MAGIC PACK_NAME_BYTES RAW_ALIGNMENT "
+        "STORED_DIGEST_BYTES TABLE_ENTRY TABLE_MAGIC TARGET_BYTES Base Entries Packed PackWriter Payload "
+        "PayloadGroup as_rows bases_of decode_chunk is_base_of is_delta payload_of read_table"
     ),
     "_records": (
         "MAX_REF_BYTES Intent Ref RefTarget intent_bytes manifest_of_damaged_ref new_ref parse_intent read_ref "

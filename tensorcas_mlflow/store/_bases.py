@@ -13,8 +13,15 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
-from tensorcas_mlflow.base.tensors import distinct
-from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog, ChunkReader, Places
+from tensorcas_mlflow.base.tensors import distinct, offsets_of
+from tensorcas_mlflow.chunk_io import (
+    MOST_SAVED_BYTES,
+    Catalog,
+    ChainLinks,
+    ChunkReader,
+    Places,
+    StoredChunks,
+)
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import (
     ENTRY,
@@ -165,6 +172,14 @@ class Ancestry:
             lies &= level.found_in(packs) | ~level.found
         return lies
 
+    def links(self) -> ChainLinks:
+        """Return the links of all chunks; each of them must be found."""
+        rows = [np.flatnonzero(level.found) for level in self.levels]
+        chain = np.concatenate(rows)
+        places = Places.joined([level.some(mine) for level, mine in zip(self.levels, rows, strict=True)])
+        begins = offsets_of(np.bincount(chain, minlength=len(self.levels[0].found)))
+        return ChainLinks(places=places.some(np.argsort(chain, kind="stable")), begins=begins)
+
     def chain(self, row: int) -> list[tuple[int, bytes]]:
         """Return the depth and the digest of a chunk, and then of each base behind it; empty if it is not stored."""
         entries = [level.entries[row] for level in self.levels if level.found[row]]
@@ -185,7 +200,13 @@ class FoundBases:
     named: Sequence[Base | None]
     """For each chunk its base, or None."""
     data: Sequence[Buffer | None]
-    """The same bases, decoded."""
+    """The same bases, decoded; None also for those that the encoder decodes."""
+    stored: StoredChunks | None = None
+    """The bases that the encoder decodes; None if there are none."""
+    number: Sequence[int]
+    """For each chunk the number of its base among these; -1 if it is another one."""
+    sizes: Sequence[int]
+    """Size of each base; 0 if there is none."""
 
 
 class BasePlan:
@@ -221,9 +242,15 @@ class BasePlan:
         """Places of all candidates; None if they are looked up on demand."""
         self._nearest: dict[int, Ancestry] = {}
         """The same places for bases of a depth, by depth."""
+        self._packs = reader.open_packs()
 
     def __bool__(self) -> bool:
         return bool(self.packs)
+
+    def close(self) -> None:
+        """Close the packs of bases that an encoder decodes; it may open them again."""
+        if self._packs is not None:
+            self._packs.close()
 
     def leave_out(self, backend: Backend, condemned: Collection[str]) -> None:
         """Rely on no condemned or deleted pack."""
@@ -260,19 +287,24 @@ class BasePlan:
             data = self._read(wanted, sizes)
         return [(depth, raw) for (depth, _), raw in zip(chain, data, strict=True) if raw is not None]
 
-    def bases(self, chunks: Any, digests: Digests, depth: int) -> FoundBases:
+    def bases(self, chunks: Any, digests: Digests, depth: int, *, is_decoded: bool = True) -> FoundBases:
         """Find the bases of some chunks with candidates.
 
         Args:
             chunks: Their numbers.
             digests: Digests of the chunks themselves; no chunk is its own base.
             depth: Maximum depth of a base: a deeper candidate is replaced by the nearest behind it within this depth.
+            is_decoded: Whether to decode all bases here, and to look for another copy of one that is damaged. Otherwise
+                those in local packs are left to the encoder.
         """
         rows = self._chunks.searchsorted(chunks)
         found = self._nearest_within(rows, depth)
         is_usable = self._is_held(found) & _differ(self._candidates[rows], digests) & _differ(_digests(found), digests)
         usable = is_usable.nonzero()[0]
         data = self._remembered(found.some(usable))
+        stored = None if is_decoded or data is not None else self._stored(found.some(usable))
+        if stored is not None:
+            data = [None] * len(usable)
         if data is None:
             nearest = found.levels[0]
             wanted, sizes = _digests(found)[usable], nearest.entries["raw_bytes"][usable].tolist()
@@ -284,17 +316,20 @@ class BasePlan:
                 data = [raw if same else None for raw, same in zip(data, is_same.tolist(), strict=True)]
         named: list[Base | None] = [None] * len(chunks)
         decoded: list[Buffer | None] = [None] * len(chunks)
+        numbers, sizes = [-1] * len(chunks), [0] * len(chunks)
         nearest = found.levels[0]
-        for at, raw in zip(usable.tolist(), data, strict=True):
-            if raw is not None:
+        for number, (at, raw) in enumerate(zip(usable.tolist(), data, strict=True)):
+            if stored is not None:
+                numbers[at] = number
+            if raw is not None or stored is not None:
                 entry = nearest.entries[at]
                 named[at] = Base(
                     pack=nearest.packs[int(nearest.pack[at])],
                     digest=entry["digest"].tobytes(),
                     depth=int(entry["depth"]),
                 )
-                decoded[at] = raw
-        return FoundBases(named=named, data=decoded)
+                decoded[at], sizes[at] = raw, int(entry["raw_bytes"])
+        return FoundBases(named=named, data=decoded, stored=stored, number=numbers, sizes=sizes)
 
     def _ancestry(self, rows: Any) -> Ancestry:
         return self._look_up(rows) if self._found is None else self._found.some(rows)
@@ -312,6 +347,14 @@ class BasePlan:
     def _is_held(self, found: Ancestry) -> Mask:
         """Return for each chunk whether it was found, and needs only `packs`, named by the intent."""
         return found.lies_in(self.packs)
+
+    def _stored(self, found: Ancestry) -> StoredChunks | None:
+        """Describe bases in local packs for the encoder; None if it cannot read them, or a copy became unreadable."""
+        if self._packs is None or len(found.levels[0].found) == 0:
+            return None
+        if self._found is not None and self._catalog.knowledge() != self._known:
+            return None
+        return self._packs.chunks(found.links(), _digests(found))
 
     def _remembered(self, found: Ancestry) -> Sequence[Buffer | None] | None:
         """Return chunks this process has just stored; None if it has not, or if its stored copies are unreadable."""

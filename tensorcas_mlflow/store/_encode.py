@@ -11,10 +11,20 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base import config, threads
-from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests, digest, digest_each
+from tensorcas_mlflow.chunk_io import StoredChunks
 from tensorcas_mlflow.codecs import RAW, Codec, Effort, compiled_encoder, encode_best, samples_alike
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.layout import ENTRY, RAW_ALIGNMENT, STORED_DIGEST_BYTES, Base, Entries, PayloadGroup, is_delta
+from tensorcas_mlflow.layout import (
+    ENTRY,
+    PACK_NAME_BYTES,
+    RAW_ALIGNMENT,
+    STORED_DIGEST_BYTES,
+    Base,
+    Entries,
+    PayloadGroup,
+    is_delta,
+)
 from tensorcas_mlflow.store._bases import MAX_DEPTH, BasePlan
 from tensorcas_mlflow.store._choose import Arrangements, Chooser, EncodingChoice, Policy, encode_chosen, sample_number
 from tensorcas_mlflow.store._sources import Pieces, Source
@@ -37,7 +47,11 @@ class Recipe:
     named: Base | None = None
     """Possible base of the chunk."""
     base: Buffer | None = None
-    """The same base, decoded."""
+    """The same base, decoded; None if the encoder decodes it."""
+    stored: StoredChunks | None = None
+    """Bases that the encoder decodes; the same object for all chunks of a group."""
+    number: int = -1
+    """Number of the base among these."""
 
 
 class Recipes:
@@ -69,8 +83,13 @@ class Recipes:
             if len(rows):  # the first tensor asked for decides the depth of bases
                 self._choice(int(rows[np.argmax(columns.n_bytes[rows])]))
 
-    def of(self, pieces: Pieces) -> list[Recipe | None]:
-        """Return the recipe of each chunk; None for chunks too small to be examined one by one."""
+    def of(self, pieces: Pieces, *, is_decoded: bool = False) -> list[Recipe | None]:
+        """Return the recipe of each chunk; None for chunks too small to be examined one by one.
+
+        Args:
+            pieces: The chunks.
+            is_decoded: Whether to decode all bases here; see `BasePlan.bases`.
+        """
         out: list[Recipe | None] = [None] * len(pieces.data)
         chosen = np.flatnonzero(self._is_chosen[pieces.rows])
         if len(chosen) == 0:
@@ -84,13 +103,28 @@ class Recipes:
             for at, choice, with_base in zip(chosen.tolist(), choices, has.tolist(), strict=True):
                 if with_base and choice.delta is not None:
                     by_depth.setdefault(choice.delta.depth, []).append(at)
-            for depth, members in by_depth.items():
-                found = self._plan.bases(pieces.chunks[members], pieces.digests[members], depth)
-                for at, named, base in zip(members, found.named, found.data, strict=True):
+            is_here = is_decoded or compiled_encoder() is None
+            # All but a few small tensors have bases of one depth. The encoder takes one set of tables.
+            for depth, members in sorted(by_depth.items(), key=lambda each: -len(each[1])):
+                found = self._plan.bases(pieces.chunks[members], pieces.digests[members], depth, is_decoded=is_here)
+                is_here = True
+                sizes = found.sizes
+                for nth, at in enumerate(members):
                     # A manifest of another writer may have a chunk of another size at a place.
-                    if base is not None and memoryview(base).nbytes == memoryview(pieces.data[at]).nbytes:
-                        out[at] = Recipe(choice=self._choice(int(pieces.rows[at])), named=named, base=base)
+                    if found.named[nth] is not None and sizes[nth] == len(pieces.data[at]):
+                        out[at] = Recipe(
+                            choice=self._choice(int(pieces.rows[at])),
+                            named=found.named[nth],
+                            base=found.data[nth],
+                            stored=found.stored,
+                            number=found.number[nth],
+                        )
         return out
+
+    def close(self) -> None:
+        """Close the packs of the bases."""
+        if self._plan:
+            self._plan.close()
 
     def _choice(self, row: int) -> EncodingChoice:
         choice = self._choices.get(row)
@@ -178,17 +212,20 @@ def encode_chunks(
     most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, n_bytes // (2 * config.n_threads())))
     recipes = Recipes(source, chunks, policy, plan, chooser)
     origin = source.origin if source.is_live else None
-    yield from encode_pieces(
-        source.pieces(chunks),
-        policy,
-        is_text=is_text,
-        leaves_text=leaves_text,
-        origin=origin,
-        recipes=recipes,
-        keep=keep,
-        most_bytes=most_bytes,
-        one_by_one=n_bytes <= (_MOST_COPIED_BYTES if policy is Policy.FAST else _MOST_ALONE_BYTES),
-    )
+    try:
+        yield from encode_pieces(
+            source.pieces(chunks),
+            policy,
+            is_text=is_text,
+            leaves_text=leaves_text,
+            origin=origin,
+            recipes=recipes,
+            keep=keep,
+            most_bytes=most_bytes,
+            one_by_one=n_bytes <= (_MOST_COPIED_BYTES if policy is Policy.FAST else _MOST_ALONE_BYTES),
+        )
+    finally:
+        recipes.close()
 
 
 def encode_pieces(
@@ -232,6 +269,10 @@ def encode_pieces(
 
     apply = map if one_by_one else threads.ordered_map
     for encoded in apply(encode, with_recipes()):
+        if isinstance(encoded, Pieces):
+            assert recipes is not None
+            encoded = encode((encoded, recipes.of(encoded, is_decoded=True)))
+            assert not isinstance(encoded, Pieces)
         yield from encoded
 
 
@@ -255,7 +296,8 @@ def _encode(
     leaves_text: bool,
     origin: OriginOf | None,
     keep: KeepChunks | None,
-) -> list[PayloadGroup]:
+) -> list[PayloadGroup] | Pieces:
+    """Encode a group; return its chunks if the compiled encoder cannot decode a base."""
     pieces, recipes = group
     encoder = compiled_encoder()
     data, checks = pieces.data, origin is not None and not pieces.are_hashed
@@ -275,15 +317,13 @@ def _encode(
     if encoder is None:
         encoded = _encoded(data, pieces.itemsizes, is_candidate, is_sampled, recipes)
         groups, parts = _laid_out(encoded, sizes, pieces)
+        for laid_out, part in zip(groups, parts, strict=True):
+            _name_bases(laid_out.entries, recipes[part])
     else:
         call = _Call(pieces, data, is_candidate, is_sampled, recipes)
-        changed = call.run(encoder, checks=checks)
-        if changed is not None:
-            assert origin is not None
-            raise _changed_meanwhile(origin(changed))
-        groups, parts = call.groups()
-    for laid_out, part in zip(groups, parts, strict=True):
-        _name_bases(laid_out.entries, recipes[part])
+        if not call.run(encoder, origin, checks=checks):
+            return pieces
+        groups = call.groups()
     return groups
 
 
@@ -319,6 +359,8 @@ _RECIPE = np.dtype(
     ]
 )
 """A choice, in the form that the compiled encoder reads (``native/src/encode.c``)."""
+_NAMED = np.dtype([("pack", "u1", (PACK_NAME_BYTES,)), ("digest", "u1", (DIGEST_BYTES,)), ("depth", "u1")])
+"""A possible base, in the same form; zeros for none."""
 _AS_IT_IS, _BY_ELEMENTS = -2, -1
 """Instead of the number of a recipe: the chunk is stored raw, or `encode_best` decides."""
 
@@ -357,7 +399,9 @@ class _Call:
         self._data = data
         self._is_sampled = is_sampled
         self._how = np.where(is_candidate, _BY_ELEMENTS, _AS_IT_IS).astype(np.int32)
-        self._bases = None
+        self._bases: list[Any] | None = None
+        self._named: Any = None
+        self._tables: Any = None
         choices: dict[int, int] = {}
         rows: list[tuple[Any, ...]] = []
         if any(recipes):
@@ -367,22 +411,45 @@ class _Call:
                     if number == len(rows):
                         rows.append(_recipe_row(recipe.choice))
                     self._how[at] = number
-            self._bases = [None if recipe is None else recipe.base for recipe in recipes]
+            self._describe_bases(recipes)
         self._choices = np.array(rows, dtype=_RECIPE)
         self._entries: Entries = np.empty(len(data), dtype=ENTRY)
 
-    def run(self, encoder: ModuleType, *, checks: bool) -> int | None:
+    def _describe_bases(self, recipes: list[Recipe | None]) -> None:
+        based = [at for at, recipe in enumerate(recipes) if recipe is not None and recipe.named is not None]
+        if not based:
+            return
+        self._bases = [None if recipe is None else recipe.base for recipe in recipes]
+        names = [recipe.named for recipe in recipes if recipe is not None and recipe.named is not None]
+        packs, digests = (
+            bytes.fromhex("".join([base.pack for base in names])),
+            b"".join([base.digest for base in names]),
+        )
+        self._named = np.zeros(len(recipes), dtype=_NAMED)
+        self._named["pack"][based] = np.frombuffer(packs, np.uint8).reshape(len(based), -1)
+        self._named["digest"][based] = np.frombuffer(digests, np.uint8).reshape(len(based), -1)
+        self._named["depth"][based] = [base.depth for base in names]
+        stored = next((recipe.stored for recipe in recipes if recipe is not None and recipe.stored is not None), None)
+        if stored is not None:
+            numbers = [-1 if recipe is None or recipe.stored is None else recipe.number for recipe in recipes]
+            self._tables = (*stored.tables, np.array(numbers, dtype=np.int32))
+
+    def run(self, encoder: ModuleType, origin: OriginOf | None, *, checks: bool) -> bool:
         """Encode.
 
         Args:
             encoder: Functions of the compiled core.
+            origin: See `encode_pieces`.
             checks: Whether to copy each chunk first, and to check the copy against its digest.
 
         Returns:
-            The row of a chunk that differs from its digest; None if there is none.
+            Whether every base decodes to its digest; else nothing is encoded.
+
+        Raises:
+            ConflictError: A chunk differs from its digest.
         """
         pieces = self._pieces
-        changed, payloads, self._first, self._first_bytes = encoder.encode_group(
+        changed, baseless, payloads, self._first, self._first_bytes = encoder.encode_group(
             self._data,
             self._bases,
             np.maximum(pieces.itemsizes, 1).astype(np.uint32),
@@ -393,14 +460,18 @@ class _Call:
             self._choices,
             checks,
             self._entries.view(np.uint8),
+            self._named,
+            self._tables,
         )
+        if changed >= 0:
+            assert origin is not None
+            raise _changed_meanwhile(origin(int(pieces.rows[changed])))
         self._payloads = memoryview(payloads)
-        return None if changed < 0 else int(pieces.rows[changed])
+        return bool(baseless < 0)
 
-    def groups(self) -> tuple[list[PayloadGroup], list[slice]]:
+    def groups(self) -> list[PayloadGroup]:
         """Return the result; see `_laid_out`."""
         groups: list[PayloadGroup] = []
-        parts: list[slice] = []
         for begin, end, rows in (
             (0, self._first_bytes, slice(0, self._first)),
             (self._first_bytes, len(self._payloads), slice(self._first, len(self._data))),
@@ -414,8 +485,7 @@ class _Call:
                         is_aligned=rows.start == self._first,
                     )
                 )
-                parts.append(rows)
-        return groups, parts
+        return groups
 
 
 def _checked_copies(pieces: Pieces, origin: OriginOf, copy: Callable[[memoryview], Any]) -> list[Any]:

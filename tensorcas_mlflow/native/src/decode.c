@@ -339,6 +339,16 @@ static size_t room_of(const TcRead *read) {
     return read->kind == TC_MEMORY ? 0 : ((size_t)read->n_bytes + 3 * PAGE - 1) / PAGE * PAGE;
 }
 
+/* Set `stored` to the bytes of a read, or to NULL if it fails; return the rest of the room for reads. */
+static uint8_t *fetch(const TcBatch *batch, const TcRead *read, uint8_t *room, const uint8_t **stored) {
+    *stored = NULL;
+    if (read->kind == TC_MEMORY)
+        *stored = batch->sources[read->source].data + read->start;
+    else
+        (void)read_file(read, room, stored);
+    return room + room_of(read);
+}
+
 static int is_raw(const TcBatch *batch, const TcChunk *chunk) {
     return chunk->n_links == 1 && batch->links[chunk->first_link].codec == RAW;
 }
@@ -418,16 +428,8 @@ static void do_part(void *context, size_t index, size_t slot) {
         .grouped = area + 4 * work->area_bytes,
         .classes = area + 5 * work->area_bytes,
     };
-    for (uint32_t number = part->first_read; number < part->last_read; number++) {
-        const TcRead *read = batch->reads + number;
-        const uint8_t **bytes = stored + (number - part->first_read);
-        *bytes = NULL;
-        if (read->kind == TC_MEMORY)
-            *bytes = batch->sources[read->source].data + read->start;
-        else
-            (void)read_file(read, room, bytes);
-        room += room_of(read);
-    }
+    for (uint32_t number = part->first_read; number < part->last_read; number++)
+        room = fetch(batch, batch->reads + number, room, stored + (number - part->first_read));
     Pending pending = {.batch = batch};
     for (uint32_t number = part->first_chunk; number < part->last_chunk; number++) {
         const TcChunk *chunk = batch->chunks + number;
@@ -519,6 +521,69 @@ int tc_decode(const TcBatch *batch, size_t n_workers) {
         give_back(work.slab);
     free(work.stored);
     return has_room;
+}
+
+/* --- single chunks */
+
+struct TcDecoder {
+    uint8_t *memory;
+    size_t n_bytes;
+    ZSTD_DCtx *context;
+};
+
+TcDecoder *tc_new_decoder(void) { return calloc(1, sizeof(TcDecoder)); }
+
+void tc_free_decoder(TcDecoder *decoder) {
+    if (decoder == NULL)
+        return;
+    ZSTD_freeDCtx(decoder->context);
+    free(decoder->memory);
+    free(decoder);
+}
+
+void tc_trim_decoder(TcDecoder *decoder) {
+    if (decoder == NULL || decoder->n_bytes <= KEPT_BYTES)
+        return;
+    free(decoder->memory);
+    decoder->memory = NULL;
+    decoder->n_bytes = 0;
+}
+
+int tc_decode_part(TcDecoder *decoder, const TcBatch *batch, size_t number, const uint8_t **made) {
+    const TcPart *part = batch->parts + number;
+    const uint8_t *stored[MOST_LINKS];
+    if (part->last_chunk - part->first_chunk != 1 || part->last_read - part->first_read > MOST_LINKS)
+        return CHUNK_MALFORMED;
+    const TcChunk *chunk = batch->chunks + part->first_chunk;
+    size_t area_bytes = ((size_t)chunk->n_bytes + 2 * PAGE - 1) / PAGE * PAGE, needed = N_AREAS * area_bytes;
+    for (uint32_t read = part->first_read; read < part->last_read; read++)
+        needed += room_of(batch->reads + read);
+    if (decoder->n_bytes < needed) {
+        free(decoder->memory);
+        decoder->n_bytes = 0;
+        if (posix_memalign((void **)&decoder->memory, PAGE, needed) != 0) {
+            decoder->memory = NULL;
+            return CHUNK_NO_MEMORY;
+        }
+        decoder->n_bytes = needed;
+    }
+    uint8_t *area = decoder->memory, *room = area + N_AREAS * area_bytes;
+    Areas areas = {
+        .context = &decoder->context,
+        .out = area,
+        .bases = {area + area_bytes, area + 2 * area_bytes},
+        .planes = area + 3 * area_bytes,
+        .grouped = area + 4 * area_bytes,
+        .classes = area + 5 * area_bytes,
+    };
+    for (uint32_t read = part->first_read; read < part->last_read; read++)
+        room = fetch(batch, batch->reads + read, room, stored + (read - part->first_read));
+    int status = decode_chain(batch, chunk, stored, part->first_read, &areas, 0, made);
+    if (status != CHUNK_GOOD)
+        return status;
+    uint8_t digest[TC_DIGEST];
+    tc_blake3(*made, chunk->n_bytes, digest);
+    return memcmp(digest, chunk->digest, TC_DIGEST) == 0 ? CHUNK_GOOD : CHUNK_DIFFERS;
 }
 
 #else

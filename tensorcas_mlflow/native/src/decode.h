@@ -66,4 +66,20 @@ int tc_check_batch(const TcBatch *batch);
 /* Decode a batch that `tc_check_batch` accepts, on `n_workers` threads. Returns 0 if there is no memory. */
 int tc_decode(const TcBatch *batch, size_t n_workers);
 
+/* A decoder of single chunks, for one thread at a time: its memory serves one chunk after another. */
+typedef struct TcDecoder TcDecoder;
+
+/* Return a decoder, or NULL if there is no memory. */
+TcDecoder *tc_new_decoder(void);
+
+/* Free a decoder, which may be NULL. */
+void tc_free_decoder(TcDecoder *decoder);
+
+/* Free memory of a decoder above the size that ordinary chunks need. */
+void tc_trim_decoder(TcDecoder *decoder);
+
+/* Read, decode and verify the only chunk of a part, in a batch that `tc_check_batch` accepts. Return its status; set `made` to
+ * its bytes, which stay until the next call, in the decoder or in the memory of its read. */
+int tc_decode_part(TcDecoder *decoder, const TcBatch *batch, size_t part, const uint8_t **made);
+
 #endif

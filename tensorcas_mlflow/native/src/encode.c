@@ -1,7 +1,7 @@
 /* The encoder: payloads of chunks, and their entries in a pack's table (docs/format.md, Codecs and Packs).
  *
- * `encode_group` encodes the chunks of one group into one buffer, without the interpreter's lock. The functions below it
- * encode one chunk with one codec. All make the decisions that the Python code in `codecs` and `store/_choose.py` makes.
+ * `encode_group` encodes the chunks of one group into one buffer, without the interpreter's lock; it reads and decodes the base
+ * of a delta just before it encodes the delta. The functions below it encode one chunk with one codec. All make the decisions that the Python code in `codecs` and `store/_choose.py` makes.
  *
  * A worker holds the Zstandard contexts and the scratch memory of one call. Workers are kept for later calls, so a context is
  * set up once.
@@ -15,6 +15,7 @@ PyMethodDef tc_encode_methods[] = {{NULL, NULL, 0, NULL}};
 #else
 
 #include "blake3.h"
+#include "decode.h"
 #include "words.h"
 
 #include <math.h>
@@ -80,7 +81,8 @@ typedef struct Worker {
     ZSTD_CCtx *contexts[N_CONTEXTS];
     uint8_t *areas[N_AREAS];
     size_t rooms[N_AREAS];
-    int has_failed; /* for lack of memory */
+    TcDecoder *decoder; /* of bases */
+    int has_failed;     /* for lack of memory */
 } Worker;
 
 static pthread_mutex_t workers_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -91,6 +93,7 @@ static void free_worker(Worker *worker) {
         ZSTD_freeCCtx(worker->contexts[which]);
     for (int use = 0; use < N_AREAS; use++)
         free(worker->areas[use]);
+    tc_free_decoder(worker->decoder);
     free(worker);
 }
 
@@ -118,6 +121,7 @@ static void give_worker(Worker *worker) {
             worker->areas[use] = NULL;
             worker->rooms[use] = 0;
         }
+    tc_trim_decoder(worker->decoder);
     if (pthread_mutex_trylock(&workers_lock) != 0) {
         free_worker(worker);
         return;
@@ -854,9 +858,19 @@ typedef struct __attribute__((packed)) {
 
 _Static_assert(sizeof(Entry) == 116, "an entry is as layout.ENTRY describes it");
 
+/* The copy of a base that a delta names; `store._bases.NAMED`. */
+typedef struct __attribute__((packed)) {
+    uint8_t pack[16], digest[32], depth;
+} Named;
+
+_Static_assert(sizeof(Named) == 49, "a named base is as store._bases.NAMED describes it");
+
 typedef struct {
     size_t n_chunks;
     const uint8_t **data, **bases; /* an address each; that of a base may be NULL */
+    const Named *named;            /* the base of each; NULL if none has one */
+    TcBatch stored;                /* chunks to decode as bases, each a part of its own */
+    const int32_t *parts;          /* for each chunk the part of its base, -1 for none; NULL if none has one */
     const size_t *sizes;
     const uint32_t *itemsizes;
     const int32_t *how;
@@ -870,6 +884,7 @@ typedef struct {
     /* Results. */
     size_t n_bytes, first_row, first_bytes; /* of the whole; and of the rest of a tensor that begins in an earlier group */
     Py_ssize_t changed;                     /* a chunk with other bytes than its digest's; -1 for none */
+    Py_ssize_t baseless;                    /* a chunk whose base does not decode or has another digest; -1 for none */
 } Group;
 
 /* What the sampled small chunks of a group have in common, for each size of words. */
@@ -941,6 +956,32 @@ static int are_small_ones_raw(Worker *worker, const Group *group, AllAlike *alik
     return (double)n_stored > 0.875 * (double)n_raw;
 }
 
+/* Set `base` to the verified base of a chunk, or to NULL if it has none or needs none; return 0 if the base is unreadable. It
+ * stays until the worker finds the next one. */
+static int find_base(Worker *worker, const Group *group, size_t number, const uint8_t **base) {
+    int32_t how = group->how[number];
+    *base = NULL;
+    if (how < 0 || !group->recipes[how].has_delta || group->sizes[number] < LEAST_DELTA_BYTES)
+        return 1;
+    if (group->bases[number] != NULL) {
+        uint8_t actual[TC_DIGEST];
+        *base = group->bases[number];
+        if (group->named == NULL)
+            return 1;
+        tc_blake3(*base, group->sizes[number], actual);
+        return memcmp(actual, group->named[number].digest, TC_DIGEST) == 0;
+    }
+    if (group->parts == NULL || group->parts[number] < 0)
+        return 1;
+    if (worker->decoder == NULL && (worker->decoder = tc_new_decoder()) == NULL) {
+        worker->has_failed = 1;
+        return 1;
+    }
+    int status = tc_decode_part(worker->decoder, &group->stored, (size_t)group->parts[number], base);
+    worker->has_failed |= status == CHUNK_NO_MEMORY;
+    return status == CHUNK_GOOD || status == CHUNK_NO_MEMORY;
+}
+
 static void encode_chunks(Worker *worker, Group *group) {
     AllAlike alike;
     begin_samples(&alike);
@@ -949,13 +990,17 @@ static void encode_chunks(Worker *worker, Group *group) {
     if (worker->has_failed)
         return;
     for (size_t number = 0; number < group->n_chunks; number++) {
-        const uint8_t *raw = group->data[number], *wanted = group->digests + 32 * number;
+        const uint8_t *raw = group->data[number], *wanted = group->digests + 32 * number, *base;
         size_t n_bytes = group->sizes[number];
         int how = small_ones_raw && group->may_be_sampled[number] ? AS_IT_IS : group->how[number];
         /* A payload is made at its place, unless it turns out to be raw and to begin a tensor. */
         uint8_t *out = group->out + at;
         int begins = group->begins_row[number];
         size_t gap = begins && is_after_first ? (ALIGNMENT - (at - origin) % ALIGNMENT) % ALIGNMENT : 0;
+        if (!find_base(worker, group, number, &base)) {
+            group->baseless = (Py_ssize_t)number;
+            return;
+        }
         if (group->checks) {
             /* The owner may change the bytes at any time: what is hashed here is what is stored. */
             uint8_t *copy = how == AS_IT_IS ? out + gap : area_of(worker, AREA_COPY, n_bytes + 1), actual[TC_DIGEST];
@@ -970,7 +1015,7 @@ static void encode_chunks(Worker *worker, Group *group) {
         }
         Encoded made = as_raw();
         if (how >= 0)
-            made = encode_chosen(worker, &group->recipes[how], raw, n_bytes, group->bases[number], out);
+            made = encode_chosen(worker, &group->recipes[how], raw, n_bytes, base, out);
         else if (how == BY_ELEMENTS)
             made = encode_best(worker, raw, n_bytes, group->itemsizes[number],
                                group->may_be_sampled[number] ? alike_of(&alike, group->itemsizes[number]) : NULL, out);
@@ -1000,6 +1045,12 @@ static void encode_chunks(Worker *worker, Group *group) {
         entry->raw_bytes = (uint32_t)n_bytes;
         entry->codec = made.codec;
         entry->typesize = made.typesize;
+        if (made.codec == DELTA && group->named != NULL) {
+            const Named *named = &group->named[number];
+            entry->depth = (uint8_t)(named->depth + 1);
+            memcpy(entry->base_pack, named->pack, sizeof named->pack);
+            memcpy(entry->base_digest, named->digest, sizeof named->digest);
+        }
         at += made.size;
     }
     uint8_t(*stored)[TC_DIGEST] = (uint8_t(*)[TC_DIGEST])area_of(worker, AREA_CLASSES, group->n_payloads * TC_DIGEST);
@@ -1029,16 +1080,57 @@ static PyObject *misfit(void) {
     return NULL;
 }
 
-/* encode_group(data, bases or None, itemsizes, how, is_sampled, begins_row, digests, recipes, checks, entries) ->
- * (a chunk that is not its digest's or -1, payloads, the first chunk that begins aligned, the place of its payload) */
+/* Take the tables of bases to decode, (reads, links, chunks, parts, part of each chunk), and check them; return 0 with an
+ * exception set. */
+static int take_stored(PyObject *tables, Py_buffer *views, Group *group, TcBytes *nowhere) {
+    if (!PyArg_ParseTuple(tables, "y*y*y*y*y*:bases", &views[0], &views[1], &views[2], &views[3], &views[4]))
+        return 0;
+    *nowhere = (TcBytes){NULL, SIZE_MAX}; /* a base is decoded in the worker's memory, and put nowhere else */
+    group->stored = (TcBatch){
+        .reads = views[0].buf,
+        .links = views[1].buf,
+        .chunks = views[2].buf,
+        .parts = views[3].buf,
+        .n_reads = (size_t)views[0].len / sizeof(TcRead),
+        .n_links = (size_t)views[1].len / sizeof(TcLink),
+        .n_chunks = (size_t)views[2].len / sizeof(TcChunk),
+        .n_parts = (size_t)views[3].len / sizeof(TcPart),
+        .blocks = nowhere,
+        .n_blocks = 1,
+    };
+    group->parts = views[4].buf;
+    uintptr_t places = 0;
+    for (int table = 0; table < 4; table++)
+        places |= (uintptr_t)views[table].buf;
+    int fits = places % 8 == 0 && (uintptr_t)views[4].buf % 4 == 0 && (size_t)views[0].len % sizeof(TcRead) == 0 && (size_t)views[1].len % sizeof(TcLink) == 0 &&
+               (size_t)views[2].len % sizeof(TcChunk) == 0 && (size_t)views[3].len % sizeof(TcPart) == 0 &&
+               (size_t)views[4].len == 4 * group->n_chunks && tc_check_batch(&group->stored);
+    for (size_t number = 0; fits && number < group->n_chunks; number++) {
+        if (group->parts[number] < 0)
+            continue;
+        fits = (size_t)group->parts[number] < group->stored.n_parts;
+        const TcPart *part = fits ? &group->stored.parts[group->parts[number]] : NULL;
+        fits = fits && part->last_chunk - part->first_chunk == 1 &&
+               group->stored.chunks[part->first_chunk].n_bytes == group->sizes[number];
+    }
+    if (!fits)
+        misfit();
+    return fits;
+}
+
+/* encode_group(data, bases or None, itemsizes, how, is_sampled, begins_row, digests, recipes, checks, entries, named or None,
+ *              tables of bases or None) ->
+ * (a chunk that is not its digest's or -1, a chunk whose base is unreadable or -1, payloads, the first chunk that begins
+ *  aligned, the place of its payload) */
 static PyObject *encode_group(PyObject *module, PyObject *args) {
-    PyObject *data, *bases, *result = NULL;
-    Py_buffer itemsizes, how, sampled, begins, digests, recipes, entries;
+    PyObject *data, *bases, *tables, *result = NULL;
+    Py_buffer itemsizes, how, sampled, begins, digests, recipes, entries, named, stored[5] = {{0}};
     Payloads *payloads = NULL;
+    TcBytes nowhere;
     int checks;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOy*y*y*y*y*y*pw*:encode_group", &data, &bases, &itemsizes, &how, &sampled, &begins,
-                          &digests, &recipes, &checks, &entries))
+    if (!PyArg_ParseTuple(args, "OOy*y*y*y*y*y*pw*z*O:encode_group", &data, &bases, &itemsizes, &how, &sampled, &begins,
+                          &digests, &recipes, &checks, &entries, &named, &tables))
         return NULL;
     Py_ssize_t n = PySequence_Size(data), n_viewed = 0;
     Worker *worker = NULL;
@@ -1059,7 +1151,7 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
         PyErr_NoMemory();
         goto done;
     }
-    Group group = {.n_chunks = count, .checks = checks, .changed = -1};
+    Group group = {.n_chunks = count, .checks = checks, .named = named.buf, .changed = -1, .baseless = -1};
     group.data = room;
     group.bases = group.data + count;
     group.payloads = group.bases + count;
@@ -1075,7 +1167,8 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
     group.entries = entries.buf;
     int fits = (size_t)itemsizes.len == 4 * count && (size_t)how.len == 4 * count && (size_t)sampled.len == count &&
                (size_t)begins.len == count && (size_t)digests.len == 32 * count &&
-               (size_t)recipes.len == n_recipes * sizeof(Recipe) && (size_t)entries.len == count * sizeof(Entry) &&
+               (size_t)recipes.len == n_recipes * sizeof(Recipe) &&
+               (named.buf == NULL || (size_t)named.len == count * sizeof(Named)) && (size_t)entries.len == count * sizeof(Entry) &&
                (uintptr_t)itemsizes.buf % 4 == 0 && (uintptr_t)how.buf % 4 == 0 && (uintptr_t)recipes.buf % 8 == 0;
     for (size_t number = 0; fits && number < n_recipes; number++)
         fits = is_sound(&group.recipes[number]);
@@ -1102,9 +1195,12 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
         misfit();
         goto done;
     }
+    if (tables != Py_None && !take_stored(tables, stored, &group, &nowhere))
+        goto done;
     if ((payloads = make_payloads(needed)) == NULL)
         goto done;
     group.out = payloads->data;
+
     Py_BEGIN_ALLOW_THREADS;
     encode_chunks(worker, &group);
     Py_END_ALLOW_THREADS;
@@ -1112,7 +1208,8 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
         PyErr_NoMemory();
     else {
         payloads->n_bytes = (Py_ssize_t)group.n_bytes;
-        result = Py_BuildValue("nOnn", group.changed, payloads, (Py_ssize_t)group.first_row, (Py_ssize_t)group.first_bytes);
+        result = Py_BuildValue("nnOnn", group.changed, group.baseless, payloads, (Py_ssize_t)group.first_row,
+                               (Py_ssize_t)group.first_bytes);
     }
 done:
     while (n_viewed > 0)
@@ -1128,6 +1225,9 @@ done:
     PyBuffer_Release(&digests);
     PyBuffer_Release(&recipes);
     PyBuffer_Release(&entries);
+    PyBuffer_Release(&named);
+    for (int table = 0; table < 5; table++)
+        PyBuffer_Release(&stored[table]);
     Py_XDECREF((PyObject *)payloads);
     return result;
 }
