@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Backend,
         BlobInfo,
         Children,
+        LogDamage,
         Token,
         check_key,
         is_key,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_buckets": "Bucket ObjectInfo",
-    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children Token check_key is_key",
+    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children LogDamage Token check_key is_key",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_local": "LocalBackend",
     "_logged": "LoggedBackend",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
-from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.errors import RefusedError
 
 Token = str
@@ -57,6 +57,18 @@ class BlobInfo:
     """Whether it is a symbolic link; a link is no blob and is not followed."""
     is_shared: bool = False
     """Whether it shares its bytes on disk with other blobs; see `Backend.shared_bytes`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDamage:
+    """A damaged part of a log."""
+
+    key: str
+    """Path of the file below the store's folder."""
+    start: int
+    n_bytes: int
+    """Number of bytes that are there; fewer than are lost if the file is cut."""
+    reason: str
 
 
 Children = tuple[list[BlobInfo], list[str]]
@@ -263,6 +275,37 @@ class Backend(ABC):
     def shared_bytes(self) -> int:
         """Return the bytes on disk that belong to no blob alone: those of logs, large blobs in them left out."""
         return 0
+
+    def is_in_log(self, key: str) -> bool:
+        """Tell whether a pack lies in a log, or will: `find_packs` finds it, and it needs no entry in an index."""
+        return False
+
+    def find_packs(self, digests: Digests) -> set[str]:
+        """Return the keys of packs in logs that may hold some chunks, as of the last listing or read.
+
+        Args:
+            digests: Digests of the chunks, shape ``(n, 32)``.
+        """
+        return set()
+
+    def past_damage(self) -> Backend:
+        """Return a backend of the same blobs that shows those behind damage in a log too.
+
+        Only a verification or a repair may use it: the contract does not hold for blobs in the damaged parts.
+        """
+        return self
+
+    def damages(self) -> Sequence[LogDamage]:
+        """Return the damaged parts of logs, on a backend returned by `past_damage`."""
+        return ()
+
+    def mend(self) -> Mapping[str, str]:
+        """Copy the whole blobs of damaged logs into new ones, and remove the damaged ones, as `past_damage` shows them.
+
+        Returns:
+            Files left as they are, and why.
+        """
+        return {}
 
     def make_logs(self) -> None:
         """Turn logs on in a store that is being created, durably.

@@ -11,6 +11,8 @@ _PACK_FOOTER = struct.Struct("<8sIIQII32s")
 _PACK_ENTRY = struct.Struct("<32s16sQIIBBBB")
 _RAW = 0
 _ENTRY_BYTES = _PACK_ENTRY.size
+_DIGEST_BYTES = 32
+WORD_BYTES = 4
 _CHECK = b', "check": "'
 _CHECK_DIGITS = 32
 _CHECK_END = b'"}'
@@ -19,27 +21,46 @@ _Digest = tuple[int, bytes]
 """A digest, and its place in its blob."""
 
 
+def _pack_table(pack: bytes) -> range:
+    """Return the places of the entries in the table of a pack.
+
+    Raises:
+        ValueError: It is no pack, or one of another form.
+    """
+    size = len(pack) - _PACK_FOOTER.size
+    if size < 0:
+        raise ValueError("too short for a pack")
+    _, entry_bytes, n_entries, table_at, _, _, _ = _PACK_FOOTER.unpack_from(pack, size)
+    end = table_at + n_entries * _ENTRY_BYTES
+    if entry_bytes != _ENTRY_BYTES or end > size:
+        raise ValueError("its table is not inside of it")
+    return range(table_at, end, _ENTRY_BYTES)
+
+
 def _pack_digests(pack: bytes) -> list[_Digest]:
     """Compute the digests in a pack: of each payload, of each raw chunk, and of the table."""
-    size = len(pack)
-    if size < _PACK_FOOTER.size:
-        raise ValueError("too short for a pack")
-    _, entry_bytes, n_entries, table_at, _, _, _ = _PACK_FOOTER.unpack_from(pack, size - _PACK_FOOTER.size)
-    if entry_bytes != _ENTRY_BYTES or table_at + n_entries * _ENTRY_BYTES > size - _PACK_FOOTER.size:
-        raise ValueError("its table is not inside of it")
+    entries = _pack_table(pack)
     found: list[_Digest] = []
-    for at in range(table_at, table_at + n_entries * _ENTRY_BYTES, _ENTRY_BYTES):
+    for at in entries:
         _, _, start, n_stored, _, codec, _, _, _ = _PACK_ENTRY.unpack_from(pack, at)
-        if start + n_stored > table_at:
+        if start + n_stored > entries.start:
             raise ValueError("its table points outside of it")
         digest = blake3.blake3(pack[start : start + n_stored]).digest()
         found.append((at + 32, digest[:16]) if codec != _RAW else (at, digest + digest[:16]))
     # The last digest covers the others.
-    table = bytearray(pack[table_at : size - 32])
+    table = bytearray(pack[entries.start : -_DIGEST_BYTES])
     for at, digest in found:
-        table[at - table_at : at - table_at + len(digest)] = digest
-    found.append((size - 32, blake3.blake3(table).digest()))
+        table[at - entries.start : at - entries.start + len(digest)] = digest
+    found.append((len(pack) - _DIGEST_BYTES, blake3.blake3(table).digest()))
     return found
+
+
+def pack_words(pack: bytes) -> bytes:
+    """Return the words of a pack: the first bytes of the digest of each entry; none for a pack of another form."""
+    try:
+        return b"".join([pack[at : at + WORD_BYTES] for at in _pack_table(pack)])
+    except ValueError:
+        return b""
 
 
 def _check_digest(record: bytes) -> list[_Digest]:

@@ -8,7 +8,7 @@ import struct
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import blake3
 import zstandard
 
 from tensorcas_mlflow.backends._contract import check_key
-from tensorcas_mlflow.backends._log_digests import PACK, RECORD, without_digests
+from tensorcas_mlflow.backends._log_digests import PACK, RECORD, WORD_BYTES, pack_words, with_digests, without_digests
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
 
 VERSION = 1
@@ -34,6 +34,7 @@ _FACTS = struct.Struct("<Q8s")
 """Begin of a meta: the time of writing, and the digest of the body."""
 _ROW = struct.Struct("<BBHIII")
 _IN_META, _IN_BODY, _CONSUMED = 0, 1, 2
+_PACKS = "packs/"
 _IN_META_KINDS = frozenset({_IN_META, PACK, RECORD})
 MAX_META_BYTES = 64 << 20
 _LEVEL = 3
@@ -80,6 +81,17 @@ class LogRow(NamedTuple):
     kind: int
     start: int
     """Start of the blob in the log, or of a blob in the meta its start there."""
+    words: bytes = b""
+    """The words of a pack in the body."""
+
+    def words_in(self, meta: bytes) -> bytes:
+        """Return the words of a pack, given the meta of its record; none for another blob."""
+        if self.in_body or not self.key.startswith(_PACKS):
+            return self.words
+        try:
+            return pack_words(with_digests(self.kind, meta[self.start : self.start + self.size]))
+        except ValueError:
+            return b""
 
     @property
     def in_body(self) -> bool:
@@ -166,20 +178,21 @@ def encode_record(
     at = _FACTS.size + n_rows * _ROW.size + sum(map(len, keys))
     table, inline, rows = bytearray(), list[bytes](), list[LogRow]()
     for number, (blob, key) in enumerate(zip(blobs, keys, strict=False)):
-        kind, start, data = _IN_BODY, 0, blob.data
+        start, words = at, b""
         if blob.in_body:
             pad = -n_body % ALIGNMENT
-            start = n_body + pad
+            kind, data, start = _IN_BODY, blob.data, n_body + pad
             body += [bytes(pad), data]
             n_body = start + len(data)
+            words = pack_words(data) if blob.key.startswith(_PACKS) else b""
+            inline.append(words)
         else:
             kind, data = _shortened(blob)
             inline.append(data)
-        table += _ROW.pack(kind, blob.is_commit, len(key), blob.version, len(data), start)
-        rows.append(
-            LogRow(number, blob.key, blob.is_commit, blob.version, len(data), kind, start if blob.in_body else at)
-        )
-        at += 0 if blob.in_body else len(data)
+        at += len(inline[-1])
+        told = len(words) // WORD_BYTES or blob.version
+        table += _ROW.pack(kind, blob.is_commit, len(key), told, len(data), start if blob.in_body else 0)
+        rows.append(LogRow(number, blob.key, blob.is_commit, blob.version, len(data), kind, start, words))
     for key in keys[len(blobs) :]:
         table += _ROW.pack(_CONSUMED, 0, len(key), 0, 0, 0)
     hasher = blake3.blake3()
@@ -228,7 +241,7 @@ def encode_record(
 
 def _shortened(blob: LogBlob) -> tuple[int, bytes]:
     """Leave the digests out of a blob for the meta; return its kind and bytes."""
-    kind = PACK if blob.key.startswith("packs/") else RECORD
+    kind = PACK if blob.key.startswith(_PACKS) else RECORD
     data = without_digests(kind, blob.data) if kind == PACK or blob.is_commit else None
     return (_IN_META, blob.data) if data is None else (kind, data)
 
@@ -340,6 +353,39 @@ class LogReader:
         is_damaged = at < size and not self._is_torn(at, size)
         return records, at, CorruptError(self._key, f"the record at byte {at} is damaged") if is_damaged else None
 
+    def salvage(self, size: int) -> tuple[list[Record], list[tuple[int, int]]]:
+        """Read every whole record, also behind damage.
+
+        Returns:
+            The records; and for each lost part its first byte and one past its last.
+
+        Raises:
+            NewerFormatError: A later release wrote a record.
+        """
+        records: list[Record] = []
+        lost: list[tuple[int, int]] = []
+        at = HEADER_BYTES
+        while at < size:
+            record = self._whole(at, size)
+            if record is None:
+                found = (self._whole(place, size) for place in self._magics(at + 1, size))
+                record = next((each for each in found if each is not None), None)
+                if record is None:
+                    break
+                lost.append((at, record.offset))
+            records.append(record)
+            at = record.end
+        if at < size and any(self._sound(place, size) is not None for place in self._magics(at, size)):
+            lost.append((at, size))
+        durable = max((record.durable_before for record in records), default=0)
+        return [record for record in records if record.end <= durable or self._has_body(record)], lost
+
+    def _whole(self, at: int, size: int) -> Record | None:
+        try:
+            return self.record(at, size)
+        except CorruptError:
+            return None
+
     def record(
         self, at: int, size: int, *, n_ahead: int = _GUESSED_BYTES, most_prefixes: int = MAX_PREFIXES
     ) -> Record | None:
@@ -414,11 +460,17 @@ class LogReader:
                     consumed.append(key)
                     continue
                 in_body = kind == _IN_BODY
+                n_words = version * WORD_BYTES if in_body and not is_commit else 0
                 place = body_start + start if in_body else data_at
                 if not (in_body or kind in _IN_META_KINDS) or place + size > (end if in_body else len(meta)):
                     raise self._impossible(at)
-                data_at += 0 if in_body else size
-                rows.append(LogRow(number, key, bool(is_commit), version, size, kind, place))
+                words = meta[data_at : data_at + n_words]
+                data_at += n_words if in_body else size
+                if data_at > len(meta):
+                    raise self._impossible(at)
+                if n_words:
+                    version = 0
+                rows.append(LogRow(number, key, bool(is_commit), version, size, kind, place, words))
         except ValueError:
             raise self._impossible(at) from None
         return tuple(rows), tuple(consumed)
@@ -466,7 +518,12 @@ class LogReader:
 
     def _is_torn(self, at: int, size: int) -> bool:
         """Tell whether no whole record behind a broken one says that the broken one was durable."""
-        begin, rest = at, b""
+        undurable = (self._sound(place, size) for place in self._magics(at + 1, size))
+        return not any(place is not None and place > at for place in undurable)
+
+    def _magics(self, begin: int, size: int) -> Iterator[int]:
+        """Yield the places at which a record may begin."""
+        rest = b""
         while begin < size:
             piece = os.pread(self._descriptor, 1 << 20, begin)
             if not piece:
@@ -474,13 +531,10 @@ class LogReader:
             window, origin = rest + piece, begin - len(rest)
             found = window.find(_MAGIC)
             while found >= 0:
-                place = origin + found
-                if place > at and (record := self._sound(place, size)) is not None and record > at:
-                    return False
+                yield origin + found
                 found = window.find(_MAGIC, found + 1)
             begin += len(piece)
             rest = window[-3:]
-        return True
 
     def _sound(self, at: int, size: int) -> int | None:
         """Return the first byte that may not have been durable before a record, if its head is whole."""
@@ -501,8 +555,19 @@ def tombstone(log_id: str, offset: int, row: int) -> bytes:
     return head + zlib.crc32(head, zlib.crc32(bytes.fromhex(log_id))).to_bytes(4, "little")
 
 
-def read_tombstones(log_id: str, data: bytes, key: str) -> tuple[list[tuple[int, int]], int]:
-    """Parse tombstones: the record's offset and the row of each; and the size of what was parsed.
+def read_tombstones(
+    log_id: str, data: bytes, key: str, *, lost: list[int] | None = None
+) -> tuple[list[tuple[int, int]], int]:
+    """Parse tombstones.
+
+    Args:
+        log_id: Name of the log.
+        data: The tombstones.
+        key: Name of their file in errors.
+        lost: Receives the places of damaged ones; None refuses them.
+
+    Returns:
+        The record's offset and the row of each; and the size of what was parsed.
 
     Raises:
         CorruptError: One is damaged.
@@ -514,6 +579,8 @@ def read_tombstones(log_id: str, data: bytes, key: str) -> tuple[list[tuple[int,
         at = number * TOMBSTONE.size
         if zlib.crc32(data[at : at + 12], named) == check:
             found.append((offset, row))
+        elif (offset or row or check) and lost is not None:
+            lost.append(at)
         elif offset or row or check:
             raise CorruptError(key, f"the tombstone at byte {at} is damaged")
     return found, n_bytes

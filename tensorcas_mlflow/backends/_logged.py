@@ -11,12 +11,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from tensorcas_mlflow.backends._contract import MOST_SHARED_BYTES, BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import MOST_SHARED_BYTES, BlobInfo, Children, LogDamage, Token, check_key
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, _translated, token_of, write_all
 from tensorcas_mlflow.backends._log_records import LogBlob
 from tensorcas_mlflow.backends._logs import FOLDER, LockedFile, LogEntry, Logs
-from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.files import is_on_local_disk
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
@@ -32,8 +32,6 @@ _META_BYTES = 64 << 10
 _IN_FILES = frozenset({"format", "intents", "condemned"})
 """First segments of the keys of blobs that are always files."""
 _PACKS = "packs/"
-_MARKERS = "index/"
-"""A blob put below it during a save goes into the record of the save."""
 
 
 class _Reading(threading.local):
@@ -48,9 +46,16 @@ class LoggedBackend(LocalBackend):
     Without the folder ``logs`` it is a `LocalBackend`.
     """
 
-    def __init__(self, root: Path, *, uri: str | None = None) -> None:
+    def __init__(self, root: Path, *, uri: str | None = None, salvages: bool = False) -> None:
+        """Use a folder.
+
+        Args:
+            root: The folder; it need not exist.
+            uri: URI of the folder, if it has another one than its path.
+            salvages: Whether blobs behind damage in a log count too; see `Backend.past_damage`.
+        """
         super().__init__(root, uri=uri)
-        self._logs = Logs(self._top)
+        self._logs = Logs(self._top, salvages=salvages)
         self._holding = Lock()
         self._held: dict[str, bytes] = {}
         """Blobs the next commit appends, by key."""
@@ -76,8 +81,6 @@ class LoggedBackend(LocalBackend):
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         if not self._changes_logs() or _is_in_files(key):
             return super().put_new(key, pieces, durable=durable)
-        if not durable and self._held and key.startswith(_MARKERS):
-            return self._hold(key, b"".join(bytes(piece) for piece in pieces))
         if self._find(key) is not None:
             raise BlobExistsError(key)
         return super().put_new(key, pieces, durable=durable)
@@ -228,6 +231,27 @@ class LoggedBackend(LocalBackend):
                 self._give_back(held)
                 raise
             self._unsynced[writer.id] = end
+
+    def is_in_log(self, key: str) -> bool:
+        return self._logs.is_on and (key in self._held or self._logs.find(key) is not None)
+
+    def find_packs(self, digests: Digests) -> set[str]:
+        return self._logs.find_packs(digests)
+
+    def past_damage(self) -> LoggedBackend:
+        return LoggedBackend(self.root, uri=self.uri, salvages=True)
+
+    def damages(self) -> list[LogDamage]:
+        if not self._logs.is_on:
+            return []
+        self._refresh()
+        return self._logs.damages()
+
+    def mend(self) -> dict[str, str]:
+        if not self._changes_logs():
+            return {}
+        with _translated("mend", FOLDER):
+            return self._logs.mend()
 
     # --- deleting
 

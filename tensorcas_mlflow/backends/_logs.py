@@ -14,12 +14,15 @@ import uuid
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
-from tensorcas_mlflow.backends._contract import Token
-from tensorcas_mlflow.backends._log_digests import with_digests
+import numpy as np
+
+from tensorcas_mlflow.backends._contract import LogDamage, Token
+from tensorcas_mlflow.backends._log_digests import WORD_BYTES, with_digests
 from tensorcas_mlflow.backends._log_records import (
     CLOSED,
     HEADER_BYTES,
@@ -28,12 +31,13 @@ from tensorcas_mlflow.backends._log_records import (
     LogReader,
     LogRow,
     Record,
+    check_header,
     encode_record,
     header,
     read_tombstones,
     tombstone,
 )
-from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.files import Settled, sync_folder
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import CorruptError, FormatError, RefusedError
@@ -165,6 +169,8 @@ class _Log:
     durable: int = 0
     """Every byte before this one is known to be durable."""
     n_durable_dead_bytes: int = 0
+    lost_tombstones: list[int] = field(default_factory=list)
+    """Places of damaged tombstones."""
 
 
 class Logs:
@@ -173,14 +179,23 @@ class Logs:
     Methods raise OSError, unless they say otherwise; the caller translates it.
     """
 
-    def __init__(self, top: str) -> None:
-        """Use the logs below a store's folder, if it has any."""
+    def __init__(self, top: str, *, salvages: bool = False) -> None:
+        """Use the logs below a store's folder, if it has any.
+
+        Args:
+            top: The store's folder.
+            salvages: Whether records behind damage count too, and damage is no error; see `LogDamage`.
+        """
+        self._salvages = salvages
+        self._damages: dict[str, list[LogDamage]] = {}
         self.folder = f"{top}{os.sep}{FOLDER}"
         self._top = top
         self._lock = Lock()
         self._logs: dict[str, _Log] = {}
         self._entries: dict[str, list[LogEntry]] = {}
         """Live blobs, by key."""
+        self._packs: dict[bytes, set[str]] = {}
+        """Keys of packs by their words; some packs may be gone."""
         self._blobs_in: defaultdict[str, set[str]] = defaultdict(set)
         """Keys of the blobs directly below a prefix."""
         self._names_in: defaultdict[str, set[str]] = defaultdict(set)
@@ -255,7 +270,7 @@ class Logs:
             for log in self._logs.values():
                 try:
                     self._read_log(log)
-                    if log.end < log.closed_at:
+                    if log.end < log.closed_at and not self._salvages:
                         self._damage = CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.closed_at}")
                 except CorruptError as error:
                     self._damage = error
@@ -301,6 +316,13 @@ class Logs:
         with self._lock:
             found = self._entries.get(key)
             return _last(found) if found else None
+
+    def find_packs(self, digests: Digests) -> set[str]:
+        """Return the keys of packs that may hold some chunks, as of the last refresh."""
+        words = np.ascontiguousarray(digests[:, :WORD_BYTES]).tobytes()
+        with self._lock:
+            found = [self._packs.get(words[at : at + WORD_BYTES]) for at in range(0, len(words), WORD_BYTES)]
+            return {key for keys in found if keys for key in keys if key in self._entries}
 
     def versions(self, key: str) -> list[LogEntry]:
         """Return all blobs of a key, the one that counts last."""
@@ -359,6 +381,9 @@ class Logs:
         descriptor = os.open(path, _READ_LOG)
         try:
             size = os.fstat(descriptor).st_size
+            if self._salvages:
+                self._salvage(log, descriptor, size)
+                return
             if size < log.end:
                 raise CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.end}")
             records, end, damage = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log").records(log.end, size)
@@ -369,6 +394,57 @@ class Logs:
         log.end = end
         if damage is not None:
             raise damage
+
+    def _salvage(self, log: _Log, descriptor: int, size: int) -> None:
+        """Read every whole record of a log, and note what is lost."""
+        key = f"{FOLDER}/{log.id}.log"
+        damages: list[LogDamage] = []
+        try:
+            check_header(log.id, os.pread(descriptor, HEADER_BYTES, 0), key)
+        except CorruptError as error:
+            damages.append(LogDamage(key=key, start=0, n_bytes=min(HEADER_BYTES, size), reason=error.reason))
+        records, lost = LogReader(log.id, descriptor, key).salvage(size)
+        for record in records:
+            self._add(log, record)
+        if size < log.closed_at:
+            lost.append((size, log.closed_at))
+        for start, stop in lost:
+            before = max((record.written_s for record in records if record.offset < start), default=None)
+            after = min((record.written_s for record in records if record.offset >= stop), default=None)
+            reason = f"its records from byte {start} to byte {stop} are damaged{_between(before, after)}"
+            damages.append(LogDamage(key=key, start=start, n_bytes=max(0, min(stop, size) - start), reason=reason))
+        log.end = size
+        self._damages[log.id] = damages
+
+    def damages(self) -> list[LogDamage]:
+        """Return the damage of all logs, as of the last refresh; for a salvaging object."""
+        with self._lock:
+            return [each for log in sorted(self._damages.keys() & self._logs.keys()) for each in self._damages[log]] + [
+                LogDamage(
+                    key=f"{FOLDER}/{log.id}.dead",
+                    start=at,
+                    n_bytes=TOMBSTONE.size,
+                    reason=f"the tombstone at byte {at} is damaged, so a deleted blob may be back",
+                )
+                for log in self._logs.values()
+                for at in log.lost_tombstones
+            ]
+
+    def mend(self) -> dict[str, str]:
+        """Copy the live blobs of damaged logs into new ones, and remove the damaged ones; for a salvaging object.
+
+        Returns:
+            The logs left as they are, and why.
+        """
+        close_writer(self)
+        left: dict[str, str] = {}
+        with LockedFile.alone_in(self.folder):
+            self.refresh()
+            for log in {damage.key.rpartition("/")[2].partition(".")[0] for damage in self.damages()}:
+                self._alone_with(log, partial(self._rewrite, log))
+                if os.path.exists(self.path(log)):
+                    left[f"{FOLDER}/{log}.log"] = "a process appends to it: end that process, then repair again"
+        return left
 
     def _read_dead(self, log: _Log) -> bool:
         """Read new tombstones; return whether there are any."""
@@ -385,7 +461,9 @@ class Logs:
             data = os.pread(descriptor, size - log.n_dead_bytes, log.n_dead_bytes)
         finally:
             os.close(descriptor)
-        found, n_bytes = read_tombstones(log.id, data, f"{FOLDER}/{log.id}.dead")
+        lost: list[int] | None = [] if self._salvages else None
+        found, n_bytes = read_tombstones(log.id, data, f"{FOLDER}/{log.id}.dead", lost=lost)
+        log.lost_tombstones += [log.n_dead_bytes + at for at in lost or ()]
         for offset, row in found:
             if row == CLOSED:
                 log.is_closed = True
@@ -408,6 +486,9 @@ class Logs:
             is_kept = row.is_commit and not row.in_body and row.size <= _KEPT_BYTES
             data = record.meta[row.start : row.start + row.size] if is_kept else None
             log.entries[place] = entry = LogEntry(log.id, record.offset, row, record.written_s, data)
+            words = row.words_in(record.meta)
+            for at in range(0, len(words), WORD_BYTES):
+                self._packs.setdefault(words[at : at + WORD_BYTES], set()).add(row.key)
             versions = self._entries.get(row.key)
             if versions is None:
                 self._entries[row.key] = [entry]
@@ -911,6 +992,17 @@ if hasattr(os, "register_at_fork"):
 
 def _link_error(path: str) -> RefusedError:
     return RefusedError("use", FOLDER, f"{path!r} is a symbolic link, and nothing of a store lies behind one")
+
+
+def _between(before: float | None, after: float | None) -> str:
+    """Describe the time of lost records."""
+
+    def text(time_s: float) -> str:
+        return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
+
+    begin = "" if before is None else f" after {text(before)}"
+    end = "" if after is None else f" before {text(after)}"
+    return f"; they were written{' and'.join(filter(None, (begin, end)))}" if begin or end else ""
 
 
 def _version(entry: LogEntry) -> int:

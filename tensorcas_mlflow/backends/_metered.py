@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, LogDamage, Token
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
-from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.errors import BlobNotFoundError
 
 
@@ -96,6 +96,21 @@ class MeteredBackend(Backend):
 
     def shared_bytes(self) -> int:
         return self.inner.shared_bytes()
+
+    def is_in_log(self, key: str) -> bool:
+        return self.inner.is_in_log(key)
+
+    def find_packs(self, digests: Digests) -> set[str]:
+        return self.inner.find_packs(digests)
+
+    def past_damage(self) -> MeteredBackend:
+        return MeteredBackend(self.inner.past_damage(), self.tally)
+
+    def damages(self) -> Sequence[LogDamage]:
+        return self.inner.damages()
+
+    def mend(self) -> Mapping[str, str]:
+        return self.inner.mend()
 
     def make_logs(self) -> None:
         self.inner.make_logs()

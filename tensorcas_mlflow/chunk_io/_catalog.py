@@ -39,6 +39,7 @@ from tensorcas_mlflow.layout import (
     merge_tables,
     only_packs,
     pack_key,
+    pack_name,
     read_pack_table,
     read_segment,
     segment_bytes,
@@ -513,11 +514,22 @@ class Catalog:
             digests: The digests to find, shape ``(n, 32)``.
             excluded: Packs to ignore, together with deltas based on them.
         """
+        self._draw(digests)
         tables, without = self._searched(excluded)
         if len(digests) > _MAX_REMEMBERED:
             return find_places(tables, digests, without)
         # A save asks for the same digests several times, and saves of an unchanged state again and again.
         return self._lately.find(digests, tables, without)
+
+    def _draw(self, digests: Digests) -> None:
+        """Read the tables of the packs in logs that may hold some chunks, and of all packs with bases of theirs."""
+        new = {pack_name(key) for key in self._backend.find_packs(digests)} - self._packs
+        while new:
+            with self._lock:
+                read = self._load_packs(dict.fromkeys(sorted(new)))
+            deltas = [entries[is_delta(entries)] for entries in read]
+            bases = {name for some in deltas for name in as_names(some["base_pack"]).tolist()}
+            new = {name.hex() for name in bases} - self._packs
 
     def find_bases(self, deltas: Entries, excluded: Collection[str] = ()) -> Places:
         """Look up the bases of some deltas; see `find_bases`."""
@@ -665,8 +677,8 @@ class Catalog:
         self._segments.add(name)
         return True
 
-    def _load_packs(self, packs: Mapping[str, int | None]) -> None:
-        """Read the tables of packs, given by name and, if known, size."""
+    def _load_packs(self, packs: Mapping[str, int | None]) -> list[Entries]:
+        """Read the tables of packs, given by name and, if known, size; return those that are new and readable."""
         tables: dict[str, Entries] = {}
 
         def load(name: str) -> None:
@@ -697,6 +709,7 @@ class Catalog:
             self._tables.append(make_table({name: tables[name] for name in new if name in tables}))
             self._packs |= tables.keys()
             self._merge()
+        return list(tables.values())
 
     def _is_new(self, pack: str) -> bool:
         return pack not in self._packs and pack not in self._gone and pack not in self._unreadable

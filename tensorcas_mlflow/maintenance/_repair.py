@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow.backends import LogDamage
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.errors import (
@@ -26,7 +27,7 @@ from tensorcas_mlflow.errors import (
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, strangers_text
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._inventory import DigestSet, read_holders, stands
-from tensorcas_mlflow.maintenance._quarantine import Quarantine
+from tensorcas_mlflow.maintenance._quarantine import Piece, Quarantine
 from tensorcas_mlflow.maintenance._repair_packs import bases_wanted, mend_packs, would_be_good
 from tensorcas_mlflow.maintenance._repair_records import (
     FormatFix,
@@ -211,15 +212,17 @@ class RepairReport:
     packs_gone: tuple[str, ...]
     """Keys of damaged packs that the repair deleted, after it copied their good chunks."""
     n_quarantined: int
-    """Stretches of damaged packs that the repair put into quarantine."""
+    """Stretches of damaged packs and logs that the repair put into quarantine."""
     n_healed: int
     """Chunks that the repair took from other stores or out of quarantine."""
     n_fenced: int
     """Saves under way that relied on a lost chunk; they begin again."""
     left: Mapping[str, str]
-    """Keys of damaged blobs that the repair left alone, and why."""
+    """Keys of damaged blobs and logs that the repair left alone, and why."""
     losses: tuple[Loss, ...]
     """Checkpoints and files that do not load, or not whole, after the repair."""
+    mended_logs: tuple[str, ...] = ()
+    """Damaged logs whose whole records the repair has copied. What the others committed is lost."""
 
     @property
     def is_whole(self) -> bool:
@@ -227,7 +230,8 @@ class RepairReport:
         return not self.losses and not self.left
 
     def __str__(self) -> str:
-        lines = [f"restored {key}" for key in self.restored]
+        lines = [f"rewrote {key} without its damaged records" for key in self.mended_logs]
+        lines += [f"restored {key}" for key in self.restored]
         lines += [f"removed {key}" for key in self.abandoned]
         lines += [f"left {key}: {reason}" for key, reason in self.left.items()]
         lines += listed("is lost", self.losses)
@@ -261,6 +265,7 @@ class _Seen:
     abandon: frozenset[str]
     sources: Sources
     quarantine: Quarantine
+    logs: Sequence[LogDamage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,9 +334,11 @@ def plan_repair(
         ValueError: ``abandon`` names another kind of blob.
         BackendError: The storage failed to list its blobs.
     """
-    backend = store.backend
-    if backend.is_carrier:
+    if store.backend.is_carrier:
         raise DirectAccessError("repair", store.uri)
+    store = store.past_damage()
+    backend = store.backend
+    logs = backend.damages()
     bad_intents = _look_at_intents(store)
     lists = read_lists(backend)
     quarantine = Quarantine(backend)
@@ -373,11 +380,12 @@ def plan_repair(
         abandon=frozenset(abandon),
         sources=found,
         quarantine=quarantine,
+        logs=logs,
     )
     good = packs.good()
     return RepairPlan(
         store=store,
-        findings=(*_findings(store, seen), *bad_intents),
+        findings=(*map(_finding_of_log, logs), *_findings(store, seen), *bad_intents),
         losses=tuple(needs.losses(good)),
         remaining=tuple(_remaining(seen, good)),
         seen=seen,
@@ -391,6 +399,14 @@ def _execute(plan: RepairPlan) -> RepairReport:
     may_be_written = bool(_look_at_intents(store)) and may_be_carried(backend)
     restored: list[str] = []
     left: dict[str, str] = {}
+    n_of_logs = 0
+    if seen.logs:
+        # First: everything below looks for blobs, and saves may not look past the damage.
+        for damage in seen.logs:
+            if damage.n_bytes:
+                piece = Piece(key=damage.key, start=damage.start, n_bytes=damage.n_bytes, reason=damage.reason)
+                n_of_logs += seen.quarantine.keep(piece)
+        left |= backend.mend()
     if seen.format_fix is not None:
         write_format(store, seen.format_fix, seen.quarantine)
         restored.append(p.FORMAT)
@@ -428,7 +444,8 @@ def _execute(plan: RepairPlan) -> RepairReport:
         restored=tuple(restored),
         abandoned=tuple(abandoned),
         packs_gone=tuple(sorted(mended.gone)),
-        n_quarantined=mended.n_quarantined,
+        mended_logs=tuple(sorted({damage.key for damage in seen.logs} - left.keys())),
+        n_quarantined=mended.n_quarantined + n_of_logs,
         n_healed=mended.n_healed,
         n_fenced=mended.n_fenced,
         left={**left, **mended.left},
@@ -482,6 +499,11 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
         reason = f"it does not name {len(seen.index.missing)} packs"
         found.append(Finding(key="index", reason=reason, remedy="rebuilt from packs; nothing is lost"))
     return found
+
+
+def _finding_of_log(damage: LogDamage) -> Finding:
+    remedy = "whole records go to a new log, damaged bytes to quarantine; what the damaged records committed is lost"
+    return Finding(key=damage.key, reason=damage.reason, remedy=remedy)
 
 
 def _look_at_intents(store: Store) -> list[Finding]:

@@ -39,6 +39,7 @@ from tensorcas_mlflow.layout import (
     Table,
     list_blobs,
     make_table,
+    pack_key,
     read_segment,
     segment_bytes,
 )
@@ -157,7 +158,8 @@ def find_index_faults(backend: Backend, packs: CheckedPacks) -> IndexFaults:
     whole = {name for name, pack in packs.packs.items() if not pack.damage and pack.failure is None}
     if backend.is_remote and not bad:
         return IndexFaults(bad={}, missing=frozenset())  # a remote store lists its packs, and needs no entry for each
-    return IndexFaults(bad=bad, missing=frozenset(whole - named))
+    missing = (name for name in whole - named if not backend.is_in_log(pack_key(name)))
+    return IndexFaults(bad=bad, missing=frozenset(missing))
 
 
 def rebuild_index(backend: Backend, packs: CheckedPacks, faults: IndexFaults) -> None:

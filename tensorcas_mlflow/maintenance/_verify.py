@@ -148,6 +148,8 @@ def verify(
     share = 1.0 if sample is None else sample
     if not 0 <= share <= 1 or not 1 <= k <= n:
         raise ValueError(f"a sample is from 0 to 1, and a part the k-th of n: {sample}, {part}")
+    store = store.past_damage()
+    of_logs = [Problem(key=damage.key, reason=damage.reason) for damage in store.backend.damages()]
     holders, faults = read_holders(store)
     unreadable = [
         Problem(key=key, reason=reason_of(error), checkpoint=p.label_of(key)) for key, error in faults.items()
@@ -172,7 +174,7 @@ def verify(
         n_read=damage.n_read,
         full=full,
         seed=None if sample is None else seed,
-        problems=(*unreadable, *packs.problems, *found),
+        problems=(*of_logs, *unreadable, *packs.problems, *found),
         strangers=find_strangers(store.backend),
     )
 

@@ -404,6 +404,15 @@ class Store(Refs):
             store.catalog.identity.note(generation)
         return store
 
+    def past_damage(self) -> Store:
+        """Return a store with the blobs behind damage in logs too, for a verification or a repair.
+
+        Returns:
+            This store, if no log is damaged.
+        """
+        backend = self.backend.past_damage()
+        return Store(backend, store_id=self.id, chunk_bytes=self.chunk_bytes) if backend.damages() else self
+
     def check_identity(self) -> None:
         """Check that the store at this place is still the one this object opened.
 

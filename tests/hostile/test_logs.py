@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import LoggedBackend, _logs
-from tensorcas_mlflow.backends._log_records import CLOSED, HEADER_BYTES, LogReader, read_tombstones
+from tensorcas_mlflow.backends._log_records import (
+    CLOSED,
+    HEAD_BYTES,
+    HEADER_BYTES,
+    LogReader,
+    Record,
+    read_tombstones,
+    tombstone,
+)
 from tensorcas_mlflow.errors import FormatError, TensorCasError
 from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.maintenance import plan_repair, verify
 from tensorcas_mlflow.store import Store
 
 N_STEPS = 4
@@ -164,3 +173,103 @@ def test_damage_of_a_log_is_an_error_of_every_search_that_finds_nothing(folder: 
     ):
         with pytest.raises(FormatError, match=f"logs/{path.stem}.log.*byte {HEADER_BYTES}"):
             call()
+
+
+def records_of(folder: Path) -> list[Record]:
+    path = the_file(folder, "log")
+    with path.open("rb") as file:
+        return LogReader(path.stem, file.fileno(), path.name).records(0, path.stat().st_size)[0]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def loads(folder: Path) -> dict[int, dict[str, np.ndarray]]:
+    store = Store.open(folder)
+    refs = {step: store.ref(target(step).key) for step in range(N_STEPS)}
+    return {step: store.read_tensors(store.manifest(ref)) for step, ref in refs.items() if ref is not None}
+
+
+@pytest.mark.parametrize("part", ["header", "head", "meta"])
+def test_repair_keeps_the_whole_records_of_a_damaged_log_and_names_what_is_lost(folder: Path, part: str) -> None:
+    path = the_file(folder, "log")
+    damaged = records_of(folder)[2]
+    at = {"header": 40, "head": damaged.offset + 9, "meta": damaged.offset + HEAD_BYTES + 30}[part]
+    flip(path, at)
+    start = 0 if part == "header" else damaged.offset
+    kept = {0, 2, 3} if part == "header" else {0, 3}
+
+    problems = verify(Store.open(folder)).problems
+    plan = plan_repair(Store.open(folder))
+    assert [problem.key for problem in problems] == [f"logs/{path.name}"]
+    assert part == "header" or f"from byte {start} to byte {damaged.end}" in problems[0].reason
+    assert [finding.key for finding in plan.findings] == [f"logs/{path.name}"]
+    report = plan.execute()
+
+    assert report.mended_logs == (f"logs/{path.name}",)
+    assert report.is_whole
+    assert not path.exists()
+    assert {step: sorted(found) for step, found in loads(folder).items()} == {step: ["b", "w"] for step in kept}
+    assert verify(Store.open(folder), full=True).problems == ()
+    [kept_bytes] = (folder / ".tensorcas" / "quarantine").iterdir()
+    assert f'"key": "logs/{path.name}"' in kept_bytes.read_text("latin-1")
+
+
+def test_repair_replaces_a_pack_with_a_flipped_byte_in_the_body_of_a_record(tmp_path: Path) -> None:
+    store = Store.init(tmp_path, chunk_bytes=16384, logs=True)
+    drawn = np.random.default_rng(0)
+    for step in range(2):
+        with store.write_checkpoint({"w": drawn.standard_normal(20_000)}, policy="fast") as pending:
+            pending.commit(target(step))
+    assert isinstance(store.backend, LoggedBackend)
+    _logs.close_writer(store.backend._logs)
+    record = records_of(tmp_path)[0]
+    (pack,) = (row for row in record.rows if row.in_body)
+    flip(the_file(tmp_path, "log"), pack.start + 1000)
+
+    assert [problem.key for problem in verify(Store.open(tmp_path), full=True).problems] == [pack.key]
+    report = plan_repair(Store.open(tmp_path)).execute()
+    assert report.packs_gone == (pack.key,)
+    assert [(loss.key, loss.tensors) for loss in report.losses] == [(target(0).key, ("w",))]
+    assert len(verify(Store.open(tmp_path), full=True).problems) == 1
+
+
+def test_repair_rewrites_a_log_that_is_cut_after_it_was_closed(folder: Path) -> None:
+    path = the_file(folder, "log")
+    size = path.stat().st_size
+    _logs.Logs(str(folder / ".tensorcas"))._append_dead(path.stem, tombstone(path.stem, size, CLOSED), durable=False)
+    path.write_bytes(path.read_bytes()[:-1])
+
+    [problem] = verify(Store.open(folder)).problems
+    assert problem.key == f"logs/{path.name}"
+    assert f"to byte {size} are damaged" in problem.reason
+    plan_repair(Store.open(folder)).execute()
+    assert loads(folder).keys() == {0, 2}
+    assert verify(Store.open(folder)).problems == ()
+
+
+def test_repair_names_a_damaged_tombstone(folder: Path) -> None:
+    dead = the_file(folder, "dead")
+    flip(dead, 3)
+
+    [problem] = verify(Store.open(folder)).problems
+    assert problem.key == f"logs/{dead.name}"
+    assert "the tombstone at byte 0 is damaged" in problem.reason
+    report = plan_repair(Store.open(folder)).execute()
+    assert report.mended_logs == (f"logs/{dead.name}",)
+    assert loads(folder).keys() == {0, 1, 2, 3}
+    assert verify(Store.open(folder)).problems == ()
+
+
+def test_repair_leaves_a_damaged_log_to_the_process_that_appends_to_it(folder: Path) -> None:
+    path = the_file(folder, "log")
+    flip(path, records_of(folder)[1].offset + 9)
+    with _logs.LockedFile.alone_in(str(path)):
+        report = plan_repair(Store.open(folder)).execute()
+
+    assert list(report.left) == [f"logs/{path.name}"]
+    assert "end that process" in report.left[f"logs/{path.name}"]
+    assert path.exists()
