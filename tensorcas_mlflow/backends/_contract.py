@@ -276,6 +276,10 @@ class Backend(ABC):
         """Return the bytes on disk that belong to no blob alone: those of logs, large blobs in them left out."""
         return 0
 
+    def discard(self, keys: Iterable[str]) -> None:
+        """Forget blobs of `put_all` that nobody else has seen yet; whatever lies in the storage already stays."""
+        return
+
     def is_in_log(self, key: str) -> bool:
         """Tell whether a pack lies in a log, or will: `find_packs` finds it, and it needs no entry in an index."""
         return False

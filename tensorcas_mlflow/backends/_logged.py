@@ -74,6 +74,8 @@ class LoggedBackend(LocalBackend):
         with _translated("create", FOLDER):
             os.makedirs(self._top, exist_ok=True)
             self._check_may_change()
+            if not LockedFile.works_in(self._top):
+                raise RefusedError("create", FOLDER, f"the file system of {self._top!r} does not lock files")
             self._logs.make()
 
     # --- writing
@@ -231,6 +233,11 @@ class LoggedBackend(LocalBackend):
                 self._give_back(held)
                 raise
             self._unsynced[writer.id] = end
+
+    def discard(self, keys: Iterable[str]) -> None:
+        with self._holding:
+            for key in keys:
+                self._n_held_bytes -= len(self._held.pop(key, b""))
 
     def is_in_log(self, key: str) -> bool:
         return self._logs.is_on and (key in self._held or self._logs.find(key) is not None)

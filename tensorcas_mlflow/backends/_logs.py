@@ -121,6 +121,21 @@ class LockedFile:
             cls.release(descriptor)
 
     @classmethod
+    def works_in(cls, folder: str) -> bool:
+        """Tell whether locks of a folder keep out others."""
+        try:
+            with cls.alone_in(folder):
+                other = os.open(folder, os.O_RDONLY)
+                is_locked = False
+                try:
+                    is_locked = cls.lock(other, waits=False)
+                finally:
+                    cls.release(other)
+                return not is_locked
+        except OSError:
+            return False
+
+    @classmethod
     def close_all(cls) -> None:
         """Close the files locked by the parent's threads, in a child made by fork."""
         while cls._held:

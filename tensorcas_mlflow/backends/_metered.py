@@ -97,6 +97,9 @@ class MeteredBackend(Backend):
     def shared_bytes(self) -> int:
         return self.inner.shared_bytes()
 
+    def discard(self, keys: Iterable[str]) -> None:
+        self.inner.discard(keys)
+
     def is_in_log(self, key: str) -> bool:
         return self.inner.is_in_log(key)
 

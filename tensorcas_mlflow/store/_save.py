@@ -268,6 +268,8 @@ class PendingSave:
         self._missing: Mask | None = None
         """Flags the distinct chunks to write; None once all are in the store."""
         self._has_manifest = False
+        self._put_keys: list[str] = []
+        """Blobs of this save."""
         try:
             self._begin()
         except BaseException:
@@ -346,6 +348,7 @@ class PendingSave:
         """Give the save up. Does nothing after a commit or an abandon."""
         intent, self._intent = self._intent, None
         self._source = _NOTHING  # a stored error would keep the bytes alive too
+        self._backend.discard(self._put_keys)
         if intent is not None:
             try:
                 self._backend.withdraw(*intent)
@@ -410,6 +413,7 @@ class PendingSave:
         key = f"manifests/{self._manifest_name}"
         beside = {key: manifest_blob(self._backend, self._catalog, self.manifest)} if with_manifest else {}
         packs = put_packs(self._backend, payloads, beside.items())
+        self._put_keys += [*map(pack_key, packs), *beside]
         if with_manifest:
             self._catalog.seen(self._condemned.generation).add(key)
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)

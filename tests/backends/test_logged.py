@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import PAGE_BYTES, LoggedBackend, _logs, aligned_buffer
+from tensorcas_mlflow.backends._log_digests import PACK, RECORD
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, RefusedError
+from tensorcas_mlflow.layout import PackWriter, Payload
+from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.testing import BackendConformance
 
 
@@ -35,7 +42,6 @@ def commit(backend: LoggedBackend, name: str, *, replace: bool = False) -> None:
     intent = f"intents/{uuid.uuid4().hex}"
     token = backend.put_new(intent, [b"x"], durable=False)
     backend.put_all([(f"packs/{name}", [name.encode() * 100]), (f"manifests/{name}", [b"rows of " + name.encode()])])
-    backend.put_new(f"index/{name}.loose", [], durable=False)
     backend.promote(intent, f"refs/@{name}", name.encode(), token=token, replace=replace)
 
 
@@ -132,7 +138,7 @@ def test_replaced_refs_do_not_come_back_once_the_last_one_is_deleted(tmp_path: P
     backend = made(tmp_path)
     for _ in range(3):
         commit(backend, "a", replace=True)
-        for key in ("packs/a", "manifests/a", "index/a.loose"):
+        for key in ("packs/a", "manifests/a"):
             backend.delete(key)
         _logs.close_writer(backend._logs)
     backend.delete("refs/@a")
@@ -196,3 +202,57 @@ def test_a_blob_of_a_collection_is_a_file_in_a_store_with_logs(tmp_path: Path) -
     assert LoggedBackend(tmp_path).get("condemned/@generation") == b"1"
     assert LoggedBackend(tmp_path).get("packs/0") == b"held"
     assert list(backend.list("intents")) == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "no locks"), OSError(errno.EOPNOTSUPP, "no flock"), None])
+def test_a_store_on_a_file_system_without_working_locks_has_no_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(_logs.fcntl, "flock", flock)
+    backend = LoggedBackend(tmp_path / "store")
+
+    with pytest.raises(RefusedError, match="does not lock files"):
+        backend.make_logs()
+    assert not backend.has_logs
+    commit(backend, "a")
+    assert LoggedBackend(tmp_path / "store").get("refs/@a") == b"a"
+
+
+def test_a_discarded_blob_leaves_nothing_behind(tmp_path: Path) -> None:
+    backend = made(tmp_path)
+    commit(backend, "a")
+    before = {path: (tmp_path / path).read_bytes() for path in files(backend)}
+    backend.put_all([("packs/b", [b"b" * 100]), ("manifests/b", [b"rows"])])
+    backend.discard(["packs/b", "manifests/b", "packs/a", "packs/c"])
+
+    assert backend.missing(["packs/a", "packs/b", "manifests/b"]) == {"packs/b", "manifests/b"}
+    assert {path: (tmp_path / path).read_bytes() for path in files(backend)} == before
+    backend.put_all([("packs/b", [b"again"])])
+    assert backend.get("packs/b") == b"again"
+
+
+def test_a_blob_without_its_digests_in_a_log_is_read_with_them(tmp_path: Path) -> None:
+    writer = PackWriter()
+    payloads = [
+        Payload(digest=digest(data), raw_bytes=len(data), codec=RAW, typesize=1, data=data, begins_row=True)
+        for data in (b"one" * 30, b"two")
+    ]
+    pack = b"".join(bytes(piece) for piece in writer.pieces(payloads))
+    ref = record_bytes({"format": 1, "name": "x"})
+    backend = made(tmp_path)
+    token = backend.put_new("intents/a", [b"x"])
+    backend.put_all([("packs/a", [pack]), ("packs/b", [pack[:-1]])])
+    backend.promote("intents/a", "refs/@a", ref, token=token, replace=False)
+
+    other = LoggedBackend(tmp_path)
+    assert other.get("packs/a") == pack
+    assert other.get("packs/b") == pack[:-1]
+    assert other.get("refs/@a") == ref
+    stored = {row.key: row.kind for row in (other._logs.find(key).row for key in ("packs/a", "packs/b", "refs/@a"))}
+    assert stored == {"packs/a": PACK, "packs/b": 0, "refs/@a": RECORD}
+    found = other.find_packs(np.frombuffer(digest(b"two"), np.uint8).reshape(1, 32))
+    assert found == {"packs/a"}

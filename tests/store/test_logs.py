@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.chunk_io import _fetch
+from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 
@@ -60,3 +61,41 @@ def test_no_chunk_in_a_log_is_read_twice(saved: tuple[Store, int], monkeypatch: 
     store.read_tensors(store.manifest(ref), way="pread")
 
     assert again == []
+
+
+def test_an_abandoned_save_leaves_nothing_in_a_log(tmp_path: Path) -> None:
+    store = Store.init(tmp_path, logs=True)
+    with store.write_checkpoint(arrays(0, 8)) as pending:
+        pending.commit(RefTarget(run_id="run", step=0))
+    (log,) = (tmp_path / ".tensorcas" / "logs").glob("*.log")
+    before = log.stat().st_size
+
+    with store.write_checkpoint(arrays(1, 8)) as pending:
+        pending.write()
+    with pytest.raises(CheckpointExistsError), store.write_checkpoint(arrays(2, 8)) as pending:
+        pending.commit(RefTarget(run_id="run", step=0), replace=False)
+    assert log.stat().st_size == before
+    assert list(store.backend.list("intents")) == []
+    # The process knew the packs of these saves, and may not rely on them.
+    with store.write_checkpoint(arrays(1, 8)) as pending:
+        ref = pending.commit(RefTarget(run_id="run", step=1))
+    found = Store.open(tmp_path).read_tensors(store.manifest(ref))
+    assert {name: array.tobytes() for name, array in found.items()} == {
+        name: array.tobytes() for name, array in arrays(1, 8).items()
+    }
+    assert {path.parent.name for path in (tmp_path / ".tensorcas").rglob("*") if path.is_file()} == {
+        ".tensorcas",
+        "logs",
+    }
+
+
+def test_a_small_step_costs_less_than_400_bytes_besides_its_tensors(tmp_path: Path) -> None:
+    store = Store.init(tmp_path, logs=True)
+    n_bytes: list[int] = []
+    for step in range(64):
+        with store.write_checkpoint(arrays(step, 8)) as pending:
+            pending.commit(RefTarget(run_id="0123456789abcdef0123456789abcdef", step=step))
+        n_bytes.append(sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()))
+
+    grown = np.diff(n_bytes)
+    assert grown.mean() - 3 * 8 * 4 < 400
