@@ -30,9 +30,10 @@ def small(step: int) -> dict[str, np.ndarray]:
     return {"weight": np.arange(step, step + 16, dtype=np.float32), "__skeleton__": skeleton}
 
 
-def save(
-    store: Store, expected: dict[str, dict[str, str]], name: str, step: int, arrays: dict[str, np.ndarray]
-) -> None:
+Expected = dict[str, dict[str, str]]
+
+
+def save(store: Store, expected: Expected, name: str, step: int, arrays: dict[str, np.ndarray]) -> None:
     with store.write_checkpoint(arrays) as pending:
         expected[pending.commit(RefTarget(run_id="run", name=name, step=step)).key] = sha_of(arrays)
 
