@@ -150,12 +150,13 @@ class Recipes:
         return choice
 
 
-GROUP_BYTES = 1 << 20
-"""Bytes of one thread's task: enough to make its handover cheap, and few enough to stay in a core's cache while the
-chunks are hashed, encoded and written."""
+GROUP_BYTES = 2 << 20
+"""Bytes of one thread's task: enough to make its handover cheap, and few enough for all threads to have some."""
 GROUP_PIECES = 1 << 10
 _LEAST_GROUP_BYTES = 256 << 10
 """Handing over fewer bytes takes longer than encoding them."""
+_BASED_BYTES = 32 << 20
+"""The bases of so many bytes are looked up together."""
 _MOST_ALONE_BYTES = 512 << 10
 """The calling thread encodes so many bytes by itself: another thread would hardly have begun."""
 _MOST_COPIED_BYTES = 8 << 20
@@ -214,7 +215,7 @@ def encode_chunks(
     origin = source.origin if source.is_live else None
     try:
         yield from encode_pieces(
-            source.pieces(chunks),
+            source.pieces(chunks, most_bytes=_BASED_BYTES) if plan else source.pieces(chunks),
             policy,
             is_text=is_text,
             leaves_text=leaves_text,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import Any
 
 import blake3
 import numpy as np
 
+from tensorcas_mlflow.chunk_io._decode import CHUNK, FILE, LINK, PART, READ
 from tensorcas_mlflow.codecs import DELTA, PLANES, codec_numbered
 from tensorcas_mlflow.layout import ENTRY
-from tensorcas_mlflow.store._encode import _RECIPE
+from tensorcas_mlflow.store._encode import _NAMED, _RECIPE
 from tests.native.fuzz import bytes_of, number
 
 WIDTHS = (1, 2, 4, 8)
@@ -115,6 +117,38 @@ def recipes(rng: np.random.Generator) -> Any:
     return rows
 
 
+def named_bases(bases: Any) -> Any:
+    """Return names for bases, right ones."""
+    named = np.zeros(len(bases), _NAMED)
+    for row, base in zip(named, bases, strict=True):
+        row["digest"] = np.frombuffer(blake3.blake3(base or b"").digest(), np.uint8)
+    return named
+
+
+def stored_bases(core: ModuleType, rng: np.random.Generator, bases: Any) -> tuple[Any, ...]:
+    """Return tables of bases in one file without a name, most of them right; keep its descriptor as the last value."""
+    payloads = [core.encode_planes(base or b"", 4, None, 1) for base in bases]
+    descriptor = os.memfd_create("bases")
+    os.write(descriptor, b"".join(payloads)[: None if rng.integers(0, 9) else 7])
+    n, sizes = len(bases), np.array([len(each) for each in payloads], np.int64)
+    reads, links, chunks, parts = (np.zeros(n, dtype) for dtype in (READ, LINK, CHUNK, PART))
+    reads["start"], reads["n_bytes"], reads["source"], reads["kind"] = sizes.cumsum() - sizes, sizes, descriptor, FILE
+    links["n_stored"], links["read"], links["codec"] = sizes, np.arange(n), PLANES.number
+    chunks["n_bytes"] = [len(base or b"") for base in bases]
+    chunks["first_link"], chunks["n_links"], chunks["digest"] = np.arange(n), 1, named_bases(bases)["digest"]
+    for name in ("read", "chunk"):
+        parts[f"first_{name}"], parts[f"last_{name}"] = np.arange(n), np.arange(n) + 1
+    numbers = np.array([-1 if base is None else at for at, base in enumerate(bases)], np.int32)
+    tables = [reads, links, chunks, parts]
+    if n and rng.integers(0, 3) == 0:
+        table = tables[rng.integers(0, 4)]
+        field = table[rng.choice([name for name in table.dtype.names if name not in ("digest", "source")])]
+        field[rng.integers(0, n)] = number(rng, (0, 1, 2, 4, 64, 257)) & int(np.iinfo(field.dtype).max)
+    if n and rng.integers(0, 9) == 0:
+        numbers[rng.integers(0, n)] = number(rng, (0, 1, n)) & 0x7FFFFFFF
+    return *tables, numbers, descriptor
+
+
 def fuzz_encode_group(core: ModuleType, rng: np.random.Generator) -> None:
     data = [chunk(rng) for _ in range(rng.integers(0, 50 if rng.integers(0, 4) == 0 else 5))]
     n = len(data)
@@ -128,9 +162,35 @@ def fuzz_encode_group(core: ModuleType, rng: np.random.Generator) -> None:
         how[0] = number(rng, (0,)) & 0x7FFFFFFF
     entries = np.empty(n + int(rng.integers(0, 30) == 0), ENTRY)
     checks = bool(rng.integers(0, 2))
-    changed, payloads, first, first_bytes = core.encode_group(
+    named = named_bases(bases) if bases is not None and rng.integers(0, 3) else None
+    if named is not None and n and rng.integers(0, 9) == 0:
+        named["digest"][0, 0] ^= 1
+    *tables, descriptor = stored_bases(core, rng, bases) if named is not None and rng.integers(0, 2) else (None, -1)
+    try:
+        _encode_group(core, rng, data, bases, digests, rows, how, entries, named, tables, checks=checks)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _encode_group(
+    core: ModuleType,
+    rng: np.random.Generator,
+    data: Any,
+    bases: Any,
+    digests: bytes,
+    rows: Any,
+    how: Any,
+    entries: Any,
+    named: Any,
+    tables: Any,
+    *,
+    checks: bool,
+) -> None:
+    n = len(data)
+    changed, baseless, payloads, first, first_bytes = core.encode_group(
         data,
-        bases,
+        None if tables[0] is not None else bases,
         rng.choice(ITEMSIZES, n).astype(np.uint32),
         how,
         rng.integers(0, 2, n).astype(bool),
@@ -139,10 +199,15 @@ def fuzz_encode_group(core: ModuleType, rng: np.random.Generator) -> None:
         rows,
         checks,
         entries.view(np.uint8),
+        named,
+        None if tables[0] is None else tuple(tables),
     )
 
     if changed >= 0:
         assert checks
+        return
+    if baseless >= 0:
+        assert named is not None
         return
     out = memoryview(payloads)
     assert 0 <= first_bytes <= len(out)

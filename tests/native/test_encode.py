@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,8 @@ import pytest
 import zstandard
 
 from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.chunk_io import StoredChunks
+from tensorcas_mlflow.chunk_io._decode import CHUNK, FILE, LINK, PART, READ
 from tensorcas_mlflow.codecs import (
     DELTA,
     PLANES,
@@ -187,7 +192,9 @@ def recipe_of(raw: bytes, base: bytes | None, itemsize: int, effort: Effort) -> 
 
 
 def encoded(pieces: Pieces, recipes: list[Recipe | None], policy: Policy, *, is_live: bool) -> list[PayloadGroup]:
-    return _encode((pieces, recipes), policy=policy, is_text=None, origin=str if is_live else None, keep=None)
+    made = _encode((pieces, recipes), policy=policy, is_text=None, origin=str if is_live else None, keep=None)
+    assert not isinstance(made, Pieces)
+    return made
 
 
 def check(groups: list[PayloadGroup], data: Sequence[bytes], bases: Sequence[bytes | None]) -> None:
@@ -296,7 +303,7 @@ def test_a_chunk_that_does_not_hash_to_its_digest_is_refused(policy: Policy) -> 
         encoded(pieces, [None, None], policy, is_live=True)
 
 
-def call(**changed: Any) -> tuple[int, Any, int, int]:
+def call(**changed: Any) -> tuple[int, int, Any, int, int]:
     """Encode two chunks, with some arguments changed."""
     data = [STEPS["weights"][:40_000], STEPS["weights"][40_000:80_003]]
     digests = np.frombuffer(b"".join(map(digest, data)), np.uint8)
@@ -311,9 +318,86 @@ def call(**changed: Any) -> tuple[int, Any, int, int]:
         "recipes": b"",
         "checks": True,
         "entries": np.empty(2, ENTRY).view(np.uint8),
+        "named": None,
+        "tables": None,
     }
-    result: tuple[int, Any, int, int] = core.encode_group(*{**arguments, **changed}.values())
+    result: tuple[int, int, Any, int, int] = core.encode_group(*{**arguments, **changed}.values())
     return result
+
+
+def stored_bases(bases: Sequence[bytes | None], payloads: Sequence[bytes], path: Path) -> StoredChunks:
+    """Return the tables of bases that are stored as planes, each in a part of its own, in one open file."""
+    path.write_bytes(b"".join(payloads))
+    ends = np.cumsum([len(each) for each in payloads])
+    reads = np.zeros(len(bases), READ)
+    reads["n_bytes"] = [len(each) for each in payloads]
+    reads["start"], reads["kind"] = ends - reads["n_bytes"].astype(np.int64), FILE
+    links = np.zeros(len(bases), LINK)
+    links["n_stored"], links["read"], links["codec"] = reads["n_bytes"], np.arange(len(bases)), PLANES.number
+    chunks = np.zeros(len(bases), CHUNK)
+    chunks["n_bytes"] = [len(each or b"") for each in bases]
+    chunks["first_link"], chunks["n_links"] = np.arange(len(bases)), 1
+    chunks["digest"] = np.frombuffer(b"".join(digest(each or b"") for each in bases), np.uint8).reshape(-1, 32)
+    parts = np.zeros(len(bases), PART)
+    for name in ("read", "chunk"):
+        parts[f"first_{name}"], parts[f"last_{name}"] = np.arange(len(bases)), np.arange(len(bases)) + 1
+    return StoredChunks(tables=(reads, links, chunks, parts))
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[[StoredChunks], StoredChunks]]:
+    """Return a function that opens the file of some tables."""
+    with (tmp_path / "bases").open("a+b") as file:
+
+        def open_file(stored: StoredChunks) -> StoredChunks:
+            stored.tables[0]["source"] = file.fileno()
+            return stored
+
+        yield open_file
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("content", BASES)
+def test_bases_that_the_encoder_decodes_give_the_payloads_of_bases_in_memory(
+    content: str, is_live: bool, tmp_path: Path, opened: Callable[[StoredChunks], StoredChunks]
+) -> None:
+    itemsize = {"halves": 2, "doubles": 8}.get(content, 4)
+    data, bases = [[each[content][at:][:40_003] for at in (0, 40_003, 80_006)] for each in (STEPS, BASES)]
+    payloads = [PLANES.encode_as(base, itemsize, None) for base in bases]
+    stored = opened(stored_bases(bases, payloads, tmp_path / "bases"))
+    pieces = pieces_of(data, itemsize, [True, False, True])
+    known = [recipe_of(raw, base, itemsize, Effort.BALANCED) for raw, base in zip(data, bases, strict=True)]
+    recipes = [replace(each, base=None, stored=stored, number=number) for number, each in enumerate(known)]
+
+    groups = encoded(pieces, [*recipes], Policy.BALANCED, is_live=is_live)
+
+    expected = encoded(pieces, [*known], Policy.BALANCED, is_live=is_live)
+    check(groups, data, bases)
+    assert any(is_delta(group.entries).any() for group in groups)
+    for group, other in zip(groups, expected, strict=True):
+        assert group.entries.tobytes() == other.entries.tobytes()
+        assert b"".join(map(bytes, group.parts)) == b"".join(map(bytes, other.parts))
+
+
+@pytest.mark.parametrize("fault", ["in memory", "of a file", "beside it", "truncated"])
+def test_no_delta_is_encoded_against_a_base_with_other_bytes(
+    fault: str, tmp_path: Path, opened: Callable[[StoredChunks], StoredChunks]
+) -> None:
+    raw, base = STEPS["weights"][:40_000], BASES["weights"][:40_000]
+    payload = PLANES.encode_as(BASES["weights"][4:40_004] if fault == "of a file" else base, 4, None)
+    stored = opened(stored_bases([base], [payload], tmp_path / "bases"))
+    recipe = recipe_of(raw, base, 4, Effort.BALANCED)
+    if fault == "in memory":
+        recipe = replace(recipe, base=BASES["weights"][4:40_004])
+    else:
+        recipe = replace(recipe, base=None, stored=stored, number=0)
+    if fault == "beside it":
+        stored.tables[2]["digest"][0, 31] ^= 1
+    elif fault == "truncated":
+        os.truncate(tmp_path / "bases", len(payload) - 1)
+    pieces = pieces_of([raw], 4, [True])
+
+    assert _encode((pieces, [recipe]), policy=Policy.BALANCED, is_text=None, origin=str, keep=None) is pieces
 
 
 @pytest.mark.parametrize(
@@ -337,6 +421,12 @@ def call(**changed: Any) -> tuple[int, Any, int, int]:
         {"recipes": bytes(39)},
         {"entries": np.empty(231, np.uint8)},
         {"entries": b"read-only"},
+        {"named": bytes(97)},
+        {"tables": 3},
+        {"tables": (b"", b"", b"", b"")},
+        {"tables": (b"", b"", b"", b"", bytes(4))},
+        {"tables": (b"", b"", b"", b"", np.array([0, -1], np.int32))},
+        {"tables": (b"", b"", b"1", b"", np.array([-1, -1], np.int32))},
     ],
     ids=lambda changed: next(iter(changed)),
 )
@@ -387,10 +477,10 @@ def test_arguments_of_one_chunk_that_do_not_fit_are_refused(function: str, argum
 
 
 def test_payloads_stay_as_long_as_somebody_views_them() -> None:
-    first = memoryview(call()[1])
+    first = memoryview(call()[2])
     expected = bytes(first)
 
-    others = [memoryview(call(data=[bytes(40_000), bytes(40_003)], bases=None, checks=False)[1]) for _ in range(20)]
+    others = [memoryview(call(data=[bytes(40_000), bytes(40_003)], bases=None, checks=False)[2]) for _ in range(20)]
 
     assert first == expected
     assert all(bytes(other) == bytes(others[0]) for other in others)
@@ -400,6 +490,6 @@ def test_payloads_stay_as_long_as_somebody_views_them() -> None:
 
 def test_payloads_without_a_view_leave_their_memory_to_the_next_group() -> None:
     def address() -> int:
-        return int(np.frombuffer(call()[1], np.uint8).ctypes.data)
+        return int(np.frombuffer(call()[2], np.uint8).ctypes.data)
 
     assert len({address() for _ in range(10)}) == 1

@@ -68,12 +68,12 @@ enum {
     KEPT_BYTES = 4 << 20,  /* a larger scratch buffer is freed after the call */
     N_LEVELS = 23,
     MOST_IDLE = 8, /* buffers of payloads, each of at most so many bytes */
-    MOST_IDLE_BYTES = 2 << 20,
+    MOST_IDLE_BYTES = 5 << 19,
     LEAST_ROOM_BYTES = 5 << 18,
     MAX_CHUNK_BYTES = 1 << 30,
 };
 
-enum { AREA_COPY, AREA_PLANES, AREA_FRAME, AREA_OTHER_FRAME, AREA_CLASSES, AREA_DECAYED, AREA_OTHER, AREA_OTHER_PAYLOAD, AREA_SHUFFLED, N_AREAS };
+enum { AREA_COPY, AREA_PLANES, AREA_FRAME, AREA_OTHER_FRAME, AREA_CLASSES, AREA_DECAYED, AREA_OTHER, AREA_OTHER_PAYLOAD, AREA_SHUFFLED, AREA_GROUPED, N_AREAS };
 enum { FAST_ENTROPY = 0, FAST_RECORDS = N_LEVELS, N_CONTEXTS };               /* others are levels of Zstandard's */
 
 typedef struct Worker {
@@ -720,13 +720,13 @@ static size_t encode_delta(Worker *worker, const uint8_t *raw, size_t n_bytes, s
         size_t lengths[MOST_GROUPS] = {0};
         uint8_t *classes = area_of(worker, AREA_CLASSES, n_words / unit + 8);
         uint8_t *planes = area_of(worker, AREA_PLANES, n_words * width);
-        if (classes == NULL || planes == NULL)
+        uint8_t *grouped = area_of(worker, AREA_GROUPED, n_words * width);
+        if (classes == NULL || planes == NULL || grouped == NULL)
             return NOT_SMALLER;
-        tc_number_units(base, n_words, width, thresholds, n_groups - 1, unit, classes, lengths);
-        if (tc_split(raw, n_words, width, base, classes, n_groups, unit, planes) == TC_NO_MEMORY) {
-            worker->has_failed = 1;
-            return NOT_SMALLER;
-        }
+        TcCounts of_class;
+        tc_count_units(base, n_words, width, thresholds, n_groups - 1, unit, classes, &of_class);
+        tc_count_groups(&of_class, n_groups, unit, lengths);
+        tc_split_units(raw, n_words, width, base, classes, &of_class, n_groups, unit, grouped, planes);
         out[at++] = (uint8_t)(n_groups | (size_t)log2_of(unit) << 4);
         memcpy(out + at, thresholds, n_groups - 1);
         uint8_t *sizes = out + at + n_groups - 1;
@@ -1083,6 +1083,10 @@ static PyObject *misfit(void) {
 /* Take the tables of bases to decode, (reads, links, chunks, parts, part of each chunk), and check them; return 0 with an
  * exception set. */
 static int take_stored(PyObject *tables, Py_buffer *views, Group *group, TcBytes *nowhere) {
+    if (!PyTuple_Check(tables)) {
+        PyErr_SetString(PyExc_TypeError, "the tables of bases are a tuple");
+        return 0;
+    }
     if (!PyArg_ParseTuple(tables, "y*y*y*y*y*:bases", &views[0], &views[1], &views[2], &views[3], &views[4]))
         return 0;
     *nowhere = (TcBytes){NULL, SIZE_MAX}; /* a base is decoded in the worker's memory, and put nowhere else */

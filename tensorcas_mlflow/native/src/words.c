@@ -88,15 +88,11 @@ typedef struct {
         for (size_t at = 0; at < n_words; at++)                                                                        \
             magnitudes[at] = (uint8_t)((WORD)(load_##WORD(base + at * BYTES) << 1) >> (8 * BYTES - 8));                \
     }                                                                                                                  \
-    /* Returns 0 if there is no memory. */                                                                             \
-    static int split_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,                 \
-                            uint8_t *restrict planes) {                                                                \
+    static void split_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,                \
+                             uint8_t *restrict grouped, uint8_t *restrict planes) {                                    \
         size_t n_words = order->n_words;                                                                               \
-        uint8_t *grouped = NULL;                                                                                       \
         if (order->classes != NULL) {                                                                                  \
             /* Writing a hundred places of each plane would take twice as long. */                                     \
-            if ((grouped = malloc(n_words * BYTES + 1)) == NULL)                                                       \
-                return 0;                                                                                              \
             WITH_CONSTANT(order->unit, group_units_##WORD, order, words, base, grouped)                                \
             words = grouped;                                                                                           \
             base = NULL;                                                                                               \
@@ -109,8 +105,6 @@ typedef struct {
             for (size_t at = 0; at < n_words; at++)                                                                    \
                 scatter_##WORD(planes, n_words, at, load_##WORD(words + at * BYTES));                                  \
         }                                                                                                              \
-        free(grouped);                                                                                                 \
-        return 1;                                                                                                      \
     }
 
 KERNELS(uint8_t, 1)
@@ -255,21 +249,37 @@ static int prepare(Order *order, size_t n_words, size_t width, const uint8_t *ba
     return begin_order(order, classes, n_words, n_groups, unit);
 }
 
+/* Split words; `grouped` is room for all of them if there are classes. */
+static void split_words(Order *order, const uint8_t *words, size_t width, const uint8_t *base, uint8_t *grouped,
+                        uint8_t *planes) {
+    if (width == 1)
+        split_uint8_t(order, words, base, grouped, planes);
+    else if (width == 2)
+        split_uint16_t(order, words, base, grouped, planes);
+    else if (width == 4)
+        split_uint32_t(order, words, base, grouped, planes);
+    else
+        split_uint64_t(order, words, base, grouped, planes);
+}
+
+void tc_split_units(const uint8_t *words, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
+                    const TcCounts *of_class, size_t n_groups, size_t unit, uint8_t *grouped, uint8_t *planes) {
+    Order order = {.n_words = n_words, .unit = unit, .classes = classes};
+    tc_begin_order(of_class, n_groups, unit, &order.cursors);
+    split_words(&order, words, width, base, grouped, planes);
+}
+
 TcWords tc_split(const uint8_t *words, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
                  size_t n_groups, size_t unit, uint8_t *planes) {
     Order order;
     if (!prepare(&order, n_words, width, base, classes, n_groups, unit))
         return TC_DOES_NOT_FIT;
-    int has_room;
-    if (width == 1)
-        has_room = split_uint8_t(&order, words, base, planes);
-    else if (width == 2)
-        has_room = split_uint16_t(&order, words, base, planes);
-    else if (width == 4)
-        has_room = split_uint32_t(&order, words, base, planes);
-    else
-        has_room = split_uint64_t(&order, words, base, planes);
-    return has_room ? TC_FITS : TC_NO_MEMORY;
+    uint8_t *grouped = NULL;
+    if (classes != NULL && (grouped = malloc(n_words * width + 1)) == NULL)
+        return TC_NO_MEMORY;
+    split_words(&order, words, width, base, grouped, planes);
+    free(grouped);
+    return TC_FITS;
 }
 
 TcWords tc_join(const uint8_t *planes, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,

@@ -42,6 +42,11 @@ void tc_begin_order(const TcCounts *of_class, size_t n_groups, size_t unit, TcCu
 TcWords tc_split(const uint8_t *words, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
                  size_t n_groups, size_t unit, uint8_t *planes);
 
+/* Split differences into planes like tc_split, with the counts that tc_count_units made for these classes; `grouped` is room for
+ * all words. */
+void tc_split_units(const uint8_t *words, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
+                    const TcCounts *of_class, size_t n_groups, size_t unit, uint8_t *grouped, uint8_t *planes);
+
 /* Join planes to words again, with the same base and classes. */
 TcWords tc_join(const uint8_t *planes, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
                 size_t n_groups, size_t unit, uint8_t *words);
