@@ -66,6 +66,7 @@ REMOTE_SCHEMES = (S3_SCHEME, GS_SCHEME, AZ_SCHEME)
 """The schemes of object stores."""
 SCHEMES = (SCHEME, *REMOTE_SCHEMES)
 
+_STARTS_OF_URIS = tuple(f"{scheme}:" for scheme in (*SCHEMES, "file"))
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 
@@ -95,8 +96,9 @@ class Root:
             return root
         if not isinstance(root, str):
             return cls(SCHEME, "", Path(os.path.abspath(root)).as_posix())
-        # A relative path names another place after a change of the working directory.
-        return _parse_again(root) if os.path.isabs(root) else cls._parse(root)
+        # A relative path names another place after a change of the working directory. No URI does.
+        is_fixed = os.path.isabs(root) or root.startswith(_STARTS_OF_URIS)
+        return _parse_again(root) if is_fixed else cls._parse(root)
 
     @classmethod
     def _parse(cls, root: str) -> Root:

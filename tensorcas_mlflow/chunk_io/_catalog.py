@@ -363,6 +363,8 @@ class Catalog:
         """Packs named in the index and missing in the store, in the order of discovery."""
         self._distrusted: set[tuple[str, bytes]] = set()
         """Copies found damaged: the pack and the digest of each."""
+        self._n_reread = 0
+        """Number of refreshes from packs."""
         self._has_bad_segments = False
         """Whether a segment was unreadable, so packs may exist outside of the index."""
         self._manifests: dict[str, str] = {}
@@ -402,6 +404,7 @@ class Catalog:
     def refresh_from_packs(self) -> None:
         """Read the table of every pack anew: packs are the truth, and the index a cache and possibly wrong."""
         with self._lock:
+            self._n_reread += 1
             before = self._tables, self._hints, self._packs, self._unreadable
             self._tables, self._hints, self._packs, self._unreadable = [], [], set(), set()
             try:
@@ -483,6 +486,12 @@ class Catalog:
         with self._lock:
             ignored = frozenset(self._gone), frozenset(self._unreadable), frozenset(self._distrusted)
             return [*self._hints, *self._tables], *ignored
+
+    def doubts(self) -> tuple[int, ...]:
+        """Return a value for comparison: while it is the same, a local store's chunks that were sound still are."""
+        with self._lock:
+            # Names and copies are only added, except by a refresh from packs.
+            return self._n_reread, len(self._gone), len(self._unreadable), len(self._distrusted)
 
     def suspects(self) -> list[str]:
         """Return the keys of packs that may have held a lost chunk: damaged tables, then lost packs, latest first."""

@@ -182,10 +182,15 @@ def artifact_prefix(directory: str) -> str:
     return "/".join([ARTIFACTS.rstrip("/"), *map(quote_segment, path_segments(directory))])
 
 
+# A save asks for the key of its step again and again.
+@lru_cache(maxsize=256)
 def artifact_key(path: str) -> str:
     """Return the key of the ref of an artifact path."""
     *folders, leaf = path_segments(path)
     return ARTIFACTS + "/".join([*map(quote_segment, folders), "@" + quote_segment(leaf)])
+
+
+_NO_SEGMENTS = frozenset(["", ".", ".."])
 
 
 def path_segments(path: str) -> list[str]:
@@ -197,6 +202,6 @@ def path_segments(path: str) -> list[str]:
     if path == "":
         return []
     segments = path.split("/")
-    if any(segment in ("", ".", "..") or "\0" in segment for segment in segments):
+    if "\0" in path or not _NO_SEGMENTS.isdisjoint(segments):
         raise ValueError(f"not an artifact path: {path[:200]!r}")
     return segments

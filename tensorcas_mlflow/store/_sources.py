@@ -328,11 +328,18 @@ class TensorCopy(Source):
         """Memory of the copies, until they are stored."""
         self.is_stored = False
         """Whether a checkpoint with all chunks has been committed."""
+        self.stored_at: tuple[int, ...] | None = None
+        """`Catalog.doubts` before that save; None if unknown."""
         self.rows = Rows(Columns.of_specs(specs, chunk_at=chunk_at, digests=digests, cuts=at_bytes))
 
-    def note_stored(self) -> None:
-        """Free the copies: a checkpoint with all chunks has been committed."""
+    def note_stored(self, doubts: tuple[int, ...] | None = None) -> None:
+        """Free the copies: a checkpoint with all chunks has been committed.
+
+        Args:
+            doubts: Those of the catalog before the save; None if unknown.
+        """
         self.is_stored = True
+        self.stored_at = doubts
         self._is_copied = np.zeros(len(self.sizes), dtype=bool)
         self._area = np.empty(0, dtype=np.uint8)
         self._before = None

@@ -586,6 +586,9 @@ class Store(Refs):
 
     def relies_on(self, copy: TensorCopy) -> bool:
         """Tell whether this process believes that the store has all chunks of a copy, intact; from memory alone."""
+        doubts = self.catalog.doubts()
+        if copy.stored_at == doubts and not self.backend.is_remote:
+            return True
         return bool(self.catalog.find_sound(unique_rows(copy.columns.digests)[0], ()).found.all())
 
     def write_file(self, path: Path) -> PendingSave:

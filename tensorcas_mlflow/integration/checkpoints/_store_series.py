@@ -476,6 +476,7 @@ class _StoreSaving(Saving):
         return save
 
     def finish(self) -> int:
+        doubts = self._series.store.catalog.doubts()
         with self._begun() if self._save is None else self._save as save:
             self._save = save
             save.write(watch=self._watch)
@@ -487,7 +488,7 @@ class _StoreSaving(Saving):
                     hide(self._series, self._step)
                 raise
         if self._copy is not None:
-            self._copy.note_stored()
+            self._copy.note_stored(doubts)
         self._confirm(save.manifest)
         if not is_shown:
             show(self._series, self._step, save.manifest)
