@@ -192,7 +192,9 @@ def recipe_of(raw: bytes, base: bytes | None, itemsize: int, effort: Effort) -> 
 
 
 def encoded(pieces: Pieces, recipes: list[Recipe | None], policy: Policy, *, is_live: bool) -> list[PayloadGroup]:
-    made = _encode((pieces, recipes), policy=policy, is_text=None, origin=str if is_live else None, keep=None)
+    made = _encode(
+        (pieces, recipes), policy=policy, is_text=None, leaves_text=False, origin=str if is_live else None, keep=None
+    )
     assert not isinstance(made, Pieces)
     return made
 
@@ -397,7 +399,10 @@ def test_no_delta_is_encoded_against_a_base_with_other_bytes(
         os.truncate(tmp_path / "bases", len(payload) - 1)
     pieces = pieces_of([raw], 4, [True])
 
-    assert _encode((pieces, [recipe]), policy=Policy.BALANCED, is_text=None, origin=str, keep=None) is pieces
+    assert (
+        _encode((pieces, [recipe]), policy=Policy.BALANCED, is_text=None, leaves_text=False, origin=str, keep=None)
+        is pieces
+    )
 
 
 @pytest.mark.parametrize(
