@@ -69,6 +69,8 @@ class LogDamage:
     n_bytes: int
     """Number of bytes that are there; fewer than are lost if the file is cut."""
     reason: str
+    loses_records: bool = False
+    """Whether records are lost, and with them what they committed."""
 
 
 Children = tuple[list[BlobInfo], list[str]]

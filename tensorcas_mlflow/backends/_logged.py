@@ -29,7 +29,7 @@ _MOST_HELD_BYTES = 8 << 20
 """Bound of the blobs kept in memory for the next commit."""
 _META_BYTES = 64 << 10
 """Bound of a blob in the meta of a record, where it shares bytes with earlier ones."""
-_IN_FILES = frozenset({"format", "intents", "condemned"})
+_IN_FILES = frozenset({"format", "intents", "condemned", "quarantine"})
 """First segments of the keys of blobs that are always files."""
 _PACKS = "packs/"
 
@@ -145,8 +145,7 @@ class LoggedBackend(LocalBackend):
                     if self._logs.has_consumed(source):
                         raise BlobNotFoundError(source)
                     last = self._logs.find(dest)
-                    if last is None:
-                        self._logs.check()
+                    self._logs.check()
                     if not replace and (last is not None or os.path.lexists(dest_path)):
                         raise BlobExistsError(dest)
                     ref = LogBlob(
@@ -514,7 +513,11 @@ class LoggedBackend(LocalBackend):
             self._flush()
         if not is_late:
             self._refresh()
-        return self._logs.find(check_key(key))
+        found = self._logs.find(check_key(key))
+        if found is not None and found.row.is_commit:
+            # A damaged record may have replaced it.
+            self._logs.check()
+        return found
 
 
 def _is_in_files(key: str) -> bool:

@@ -318,7 +318,7 @@ class Logs:
             self._logs[log] = _Log(log)
 
     def check(self) -> None:
-        """Refuse to say that a blob is absent while a log is damaged.
+        """Refuse to say that a blob is absent, or not replaced, while a log is damaged.
 
         Raises:
             CorruptError: A log is damaged.
@@ -427,7 +427,8 @@ class Logs:
             before = max((record.written_s for record in records if record.offset < start), default=None)
             after = min((record.written_s for record in records if record.offset >= stop), default=None)
             reason = f"its records from byte {start} to byte {stop} are damaged{_between(before, after)}"
-            damages.append(LogDamage(key=key, start=start, n_bytes=max(0, min(stop, size) - start), reason=reason))
+            n_bytes = max(0, min(stop, size) - start)
+            damages.append(LogDamage(key=key, start=start, n_bytes=n_bytes, reason=reason, loses_records=True))
         log.end = size
         self._damages[log.id] = damages
 

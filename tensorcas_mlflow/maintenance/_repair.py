@@ -57,7 +57,7 @@ class Loss:
     """Checkpoint or file that does not load, or not whole. Printing it says so in words."""
 
     key: str
-    """Key of its ref."""
+    """Key of its ref, or path of the log that had it."""
     checkpoint: str | None
     """The checkpoint in words; None if its ref cannot be read, so that only the key tells what it was."""
     tensors: tuple[str, ...]
@@ -65,11 +65,13 @@ class Loss:
     n_bytes: int | None
     """Size of the lost tensors; None if it is unknown."""
     reason: str
+    is_in_log: bool = False
+    """Whether records of a log are lost, so that nobody knows which checkpoints they held."""
 
     def __str__(self) -> str:
         what = self.checkpoint or self.key
         if not self.tensors:
-            return f"{what}: all of it: {self.reason}"
+            return f"{what}: {self.reason}" if self.is_in_log else f"{what}: all of it: {self.reason}"
         names = ", ".join(repr(name) for name in self.tensors[:_N_NAMES])
         more = f" and {len(self.tensors) - _N_NAMES} more" if len(self.tensors) > _N_NAMES else ""
         kind = "tensor" if len(self.tensors) == 1 else "tensors"
@@ -386,8 +388,8 @@ def plan_repair(
     return RepairPlan(
         store=store,
         findings=(*map(_finding_of_log, logs), *_findings(store, seen), *bad_intents),
-        losses=tuple(needs.losses(good)),
-        remaining=tuple(_remaining(seen, good)),
+        losses=(*_losses_of_logs(logs), *needs.losses(good)),
+        remaining=(*_losses_of_logs(logs), *_remaining(seen, good)),
         seen=seen,
     )
 
@@ -449,7 +451,7 @@ def _execute(plan: RepairPlan) -> RepairReport:
         n_healed=mended.n_healed,
         n_fenced=mended.n_fenced,
         left={**left, **mended.left},
-        losses=tuple(needs.losses(seen.packs.good())),
+        losses=(*_losses_of_logs(seen.logs), *needs.losses(seen.packs.good())),
     )
 
 
@@ -499,6 +501,22 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
         reason = f"it does not name {len(seen.index.missing)} packs"
         found.append(Finding(key="index", reason=reason, remedy="rebuilt from packs; nothing is lost"))
     return found
+
+
+def _losses_of_logs(damages: Sequence[LogDamage]) -> list[Loss]:
+    reason = "{}; what they committed is lost, and what that replaced is back"
+    return [
+        Loss(
+            key=damage.key,
+            checkpoint=None,
+            tensors=(),
+            n_bytes=None,
+            reason=reason.format(damage.reason),
+            is_in_log=True,
+        )
+        for damage in damages
+        if damage.loses_records
+    ]
 
 
 def _finding_of_log(damage: LogDamage) -> Finding:
