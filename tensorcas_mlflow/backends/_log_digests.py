@@ -10,6 +10,7 @@ import blake3
 _PACK_FOOTER = struct.Struct("<8sIIQII32s")
 _PACK_ENTRY = struct.Struct("<32s16sQIIBBBB")
 _RAW = 0
+_CODEC_AT = 64
 _ENTRY_BYTES = _PACK_ENTRY.size
 _DIGEST_BYTES = 32
 WORD_BYTES = 4
@@ -55,12 +56,19 @@ def _pack_digests(pack: bytes) -> list[_Digest]:
     return found
 
 
-def pack_words(pack: bytes) -> bytes:
+def pack_words(kind: int, pack: bytes) -> bytes:
     """Return the words of a pack: the first bytes of the digest of each entry; none for a pack of another form."""
+    words: list[bytes] = []
     try:
-        return b"".join([pack[at : at + WORD_BYTES] for at in _pack_table(pack)])
+        for at in _pack_table(pack):
+            word = pack[at : at + WORD_BYTES]
+            if kind == PACK and pack[at + _CODEC_AT] == _RAW:
+                _, _, start, n_stored, *_ = _PACK_ENTRY.unpack_from(pack, at)
+                word = blake3.blake3(pack[start : start + n_stored]).digest()[:WORD_BYTES]
+            words.append(word)
     except ValueError:
         return b""
+    return b"".join(words)
 
 
 def _check_digest(record: bytes) -> list[_Digest]:

@@ -16,13 +16,13 @@ import blake3
 import zstandard
 
 from tensorcas_mlflow.backends._contract import check_key
-from tensorcas_mlflow.backends._log_digests import PACK, RECORD, WORD_BYTES, pack_words, with_digests, without_digests
+from tensorcas_mlflow.backends._log_digests import PACK, RECORD, WORD_BYTES, pack_words, without_digests
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
 
 VERSION = 1
 HEADER_BYTES = 64
 LOG_MAGIC = b"\x89TCLG\r\n\x01"
-_HEADER = struct.Struct("<8s16s8x")
+_HEADER = struct.Struct("<8s16sQ")
 ALIGNMENT = 64
 """A blob in a body starts at a multiple of this, so that its tensors can be memory-mapped."""
 
@@ -88,10 +88,7 @@ class LogRow(NamedTuple):
         """Return the words of a pack, given the meta of its record; none for another blob."""
         if self.in_body or not self.key.startswith(_PACKS):
             return self.words
-        try:
-            return pack_words(with_digests(self.kind, meta[self.start : self.start + self.size]))
-        except ValueError:
-            return b""
+        return pack_words(self.kind, meta[self.start : self.start + self.size])
 
     @property
     def in_body(self) -> bool:
@@ -117,10 +114,16 @@ class Record:
     """Keys of intents."""
 
 
-def header(log_id: str) -> bytes:
-    """Return the first bytes of a log."""
-    head = _HEADER.pack(LOG_MAGIC, bytes.fromhex(log_id))
+def header(log_id: str, inode: int) -> bytes:
+    """Return the first bytes of a log, in the file with an inode."""
+    head = _HEADER.pack(LOG_MAGIC, bytes.fromhex(log_id), inode)
     return head + blake3.blake3(head).digest()
+
+
+def inode_in(data: bytes) -> int:
+    """Return the inode of the file in which a log was created, from the first bytes of the log."""
+    inode: int = _HEADER.unpack_from(data)[2]
+    return inode
 
 
 def check_header(log_id: str, data: bytes, key: str) -> bool:
@@ -134,7 +137,7 @@ def check_header(log_id: str, data: bytes, key: str) -> bool:
         return False
     head = data[: _HEADER.size]
     is_sound = blake3.blake3(head).digest() == data[_HEADER.size : HEADER_BYTES]
-    magic, found = _HEADER.unpack(head)
+    magic, found, _ = _HEADER.unpack(head)
     if is_sound and magic[:7] == LOG_MAGIC[:7] and magic[7] > LOG_MAGIC[7]:
         raise NewerFormatError(key, magic[7], LOG_MAGIC[7])
     if not any(data[:HEADER_BYTES]):  # a power cut: the name survived, and no byte
@@ -184,7 +187,7 @@ def encode_record(
             kind, data, start = _IN_BODY, blob.data, n_body + pad
             body += [bytes(pad), data]
             n_body = start + len(data)
-            words = pack_words(data) if blob.key.startswith(_PACKS) else b""
+            words = pack_words(_IN_BODY, data) if blob.key.startswith(_PACKS) else b""
             inline.append(words)
         else:
             kind, data = _shortened(blob)

@@ -34,6 +34,7 @@ from tensorcas_mlflow.backends._log_records import (
     check_header,
     encode_record,
     header,
+    inode_in,
     read_tombstones,
     tombstone,
 )
@@ -806,7 +807,7 @@ def create_log(logs: Logs) -> tuple[str, int, int]:
     descriptor = os.open(logs.path(log), _WRITE_LOG | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         LockedFile.lock(descriptor)
-        _write_all(descriptor, header(log))
+        _write_all(descriptor, header(log, inode_of(descriptor)))
         logs.begin_generation()
     except BaseException:
         LockedFile.release(descriptor)
@@ -877,7 +878,8 @@ class LogWriter:
                     continue
                 # Nobody else appends from here on. A torn tail, and what follows it, would not count.
                 self._logs.refresh()
-                if _is_at(descriptor, path) and not log.is_closed and os.fstat(descriptor).st_size == log.end:
+                is_at_end = not log.is_closed and os.fstat(descriptor).st_size == log.end
+                if is_at_end and _is_at(descriptor, path) and _is_original(descriptor):
                     os.fsync(descriptor)
                     os.lseek(descriptor, log.end, os.SEEK_SET)
                     is_taken = True
@@ -1030,10 +1032,22 @@ def _last(versions: list[LogEntry]) -> LogEntry:
 
 
 def _is_at(descriptor: int, path: str) -> bool:
+    """Tell whether an open log still has its name, and no other: a second one belongs to a copy of the store."""
     try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+        found = os.fstat(descriptor)
+        return found.st_nlink == 1 and os.path.samestat(found, os.lstat(path))
     except FileNotFoundError:
         return False
+
+
+def inode_of(descriptor: int) -> int:
+    """Return the inode of an open file."""
+    return os.fstat(descriptor).st_ino
+
+
+def _is_original(descriptor: int) -> bool:
+    """Tell whether an open log lies in the file in which it was created, and not in a copy of that file."""
+    return inode_in(os.pread(descriptor, HEADER_BYTES, 0)) == inode_of(descriptor)
 
 
 def _pread(descriptor: int, start: int, size: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import uuid
 from pathlib import Path
 
@@ -256,3 +257,20 @@ def test_a_blob_without_its_digests_in_a_log_is_read_with_them(tmp_path: Path) -
     assert stored == {"packs/a": PACK, "packs/b": 0, "refs/@a": RECORD}
     found = other.find_packs(np.frombuffer(digest(b"two"), np.uint8).reshape(1, 32))
     assert found == {"packs/a"}
+
+
+@pytest.mark.parametrize("copy", ["files", "hard links"])
+def test_a_store_and_its_copy_append_to_logs_of_different_names(tmp_path: Path, copy: str) -> None:
+    one = made(tmp_path / "one")
+    commit(one, "a")
+    shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=shutil.copy2 if copy == "files" else os.link)
+    two = LoggedBackend(tmp_path / "two")
+    commit(one, "b")
+    commit(two, "c")
+    _logs.close_writer(two._logs)
+
+    assert LoggedBackend(tmp_path / "two").stat("refs/@b") is None
+    names = {folder: {path.name for path in (tmp_path / folder / "logs").glob("*.log")} for folder in ("one", "two")}
+    (new,) = names["two"] - names["one"]
+    shutil.copy2(tmp_path / "two" / "logs" / new, tmp_path / "one" / "logs" / new)
+    assert {info.key for info in LoggedBackend(tmp_path / "one").list("refs")} == {"refs/@a", "refs/@b", "refs/@c"}
