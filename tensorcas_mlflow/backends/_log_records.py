@@ -499,7 +499,9 @@ class LogReader:
         if meta is None:
             if prefix < HEADER_BYTES or most_prefixes == 0:
                 raise self._impossible(at)
+            window = self._window, self._window_at
             found = self.record(prefix, at, most_prefixes=most_prefixes - 1)
+            self._window, self._window_at = window
             if found is None:
                 raise CorruptError(self._key, f"the record at byte {at} needs the damaged one at byte {prefix}")
             meta = found.meta

@@ -428,8 +428,8 @@ class LoggedBackend(LocalBackend):
         files = list(super().list(prefix, after=after))
         self._flush()
         self._refresh()
-        self._logs.check()
         in_logs = {entry.key: entry for entry in self._logs.below(prefix) if after is None or entry.key > after}
+        self._logs.check()
         yield from (info for info in files if info.key not in in_logs)
         yield from map(_info, in_logs.values())
 
@@ -439,8 +439,8 @@ class LoggedBackend(LocalBackend):
             return blobs, names
         self._flush()
         self._refresh()
-        self._logs.check()
         entries, more = self._logs.children(prefix)
+        self._logs.check()
         in_logs = {entry.key: _info(entry) for entry in entries}
         found = {info.key: info for info in blobs} | in_logs
         return [found[key] for key in sorted(found)], sorted({*names, *more})

@@ -23,6 +23,8 @@ import numpy as np
 
 from tensorcas_mlflow.backends._contract import LogDamage, Token
 from tensorcas_mlflow.backends._log_digests import WORD_BYTES, with_digests
+from tensorcas_mlflow.backends._log_index import EMPTY as EMPTY_INDEX
+from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_bytes, read_index
 from tensorcas_mlflow.backends._log_records import (
     CLOSED,
     HEADER_BYTES,
@@ -48,8 +50,10 @@ if os.name == "posix":
 
 FOLDER = "logs"
 _GENERATION = "generation"
+_COMMITS = "refs"
+"""First segment of the keys of blobs that commits create."""
 _NAME = re.compile(r"[0-9a-f]{32}")
-_FILE = re.compile(r"[0-9a-f]{32}\.(log|dead)")
+_FILE = re.compile(r"[0-9a-f]{32}\.(log|dead|index)")
 _FULL_BYTES = 64 << 20
 """Size at which a log gets no more records."""
 _MAX_TRIED = 16
@@ -66,6 +70,12 @@ _MAX_METAS = 32
 _MAX_BLOBS = 64
 _READ_LOG = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _WRITE_LOG = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_INDEXED_BYTES = 256 << 10
+"""Size of a log with an index."""
+_INDEX_GROWTH = 8
+"""An index is written anew once the log has grown by one part in so many."""
+_MOST_DRAWN = 32
+"""Records of an indexed log that are read one by one; more are read with the whole log."""
 _MOST_PREFIX_BYTES = 256 << 10
 """Bound of a prefix: a reader of one record reads a few of them."""
 
@@ -185,6 +195,15 @@ class _Log:
     durable: int = 0
     """Every byte before this one is known to be durable."""
     n_durable_dead_bytes: int = 0
+    index: LogIndex | None = None
+    """Index of the first part; None if all records are read."""
+    n_drawn: int = 0
+    """Records of the indexed part that were read."""
+    drawn: set[int] = field(default_factory=set)
+    """Their offsets."""
+    written: LogIndex | None = None
+    """The index that was read or written last."""
+    may_have_index: bool = True
     lost_tombstones: list[int] = field(default_factory=list)
     """Places of damaged tombstones."""
 
@@ -237,6 +256,10 @@ class Logs:
     def dead_path(self, log: str) -> str:
         """Return the path of a log's tombstones."""
         return f"{self.folder}{os.sep}{log}.dead"
+
+    def index_path(self, log: str) -> str:
+        """Return the path of a log's index."""
+        return f"{self.folder}{os.sep}{log}.index"
 
     def is_ours(self, path: str) -> bool:
         """Tell whether a file, by its path below the store's folder, belongs to the logs."""
@@ -330,6 +353,7 @@ class Logs:
     def find(self, key: str) -> LogEntry | None:
         """Return the blob that counts at a key, as of the last refresh."""
         with self._lock:
+            self._draw(lambda index: index.with_key(key))
             found = self._entries.get(key)
             return _last(found) if found else None
 
@@ -337,12 +361,14 @@ class Logs:
         """Return the keys of packs that may hold some chunks, as of the last refresh."""
         words = np.ascontiguousarray(digests[:, :WORD_BYTES]).tobytes()
         with self._lock:
+            self._draw(lambda index: index.with_words(np.frombuffer(words, "<u4")))
             found = [self._packs.get(words[at : at + WORD_BYTES]) for at in range(0, len(words), WORD_BYTES)]
             return {key for keys in found if keys for key in keys if key in self._entries}
 
     def versions(self, key: str) -> list[LogEntry]:
         """Return all blobs of a key, the one that counts last."""
         with self._lock:
+            self._draw(lambda index: index.with_key(key))
             return sorted(self._entries.get(key, ()), key=_version)
 
     def has_consumed(self, intent: str) -> bool:
@@ -353,6 +379,7 @@ class Logs:
     def below(self, prefix: str) -> list[LogEntry]:
         """Return the blobs below a prefix, as of the last refresh."""
         with self._lock:
+            self._read_below(prefix)
             found: list[LogEntry] = []
             prefixes = [prefix]
             while prefixes:
@@ -364,6 +391,7 @@ class Logs:
     def children(self, prefix: str) -> tuple[list[LogEntry], set[str]]:
         """Return the blobs directly below a prefix, and the names of the next segments."""
         with self._lock:
+            self._read_below(prefix)
             blobs = [_last(self._entries[key]) for key in self._blobs_in.get(prefix, ())]
             return blobs, set(self._names_in.get(prefix, ()))
 
@@ -400,6 +428,9 @@ class Logs:
             if self._salvages:
                 self._salvage(log, descriptor, size)
                 return
+            if log.end == 0 and log.may_have_index and size >= _INDEXED_BYTES:
+                log.may_have_index = False
+                self._read_index(log, descriptor, size)
             if size < log.end:
                 raise CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.end}")
             records, end, damage = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log").records(log.end, size)
@@ -502,16 +533,21 @@ class Logs:
                 continue
             is_kept = row.is_commit and not row.in_body and row.size <= _KEPT_BYTES
             data = record.meta[row.start : row.start + row.size] if is_kept else None
-            log.entries[place] = entry = LogEntry(log.id, record.offset, row, record.written_s, data)
             words = row.words_in(record.meta)
             for at in range(0, len(words), WORD_BYTES):
                 self._packs.setdefault(words[at : at + WORD_BYTES], set()).add(row.key)
-            versions = self._entries.get(row.key)
-            if versions is None:
-                self._entries[row.key] = [entry]
-                self._enter(row.key)
-            else:
-                versions.append(entry)
+            if words and not row.words:
+                row = row._replace(words=words)
+            self._add_entry(log, LogEntry(log.id, record.offset, row, record.written_s, data))
+
+    def _add_entry(self, log: _Log, entry: LogEntry) -> None:
+        log.entries[entry.record, entry.row.number] = entry
+        versions = self._entries.get(entry.key)
+        if versions is None:
+            self._entries[entry.key] = [entry]
+            self._enter(entry.key)
+        else:
+            versions.append(entry)
 
     def _enter(self, key: str) -> None:
         above, _, _ = key.rpartition("/")
@@ -534,6 +570,128 @@ class Logs:
     def _forget(self, name: str) -> None:
         for entry in self._logs.pop(name).entries.values():
             self._remove(entry)
+
+    # --- indexes
+
+    def _read_index(self, log: _Log, descriptor: int, size: int) -> None:
+        """Take the places of the blobs in the first part of a log from its index, if it has a sound one."""
+        try:
+            file = os.open(self.index_path(log.id), _READ_LOG)
+        except OSError:
+            return
+        try:
+            index = read_index(log.id, _pread(file, 0, os.fstat(file).st_size))
+        finally:
+            os.close(file)
+        if index is None or index.end > size or len(index.records) == 0:
+            return
+        reader = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log")
+        try:
+            last = reader.record(int(index.records[-1]), index.end)
+        except CorruptError:
+            return
+        if last is None:
+            return
+        log.index, log.written, log.end = index, index, index.end
+        log.consumed.update(index.consumed)
+        for blob in index.committed():
+            if (blob.record, blob.row.number) not in log.dead:
+                self._add_entry(log, LogEntry(log.id, blob.record, blob.row, blob.written_s, None))
+
+    def _draw(self, wanted: Callable[[LogIndex], list[int]]) -> None:
+        """Read the records that indexes name."""
+        while True:
+            try:
+                for log in self._logs.values():
+                    if log.index is not None:
+                        self._read_records(log, [at for at in wanted(log.index) if at not in log.drawn])
+                return
+            except FileNotFoundError:  # its log was rewritten since
+                self._listed = None
+                while not self._refresh():
+                    pass
+
+    def _read_records(self, log: _Log, offsets: list[int]) -> None:
+        if not offsets:
+            return
+        log.n_drawn += len(offsets)
+        if log.n_drawn > _MOST_DRAWN:
+            self._read_whole(log)
+            return
+        key = f"{FOLDER}/{log.id}.log"
+        descriptor = os.open(self.path(log.id), _READ_LOG)
+        try:
+            reader = LogReader(log.id, descriptor, key)
+            for at in offsets:
+                record = reader.record(at, log.end)
+                if record is None:
+                    raise CorruptError(key, f"the record at byte {at} is damaged")
+                self._add(log, record)
+                log.drawn.add(at)
+        finally:
+            os.close(descriptor)
+
+    def _read_below(self, prefix: str) -> None:
+        """Read whole logs, unless their indexes name all blobs below a prefix."""
+        if prefix.partition("/")[0] == _COMMITS:
+            return
+        try:
+            for log in self._logs.values():
+                self._read_whole(log)
+        except FileNotFoundError:  # its log was rewritten since
+            self._listed = None
+            while not self._refresh():
+                pass
+            self._read_below(prefix)
+
+    def _read_whole(self, log: _Log) -> None:
+        """Read an indexed log without its index."""
+        if log.index is None:
+            return
+        for entry in log.entries.values():
+            self._remove(entry)
+        log.entries.clear()
+        log.index, log.end = None, 0
+        try:
+            self._read_log(log)
+        except CorruptError as error:
+            self._damage = error
+
+    def write_index(self, name: str, end: int) -> None:
+        """Write the index of a log anew if many records are behind it; nothing relies on it.
+
+        Args:
+            name: The log, which this process appends to.
+            end: Every byte of the log before this one is durable, and a record ends there.
+        """
+        with self._lock:
+            log = self._logs.get(name)
+            if log is None or log.end < end:
+                return
+            before = log.written or EMPTY_INDEX
+            if end - before.end < max(_INDEXED_BYTES, before.end // _INDEX_GROWTH):
+                return
+            places = sorted(place for place in log.entries if before.end <= place[0] < end)
+            entries = [log.entries[place] for place in places]
+            if any(not entry.row.is_commit and entry.key.startswith(_COMMITS) for entry in entries):
+                return
+            blobs = (IndexedBlob(entry.record, entry.row, entry.written_s) for entry in entries)
+            index = before.extended(blobs, self._existing(log.consumed), end)
+            log.written = index
+            if log.index is not None:
+                log.index = index
+                log.drawn.update(place[0] for place in places)
+            data = index_bytes(name, index)
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+            descriptor = os.open(self.index_path(name), flags, 0o666)
+            try:
+                _write_all(descriptor, data)
+            finally:
+                os.close(descriptor)
+
+    def _existing(self, intents: Iterable[str]) -> list[str]:
+        return [intent for intent in intents if os.path.lexists(self._top + os.sep + intent)]
 
     # --- reading blobs
 
@@ -570,6 +728,8 @@ class Logs:
                 return blob
         data = entry.data
         if data is None:
+            if entry.row.is_commit:
+                self._note_read(entry.log)
             data = self._meta(entry)[entry.row.start : entry.row.start + entry.row.size]
         try:
             blob = with_digests(entry.row.kind, data)
@@ -582,6 +742,15 @@ class Logs:
                 if len(self._blobs) > _MAX_BLOBS:
                     self._blobs.popitem(last=False)
         return blob
+
+    def _note_read(self, name: str) -> None:
+        """Note a read of one commit of an indexed log; many at once read the whole log."""
+        with self._lock:
+            log = self._logs.get(name)
+            if log is not None and log.index is not None:
+                log.n_drawn += 1
+                if log.n_drawn > _MOST_DRAWN:
+                    self._read_below("")
 
     def _meta(self, entry: LogEntry) -> bytes:
         place = entry.log, entry.record
@@ -701,6 +870,8 @@ class Logs:
             if not LockedFile.lock(descriptor, waits=False):
                 return 0
             self.refresh()
+            with self._lock:
+                self._read_below("")
             self.check()
             freed = 0
             for log in list(self._logs):
@@ -732,6 +903,8 @@ class Logs:
                 if not _is_at(descriptor, self.path(log)):
                     return 0
                 self.refresh()
+                with self._lock:
+                    self._read_below("")
                 return act(descriptor, dead)
         finally:
             LockedFile.release(descriptor)
@@ -746,7 +919,7 @@ class Logs:
             for entry in known.entries.values():
                 if self.find(entry.key) is entry:
                     by_record[entry.record].append(entry)
-            consumed = [intent for intent in known.consumed if os.path.lexists(self._top + os.sep + intent)]
+            consumed = self._existing(known.consumed)
         n_written = 0
         if by_record or consumed:
             # A lower version goes only if the one that counts cannot be lost.
@@ -797,8 +970,9 @@ class Logs:
         os.unlink(self.path(log))
         # Durably: without its tombstones the log would come back to life.
         sync_folder(self.folder)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.dead_path(log))
+        for path in (self.dead_path(log), self.index_path(log)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def create_log(logs: Logs) -> tuple[str, int, int]:
@@ -930,6 +1104,7 @@ class LogWriter:
             # One after the other: of two syncs at once only one may hear of a failure.
             with self._syncing:
                 self._sync(end)
+            self._logs.write_index(self.id, end)
         finally:
             with self.lock:
                 self._n_syncing -= 1

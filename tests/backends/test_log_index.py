@@ -1,0 +1,231 @@
+"""An index of a log saves reading the log, and changes no answer."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.backends import LoggedBackend, _logs
+from tensorcas_mlflow.errors import CorruptError
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.maintenance import plan_gc, verify
+from tensorcas_mlflow.store import Store
+
+N_STEPS = 120
+
+
+@pytest.fixture(autouse=True)
+def _small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_logs, "_INDEXED_BYTES", 4 << 10)
+
+
+def arrays(step: int) -> dict[str, np.ndarray]:
+    return {"w": np.arange(step, step + 32, dtype=np.float32), "b": np.full(8, step, np.float32)}
+
+
+def target(step: int) -> RefTarget:
+    return RefTarget(run_id="run", step=step)
+
+
+def save(store: Store, step: int) -> None:
+    with store.write_checkpoint(arrays(step)) as pending:
+        pending.commit(target(step))
+
+
+def close(store: Store) -> None:
+    assert isinstance(store.backend, LoggedBackend)
+    _logs.close_writer(store.backend._logs)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    store = Store.init(tmp_path / "root", logs=True)
+    for step in range(N_STEPS):
+        save(store, step)
+    for step in (3, 50):
+        ref = store.ref(target(step).key)
+        assert ref is not None
+        store.drop(ref)
+    close(store)
+    return tmp_path / "root"
+
+
+def the_file(root: Path, ending: str) -> Path:
+    (found,) = (root / ".tensorcas" / "logs").glob(f"*.{ending}")
+    return found
+
+
+def logs_of(store: Store) -> _logs.Logs:
+    assert isinstance(store.backend, LoggedBackend)
+    return store.backend._logs
+
+
+def load(store: Store, step: int) -> bool:
+    ref = store.ref(target(step).key)
+    if ref is None:
+        return False
+    found = store.read_tensors(store.manifest(ref))
+    assert {name: array.tobytes() for name, array in found.items()} == {
+        name: array.tobytes() for name, array in arrays(step).items()
+    }
+    return True
+
+
+def blobs(backend: LoggedBackend) -> dict[str, tuple[int, float, str, bytes]]:
+    infos = [info for prefix in ("packs", "manifests", "refs") for info in backend.list(prefix)]
+    return {info.key: (info.size, info.modified_s, info.token, backend.get(info.key)) for info in infos}
+
+
+def test_the_latest_step_is_loaded_without_reading_the_whole_log(root: Path) -> None:
+    store = Store.open(root)
+    names = {info.key for info in store.backend.list_dir("refs/runs/run")[0]}
+    assert load(store, N_STEPS - 1)
+
+    (log,) = logs_of(store)._logs.values()
+    assert names == {target(step).key for step in range(N_STEPS) if step not in (3, 50)}
+    assert log.index is not None
+    assert log.index.end > the_file(root, "log").stat().st_size * 0.7
+    assert len(log.drawn) < 5
+
+
+def test_an_index_changes_no_answer(root: Path) -> None:
+    with_index = Store.open(root)
+    there = {step for step in range(N_STEPS) if load(with_index, step)}
+    listed = blobs(LoggedBackend(root / ".tensorcas"))
+    the_file(root, "index").unlink()
+
+    assert there == set(range(N_STEPS)) - {3, 50}
+    assert blobs(LoggedBackend(root / ".tensorcas")) == listed
+    assert {step for step in range(N_STEPS) if load(Store.open(root), step)} == there
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    out = bytearray(data)
+    out[at] ^= 1
+    return bytes(out)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: flipped(data, 3),
+        lambda data: flipped(data, 30),
+        lambda data: flipped(data, len(data) - 5),
+    ],
+    ids=["half", "empty", "magic", "end", "columns"],
+)
+def test_a_damaged_index_is_ignored(root: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = the_file(root, "index")
+    path.write_bytes(damage(path.read_bytes()))
+    store = Store.open(root)
+
+    assert all(load(store, step) == (step not in (3, 50)) for step in range(N_STEPS))
+    assert all(log.index is None for log in logs_of(store)._logs.values())
+
+
+def test_an_index_that_is_newer_than_its_log_is_ignored(root: Path) -> None:
+    path = the_file(root, "log")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    the_file(root, "dead").unlink()
+    store = Store.open(root)
+    there = [step for step in range(N_STEPS) if load(store, step)]
+
+    assert there == list(range(len(there)))
+    assert 0 < len(there) < N_STEPS
+
+
+def test_damage_of_an_indexed_record_is_an_error_of_a_read_and_of_verify(root: Path) -> None:
+    store = Store.open(root)
+    backend = store.backend
+    assert isinstance(backend, LoggedBackend)
+    key = target(7).key
+    assert backend.stat(key) is not None
+    entry = backend._logs.find(key)
+    assert entry is not None
+    path = the_file(root, "log")
+    path.write_bytes(flipped(path.read_bytes(), entry.record + 60))
+
+    with pytest.raises(CorruptError, match=f"the record at byte {entry.record} is damaged"):
+        Store.open(root).ref(key)
+    with pytest.raises(CorruptError, match=f"byte {entry.record}"):
+        list(Store.open(root).backend.list("packs"))
+    assert [problem.key for problem in verify(Store.open(root)).problems] == [f"logs/{path.name}"]
+
+
+def test_a_process_with_an_index_saves_shares_and_collects(root: Path) -> None:
+    store = Store.open(root)
+    save(store, N_STEPS)
+    with store.write_checkpoint(arrays(2)) as pending:
+        assert pending.n_new_bytes == 0
+        pending.commit(target(1002))
+    for step in range(10, N_STEPS):
+        ref = store.ref(target(step).key)
+        if ref is not None:
+            store.drop(ref)
+    close(store)
+    plan_gc(Store.open(root), grace_s=0).execute()
+
+    fresh = Store.open(root)
+    assert {step for step in range(N_STEPS + 1) if load(fresh, step)} == {*range(10), N_STEPS} - {3}
+    assert verify(fresh, full=True).problems == ()
+    names = [path.name.partition(".") for path in (root / ".tensorcas" / "logs").iterdir()]
+    logs = {stem for stem, _, ending in names if ending == "log"}
+    assert {stem for stem, _, ending in names if ending in ("dead", "index")} <= logs
+
+
+def test_an_index_grows_with_its_log(root: Path) -> None:
+    before = the_file(root, "index").read_bytes()
+    store = Store.open(root)
+    for step in range(N_STEPS, 2 * N_STEPS):
+        save(store, step)
+    close(store)
+
+    assert the_file(root, "index").stat().st_size > len(before)
+    fresh = Store.open(root)
+    assert all(load(fresh, step) for step in range(100, 2 * N_STEPS))
+
+
+def test_a_consumed_intent_in_an_index_cannot_be_withdrawn(root: Path) -> None:
+    backend = LoggedBackend(root / ".tensorcas")
+    intent = f"intents/{uuid.uuid4().hex}"
+    token = backend.put_new(intent, [b"x"])
+    kept = (root / ".tensorcas" / intent).read_bytes()
+    backend.put_all([("packs/p", [b"pack"])])
+    backend.promote(intent, "refs/runs/run/@9999", b"ref", token=token, replace=False)
+    # As if the process had died before it removed the intent.
+    (root / ".tensorcas" / intent).write_bytes(kept)
+    log = backend._logs.find("refs/runs/run/@9999")
+    assert log is not None
+    backend._logs._logs[log.log].written = None
+    backend._logs.write_index(log.log, backend._logs._logs[log.log].end)
+    _logs.close_writer(backend._logs)
+
+    other = LoggedBackend(root / ".tensorcas")
+    info = other.stat(intent)
+    assert info is not None
+    assert not other.withdraw(intent, info.token)
+    assert all(each.index is not None for each in other._logs._logs.values())
+
+
+def test_a_reader_finds_the_blobs_of_an_indexed_log_that_is_rewritten_meanwhile(root: Path, tmp_path: Path) -> None:
+    reader = Store.open(root)
+    assert load(reader, 0)
+    store = Store.open(root)
+    for step in range(20, N_STEPS):
+        if step != 50:
+            ref = store.ref(target(step).key)
+            assert ref is not None
+            store.drop(ref)
+    close(store)
+    plan_gc(Store.open(root), grace_s=0).execute()
+
+    assert load(reader, 5)
+    assert not load(reader, 30)
+    shutil.rmtree(root)
