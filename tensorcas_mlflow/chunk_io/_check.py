@@ -12,19 +12,21 @@ from tensorcas_mlflow.backends import BlobFile
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.config import n_threads
 from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.chunk_io._ways import WayChoice
 from tensorcas_mlflow.errors import BackendError, CorruptError
 from tensorcas_mlflow.layout import STORED_DIGEST_BYTES
 
 
-def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any) -> Any:
+def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any, choice: WayChoice) -> Any:
     """Read payloads of open packs, and compare each with its stored digest.
 
-    The bytes are read through the page cache and held 1 MiB, or one payload, a thread.
+    The bytes are held 1 MiB, or one payload, a thread.
 
     Args:
         files: The packs; None stands for one that cannot be opened.
         file: For each payload the number of its pack, ascending.
         entries: The entries of the payloads, in the order of their places in each pack.
+        choice: The way to read them: past the page cache if it is ``direct``, else through it.
 
     Returns:
         For each payload whether it can be read and has its digest. A payload beside an unreadable one may count as
@@ -37,7 +39,7 @@ def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any) ->
             opened.count(int(sizes[mine].sum()), int(mine.sum()))
     if native.core is None:
         return _check_in_python(files, file, entries)
-    descriptors = np.array([-1 if each is None else each.descriptor for each in files], dtype=np.int32)
+    descriptors = np.array([-1 if each is None else _descriptor_of(each, choice) for each in files], dtype=np.int32)
     bases = np.array([0 if each is None else each.base for each in files], dtype=np.uint64)
     ends = np.array([0 if each is None else each.size for each in files], dtype=np.uint64)
     is_inside = (starts < ends[file]) & (sizes <= ends[file] - starts)
@@ -50,10 +52,15 @@ def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any) ->
         sizes[chosen],
         np.ascontiguousarray(entries["stored_digest"][chosen]),
         found,
-        n_threads(),
+        1 if choice.is_alone else threads.N_WAITING if choice.waits else n_threads(),
     )
     is_good[chosen] = found
     return is_good
+
+
+def _descriptor_of(opened: BlobFile, choice: WayChoice) -> int:
+    direct = opened.direct_descriptor if choice.way == "direct" and opened.open_direct() else None
+    return opened.descriptor if direct is None else direct
 
 
 def _check_in_python(files: Sequence[BlobFile | None], file: Any, entries: Any) -> Any:

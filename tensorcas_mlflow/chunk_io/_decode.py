@@ -8,7 +8,7 @@ fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,16 @@ from tensorcas_mlflow.errors import BlobNotFoundError, FormatError
 from tensorcas_mlflow.layout import Entries, bases_of, is_delta, pack_key
 
 READ = np.dtype([("start", "<u8"), ("n_bytes", "<u8"), ("source", "<i4"), ("kind", "<u4")])
-LINK = np.dtype([("begin", "<u8"), ("n_stored", "<u4"), ("read", "<u4"), ("codec", "<u4"), ("unused", "<u4")])
+LINK = np.dtype(
+    [
+        ("begin", "<u8"),
+        ("n_stored", "<u4"),
+        ("read", "<u4"),
+        ("codec", "<u4"),
+        ("checks", "<u4"),
+        ("stored_digest", "u1", (16,)),
+    ]
+)
 CHUNK = np.dtype(
     [
         ("start", "<u8"),
@@ -48,10 +57,13 @@ class Wanted:
     digests: Digests
     target: Target
     verify: bool
+    checks_stored: bool = False
+    """Whether the core also compares the stored bytes of each with their own digest. Damaged bytes may decode to the
+    chunk all the same, and another release of Zstandard may refuse them."""
 
     def some(self, chunks: Any) -> Wanted:
         """Return some of them, by number."""
-        return Wanted(digests=self.digests[chunks], target=self.target.some(chunks), verify=self.verify)
+        return replace(self, digests=self.digests[chunks], target=self.target.some(chunks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +280,10 @@ def tables_of(
     chunks["n_bytes"], chunks["n_links"] = target.n_bytes[batch.chunks], batch.n_links
     chunks["first_link"] = batch.n_links.cumsum() - batch.n_links
     chunks["digest"] = wanted.digests[batch.chunks]
+    if wanted.checks_stored:
+        firsts = chunks["first_link"]
+        table["checks"][firsts] = table["codec"][firsts] != RAW.number  # the chunk's own digest is of these bytes
+        table["stored_digest"] = entries["stored_digest"][batch.links]
     parts = np.empty(len(batch), dtype=PART)
     parts["first_read"], parts["last_read"] = batch.part_read[:-1], batch.part_read[1:]
     parts["first_chunk"], parts["last_chunk"] = batch.part_chunk[:-1], batch.part_chunk[1:]

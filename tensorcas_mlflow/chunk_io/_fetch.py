@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,10 @@ _CALL_BYTES = 256 << 20
 """Bound of one call of the core: a KeyboardInterrupt waits for its end."""
 _CALL_PACKS = 64
 """Bound of the files open for one call of the core."""
+_DIRECT_CALL_BYTES = 64 << 20
+"""Bound of one call of the core that checks stored bytes past the page cache."""
+_LEAST_DIRECT_RATE = 200e6
+"""Bytes a second of a disk that is fast enough to read the same bytes twice: filling the page cache takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +163,32 @@ class Load:
         is_first[1:] |= (ordered["stored_digest"][1:] != ordered["stored_digest"][:-1]).any(axis=1)
         firsts = np.flatnonzero(is_first)
         is_good = np.empty(len(firsts), dtype=bool)
-        for start, stop in _check_calls(packs[firsts], ordered["stored_bytes"][firsts]):
-            mine = firsts[start:stop]
-            numbers, which = np.unique(packs[mine], return_inverse=True)
-            with self.open_packs([pack_key(links.places.packs[number]) for number in numbers.tolist()]) as files:
-                is_good[start:stop] = check_payloads(files, which, ordered.take(mine))
+        stored = links.places.some(order[firsts])
+        # The load after the check reads deltas through the page cache, and should find them there.
+        is_short = len(links.begins) <= len(order)
+        for choice, mine in self._planner.ways(stored, np.arange(len(firsts))):
+            through_cache = replace(choice, way="pread") if choice.way == "direct" and is_short else choice
+            is_good[mine] = self._check(stored.some(mine), through_cache)
         of_link = np.empty(len(order), dtype=bool)
         of_link[order] = is_good[is_first.cumsum() - 1]
         return np.flatnonzero(~np.logical_and.reduceat(of_link, links.begins[:-1])) if len(order) else order
+
+    def _check(self, places: Places, choice: WayChoice) -> Any:
+        """Compare distinct stored chunks, in the order of their places, with their stored digests; return a mask."""
+        is_good = np.empty(len(places.found), dtype=bool)
+        sizes = places.entries["stored_bytes"].astype(np.int64)
+        is_slow = False
+        for start, stop in _check_calls(
+            places.pack, sizes, _DIRECT_CALL_BYTES if choice.way == "direct" else _CALL_BYTES
+        ):
+            numbers, which = np.unique(places.pack[start:stop], return_inverse=True)
+            begin_s = time.perf_counter()
+            with self.open_packs([pack_key(places.packs[number]) for number in numbers.tolist()]) as files:
+                way = replace(choice, way="pread") if is_slow else choice
+                is_good[start:stop] = check_payloads(files, which, places.entries[start:stop], way)
+            # A slow disk should deliver the bytes once: the load after the check finds them in the page cache.
+            is_slow |= int(sizes[start:stop].sum()) < _LEAST_DIRECT_RATE * (time.perf_counter() - begin_s)
+        return is_good
 
     def undecodable(self, links: ChainLinks, wanted: Wanted) -> Any:
         """Read, decode and verify chunks of this machine's files with the compiled core; needs `can_decode`.
@@ -509,12 +532,12 @@ def parts_of(chunks: Any, sizes: Any, each: int) -> list[Any]:
     return np.split(chunks, np.flatnonzero(np.diff(begins // each)) + 1)
 
 
-def _check_calls(packs: Any, sizes: Any) -> Iterator[tuple[int, int]]:
+def _check_calls(packs: Any, sizes: Any, most_bytes: int) -> Iterator[tuple[int, int]]:
     """Split payloads, in the order of their packs, into calls of bounded size with a bounded number of packs."""
     if len(packs) == 0:
         return
     nth = np.cumsum(np.append(False, packs[1:] != packs[:-1])) // _CALL_PACKS
-    ends = sizes.astype(np.int64).cumsum() // _CALL_BYTES
+    ends = sizes.cumsum() // most_bytes
     borders = np.flatnonzero((np.diff(nth) != 0) | (np.diff(ends) != 0)) + 1
     edges = [0, *borders.tolist(), len(packs)]
     yield from pairwise(edges)

@@ -323,7 +323,7 @@ class Planner:
         """
         return [
             ReadGroup(choice=choice, extents=_extents(places, mine, choice))
-            for choice, mine in self._ways(places, chunks)
+            for choice, mine in self.ways(places, chunks)
         ]
 
     def choice_for_deltas(self, links: Places) -> WayChoice:
@@ -332,7 +332,7 @@ class Planner:
         Raises:
             BlobNotFoundError: A pack is gone.
         """
-        choices = [choice for choice, _ in self._ways(links, np.arange(len(links.found)))]
+        choices = [choice for choice, _ in self.ways(links, np.arange(len(links.found)))]
         chosen = next((choice for choice in choices if choice.waits), choices[0])
         is_exact = any(choice.is_exact for choice in choices)
         return replace(chosen, way="pread" if chosen.way == "direct" else chosen.way, is_exact=is_exact)
@@ -362,8 +362,19 @@ class Planner:
                 )
         return tuple(sorted(out, key=lambda each: each.key))
 
-    def _ways(self, places: Places, chunks: Any) -> list[tuple[WayChoice, Any]]:
-        """Choose a way for each large pack, and one for all packs with small amounts."""
+    def ways(self, places: Places, chunks: Any) -> list[tuple[WayChoice, Any]]:
+        """Choose a way for each large pack, and one for all packs with small amounts.
+
+        Args:
+            places: Places of stored chunks.
+            chunks: Numbers of the chunks to read.
+
+        Returns:
+            Ways, and the numbers of the chunks to read in each.
+
+        Raises:
+            BlobNotFoundError: A pack is gone.
+        """
         if len(chunks) == 0:
             return []
         stored = places.entries["stored_bytes"][chunks].astype(np.int64)

@@ -181,7 +181,7 @@ class ChunkReader:
         """Return the chunks that an ordinary read has to look at: those with a damaged link, or all if a pack moved."""
         try:
             links = ChainLinks.of(self._catalog.find_bases, places)
-            with Load(self._backend, self._cache, self._store_id, None) as load:
+            with Load(self._backend, self._cache, self._store_id, way_of_environment()) as load:
                 return load.suspects(links)
         except BlobNotFoundError:
             return np.arange(len(places.found))

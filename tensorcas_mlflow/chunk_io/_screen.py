@@ -14,7 +14,7 @@ from tensorcas_mlflow.chunk_io._catalog import Places, find_bases, find_chains
 from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks, Wanted, can_decode, decode
 from tensorcas_mlflow.chunk_io._fetch import Load, check_sizes, parts_of
 from tensorcas_mlflow.chunk_io._plan import Target
-from tensorcas_mlflow.chunk_io._ways import BASES_READ
+from tensorcas_mlflow.chunk_io._ways import BASES_READ, way_of_environment
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError
 from tensorcas_mlflow.layout import MAX_DEPTH, Mask, Table
 
@@ -33,7 +33,7 @@ def find_sound(
         backend: Backend of the packs.
         places: The chunks. Nothing in their entries is trusted.
         bases: Table of the packs that the deltas among them name, as far as it can be read: each chunk is decoded and
-            compared with its digest. None compares the stored bytes of each with the digest that the entry has of them.
+            compared with its digest, and so are its stored bytes with theirs. None checks the stored bytes alone.
         on_read: Told the stored bytes of the chunks that are done, in the thread of the caller.
 
     Returns:
@@ -44,7 +44,7 @@ def find_sound(
         return is_sound
     for chosen in _windows(places, _possible(places, bases)):
         try:
-            with Load(backend, None, "", None) as load:
+            with Load(backend, None, "", way_of_environment()) as load:
                 suspects = _suspects(load, places.some(chosen), bases)
         except BlobNotFoundError:
             continue
@@ -76,7 +76,7 @@ class BlockScreen:
         self._load.__exit__(*of_error)
 
     def find_sound(self, places: Places, block: memoryview, begin: Any) -> Mask:
-        """Decode chunks and compare each with its digest.
+        """Decode chunks, and compare each with its digest and its stored bytes with theirs.
 
         Args:
             places: The chunks. Nothing in their entries is trusted.
@@ -140,7 +140,8 @@ def _links_of(places: Places, bases: Table) -> tuple[ChainLinks, Wanted, Any]:
     is_possible[np.searchsorted(links.begins, wrong, side="right") - 1] = False
     chosen = np.flatnonzero(is_possible)
     digests = np.ascontiguousarray(places.entries["digest"][chosen])
-    return links.some(chosen), Wanted(digests=digests, target=Target.of_sizes(sizes[chosen]), verify=True), chosen
+    wanted = Wanted(digests=digests, target=Target.of_sizes(sizes[chosen]), verify=True, checks_stored=True)
+    return links.some(chosen), wanted, chosen
 
 
 def _suspects(load: Load, places: Places, bases: Table | None) -> Any:

@@ -47,11 +47,13 @@ def last(store: Store) -> Manifest:
     return store.manifest(store.checkpoints()[-1])
 
 
-@pytest.fixture(params=["core", "python"])
+@pytest.fixture(params=["core", "direct", "python"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "python":
         monkeypatch.setattr(native, "core", None)
         monkeypatch.setattr(native, "has_zstd", False)
+    if request.param == "direct":
+        monkeypatch.setenv("TENSORCAS_READ", "direct")
 
 
 @pytest.mark.usefixtures("_way")

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorcas_mlflow import native
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import DELTA, RAW
@@ -200,6 +201,30 @@ def test_processes_that_each_check_a_shard_find_what_one_finds(store: tuple[BadS
 
     assert as_value(checked) == as_value(check_chunks(backend, shard_of(table), decode=True))
     assert len(checked.faults) > 4
+
+
+@pytest.mark.parametrize("way", [None, "direct"])
+def test_check_of_files_by_the_core_finds_what_a_check_without_it_finds(
+    store: tuple[BadSectors, Table], decode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str | None
+) -> None:
+    memory, table = store
+    backend = LocalBackend(tmp_path)
+    for info in list(memory.list("packs")):
+        backend.put_new(info.key, [memory.get(info.key)])
+    if way is not None:
+        monkeypatch.setenv("TENSORCAS_READ", way)
+    read: list[int] = []
+    of_core = check_chunks(backend, shard_of(table), decode=decode, on_read=read.append)
+    monkeypatch.setattr(native, "core", None)
+    monkeypatch.setattr(native, "has_zstd", False)
+    without = check_chunks(backend, shard_of(table), decode=decode)
+
+    assert of_core.row.tolist() == without.row.tolist() == list(range(len(table)))
+    assert {row: fault.verdict for row, fault in of_core.faults.items()} == {
+        row: fault.verdict for row, fault in without.faults.items()
+    }
+    assert len(of_core.faults) > 4
+    assert sum(read) > 0
 
 
 def test_a_process_without_memory_says_nothing_of_any_chunk(store: tuple[BadSectors, Table]) -> None:

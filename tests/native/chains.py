@@ -66,7 +66,13 @@ def tables() -> tuple[list[Any], list[Any], list[Any]]:
     payload = bytes(DELTA.encode(chunk, 4, base))
     made = [
         np.array([(0, len(payload), 0, 0), (0, 256, 1, 0), (0, 256, 1, 0)], READ),
-        np.array([(0, len(payload), 0, 3, 0), (0, 256, 1, 0, 0), (0, 256, 2, 0, 0)], LINK),
+        np.array(
+            [
+                (0, len(data), number, codec, 0, np.frombuffer(digest(data)[:16], "u1"))
+                for number, (codec, data) in enumerate([(3, payload), (0, base), (0, base)])
+            ],
+            LINK,
+        ),
         np.array(
             [
                 (0, 0, 256, 0, 2, np.frombuffer(digest(chunk), "u1")),

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
+from tensorcas_mlflow.chunk_io._decode import NOWHERE
 from tests.native.chains import Chain, chains, tables
 from tests.native.fuzz import number
 
@@ -41,18 +42,22 @@ def fuzz_payloads(core: ModuleType, rng: np.random.Generator) -> None:
     parts = parts[:1].copy()
     parts["last_read"] = len(chain)
     out = bytearray(len(chunk))
+    links["checks"], links["stored_digest"] = rng.integers(0, 2), np.frombuffer(core.digest(payloads[0])[:16], np.uint8)
+    links["checks"][1:] = 0
+    keeps = bool(rng.integers(0, 4))
+    chunks["block"] = 0 if keeps else NOWHERE
     verifies = bool(rng.integers(0, 2))
     chunks["digest"] = np.frombuffer(core.digest(chunk), np.uint8)
     [status] = core.decode(reads, links, chunks, parts, payloads, [out], verifies, 1)
-    assert not verifies or bytes(out) == (bytes(len(chunk)) if status else chunk)
+    assert not verifies or bytes(out) == (chunk if keeps and not status else bytes(len(chunk)))
 
 
 def fuzz_tables(core: ModuleType, rng: np.random.Generator) -> None:
     made, sources, blocks = tables()
     for _ in range(int(rng.integers(0, 3))):
         table = made[rng.integers(0, len(made))]
-        field = table[rng.choice([name for name in table.dtype.names if name != "digest"])]
-        value = number(rng, (0, 1, 2, 3, 64, 255, 256, 257))
+        field = table[rng.choice([name for name in table.dtype.names if "digest" not in name])]
+        value = number(rng, (0, 1, 2, 3, 64, 255, 256, 257, NOWHERE))
         field[rng.integers(0, len(field))] = value & int(np.iinfo(field.dtype).max)
     made = [table[: len(table) - int(rng.integers(0, 20) == 0)].copy() for table in made]
     # Reads of files are of a descriptor that nobody has.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import tempfile
 from types import ModuleType
 
@@ -66,6 +69,9 @@ def fuzz_check_stored(core: ModuleType, rng: np.random.Generator) -> None:
         for opened, written in ((one, data[0]), (other, data[1])):
             opened.write(written)
             opened.flush()
+            if rng.integers(0, 2):
+                with contextlib.suppress(OSError):  # not every file system can
+                    fcntl.fcntl(opened, fcntl.F_SETFL, os.O_DIRECT)
         sources = np.array([one.fileno(), other.fileno()], "i4")[file]
         if rng.integers(0, 9) == 0 and count:
             starts[rng.integers(0, count)] = abs(number(rng, (0,)))

@@ -12,7 +12,7 @@ import pytest
 from tensorcas_mlflow import native
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io._catalog import Places
-from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks, Fault, Wanted, decode, decode_chain
+from tensorcas_mlflow.chunk_io._decode import NOWHERE, Batch, ChainLinks, Fault, Wanted, decode, decode_chain
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.codecs import DELTA, RAW, ZSTD
 from tensorcas_mlflow.errors import CorruptChunkError
@@ -134,10 +134,35 @@ def test_tables_with_two_parts_are_decoded() -> None:
     assert bytes(blocks[0]) == floats(256, 3) + floats(256, 2)
 
 
+def test_chunk_without_a_block_is_verified_and_not_kept() -> None:
+    made, sources, blocks = tables()
+    assert native.core is not None
+    made[2]["block"], made[2]["start"] = NOWHERE, 1 << 40
+    intact = native.core.decode(*made, sources, blocks, True, 2)
+    sources[1] = bytes(256)
+
+    assert intact == b"\0\0"
+    assert all(native.core.decode(*made, sources, [], True, 2))
+    assert not any(blocks[0])
+
+
+def test_stored_bytes_are_compared_with_their_own_digest_if_the_link_says_so() -> None:
+    made, sources, blocks = tables()
+    assert native.core is not None
+    made[1]["checks"] = 1
+    intact = native.core.decode(*made, sources, blocks, True, 2)
+    made[1]["stored_digest"][1, 15] ^= 1
+
+    assert intact == b"\0\0"
+    assert [bool(status) for status in native.core.decode(*made, sources, blocks, True, 2)] == [True, False]
+
+
 @pytest.mark.parametrize("table", range(4))
 def test_tables_that_point_outside_of_each_other_or_of_a_buffer_are_refused(table: int) -> None:
     assert native.core is not None
-    names = [name for name in tables()[0][table].dtype.names if name not in ("digest", "unused", "codec")]
+    names = [
+        name for name in tables()[0][table].dtype.names if name not in ("digest", "stored_digest", "checks", "codec")
+    ]
     for name in names:
         for row in range(len(tables()[0][table])):
             for value in (1 << 31, (1 << 31) - 1, 1_000):

@@ -11,6 +11,7 @@ import blake3
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.backends import BlobFile
 from tensorcas_mlflow.native import core as built
 
 core: Any = built
@@ -115,8 +116,9 @@ def test_span_that_is_not_in_its_buffer_is_refused(starts: list[int], stops: lis
         core.hash_spans(bytes(10), np.array(starts, "i8"), np.array(stops, "i8"), bytearray(32 * len(starts)), 1)
 
 
+@pytest.mark.parametrize("is_direct", [False, True], ids=["through the page cache", "past it"])
 @pytest.mark.parametrize("n_threads", [1, 2, 16])
-def test_check_finds_the_damaged_payloads_of_a_file(tmp_path: Path, n_threads: int) -> None:
+def test_check_finds_the_damaged_payloads_of_a_file(tmp_path: Path, n_threads: int, is_direct: bool) -> None:
     path = tmp_path / "file"
     path.write_bytes(DATA)
     stops = np.sort(rng.choice(len(DATA), 3_000, replace=False)).astype("u8")
@@ -126,8 +128,9 @@ def test_check_finds_the_damaged_payloads_of_a_file(tmp_path: Path, n_threads: i
     is_damaged = rng.integers(0, 20, len(pieces)) == 0
     expected[is_damaged, 15] ^= 1
     is_good = np.ones(len(pieces), bool)
-    with path.open("rb") as file:
-        core.check_stored(np.full(len(pieces), file.fileno(), "i4"), starts, sizes, expected, is_good, n_threads)
+    with BlobFile("file", os.open(path, os.O_RDONLY), str(path)) as file:
+        source = file.direct_descriptor if is_direct and file.open_direct() else file.descriptor
+        core.check_stored(np.full(len(pieces), source, "i4"), starts, sizes, expected, is_good, n_threads)
 
     assert (is_good == ~is_damaged).all()
 

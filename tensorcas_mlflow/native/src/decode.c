@@ -353,6 +353,13 @@ static int is_raw(const TcBatch *batch, const TcChunk *chunk) {
     return chunk->n_links == 1 && batch->links[chunk->first_link].codec == RAW;
 }
 
+/* Damaged bytes may decode to the chunk all the same, and another release of Zstandard may refuse them. */
+static int is_as_written(const TcLink *link, const uint8_t *payload) {
+    uint8_t digest[TC_DIGEST];
+    tc_blake3(payload, link->n_stored, digest);
+    return memcmp(digest, link->stored_digest, sizeof link->stored_digest) == 0;
+}
+
 /* Decode the chain of a chunk into `areas->out + n_pending`; set `made` to the chunk, there or in the memory of its read. */
 static int decode_chain(const TcBatch *batch, const TcChunk *chunk, const uint8_t *const *stored, uint32_t first_read,
                         Areas *areas, size_t n_pending, const uint8_t **made) {
@@ -364,6 +371,8 @@ static int decode_chain(const TcBatch *batch, const TcChunk *chunk, const uint8_
         if (stored[link->read - first_read] == NULL)
             return CHUNK_UNREAD;
         const uint8_t *payload = stored[link->read - first_read] + link->begin;
+        if (link->checks && !is_as_written(link, payload))
+            return CHUNK_DIFFERS;
         if (link->codec == RAW) {
             if (link->n_stored != n_bytes)
                 return CHUNK_MALFORMED;

@@ -23,7 +23,8 @@ typedef struct {
     uint32_t n_stored;
     uint32_t read;     /* number of the read, one of the chunk's part */
     uint32_t codec;
-    uint32_t unused;
+    uint32_t checks;   /* whether to compare the stored bytes with `stored_digest` */
+    uint8_t stored_digest[16];
 } TcLink;
 
 /* A wanted chunk. */

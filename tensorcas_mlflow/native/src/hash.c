@@ -1,12 +1,15 @@
 /* Digests of many buffers in one call. */
+#define _GNU_SOURCE
 #include "methods.h"
 
 #include "blake3.h"
 #include "pool.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* A thread takes a task at a time: some whole messages, or a part of a large one. */
@@ -350,6 +353,7 @@ done:
 
 /* Payloads of files that one thread reads together and hashes. */
 enum { READ_BYTES = 1 << 20, READ_GAP = 64 << 10, READ_PAYLOADS = 1024, STORED_DIGEST = 16 };
+enum { PAGE = 4096, HUGE_PAGE = 2 << 20 };
 
 typedef struct {
     const int32_t *source;
@@ -358,20 +362,39 @@ typedef struct {
     const uint8_t (*expected)[STORED_DIGEST];
     uint8_t *is_good;
     size_t *tasks; /* the first payload of each task, and the end */
-    size_t room;   /* bytes of the longest task */
+    size_t room;   /* bytes of the longest task, and of the pages around it */
     uint8_t *scratch; /* `room` bytes for each thread */
 } Payloads;
 
-static int read_whole(int source, uint64_t start, uint8_t *to, size_t n_bytes) {
-    for (size_t at = 0; at < n_bytes;) {
-        ssize_t n_read = pread(source, to + at, n_bytes - at, (off_t)(start + at));
+static int is_direct(int source) {
+#ifdef O_DIRECT
+    int flags = source < 0 ? -1 : fcntl(source, F_GETFL);
+    return flags >= 0 && (flags & O_DIRECT) != 0;
+#else
+    (void)source;
+    return 0;
+#endif
+}
+
+/* Read a stretch of a file into memory that begins at a page; return the stretch, or NULL. A direct read is of whole pages. */
+static const uint8_t *read_whole(int source, uint64_t start, uint8_t *to, size_t n_bytes) {
+    uint64_t begin = start, stop = start + n_bytes, end = stop;
+    int takes_pages = is_direct(source);
+    if (takes_pages) {
+        begin = begin / PAGE * PAGE;
+        end = (end + PAGE - 1) / PAGE * PAGE;
+    }
+    for (uint64_t at = begin; at < stop;) {
+        ssize_t n_read = pread(source, to + (at - begin), (size_t)(end - at), (off_t)at);
         if (n_read < 0 && errno == EINTR)
             continue;
         if (n_read <= 0)
-            return 0;
-        at += (size_t)n_read;
+            return NULL;
+        at += (uint64_t)n_read;
+        if (takes_pages && at % PAGE != 0 && at < stop)
+            return NULL;
     }
-    return 1;
+    return to + (start - begin);
 }
 
 static void check_some(void *context, size_t index, size_t slot) {
@@ -380,13 +403,14 @@ static void check_some(void *context, size_t index, size_t slot) {
     const uint8_t *data[READ_PAYLOADS];
     size_t n_bytes[READ_PAYLOADS];
     uint8_t out[READ_PAYLOADS][TC_DIGEST];
-    uint8_t *room = all->scratch + slot * all->room;
     uint64_t begin = all->start[first];
+    size_t n_read = (size_t)(all->start[end - 1] + all->n_bytes[end - 1] - begin);
+    const uint8_t *read = read_whole(all->source[first], begin, all->scratch + slot * all->room, n_read);
     /* A group that cannot be read as one is damaged as far as this function tells; the caller asks again for each. */
-    if (!read_whole(all->source[first], begin, room, (size_t)(all->start[end - 1] + all->n_bytes[end - 1] - begin)))
+    if (read == NULL)
         return;
     for (size_t at = first; at < end; at++) {
-        data[at - first] = room + (all->start[at] - begin);
+        data[at - first] = read + (all->start[at] - begin);
         n_bytes[at - first] = (size_t)all->n_bytes[at];
     }
     tc_blake3_many(data, n_bytes, end - first, out);
@@ -410,8 +434,16 @@ static int check_all(Payloads *all, size_t count, size_t n_threads) {
             all->room = (size_t)(end - all->start[first]);
     }
     all->tasks[n_tasks] = count;
-    if ((all->scratch = malloc(n_threads * all->room + 1)) == NULL)
+    n_threads = n_threads < n_tasks ? n_threads : n_tasks;
+    all->room = (all->room + 3 * PAGE - 1) / PAGE * PAGE;
+    /* The driver of a disk splits a direct read into ordinary pages into many requests; huge pages avoid this. */
+    size_t n_room = (n_threads < 1 ? 1 : n_threads) * all->room;
+    if (posix_memalign((void **)&all->scratch, n_room < HUGE_PAGE ? PAGE : HUGE_PAGE, n_room) != 0)
         return 0;
+#ifdef MADV_HUGEPAGE
+    if (n_room >= HUGE_PAGE)
+        (void)madvise(all->scratch, n_room, MADV_HUGEPAGE);
+#endif
     tc_run(check_some, all, n_tasks, n_threads);
     free(all->scratch);
     return 1;
@@ -419,7 +451,7 @@ static int check_all(Payloads *all, size_t count, size_t n_threads) {
 
 /* check_stored(sources, starts, sizes, expected, is_good, n_threads): read payloads of files, and tell which of them hash to
  * the first 16 bytes of a digest. Columns: int32 descriptors, uint64 starts and sizes; -1 is a file that is not open. Payloads
- * that lie one after the other are read together. */
+ * that lie one after the other are read together. A descriptor opened with O_DIRECT is read past the page cache. */
 static PyObject *check_stored(PyObject *module, PyObject *args) {
     Py_buffer sources, starts, sizes, expected, is_good;
     Py_ssize_t n_threads;
