@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,9 @@ class FillPlan:
         """First part that gets a stored value, by identity of the value."""
         self.copies: list[Copy] = []
         """The copies into live memory, as far as they are known before."""
+        self.replaced: list[Copy] = []
+        """Live tensors that stored ones take the place of, each with its stored one. A live one may be given as the
+        stored one, and then keeps its place."""
         self._alive: dict[int, bool] = {}
         self._plainness: dict[int, bool] = {}
 
@@ -425,6 +428,7 @@ class FillPlan:
                 for groups in (target.param_groups, state["param_groups"])
             )
             self._check_class(target, stored, own, keys, where)
+            self.replaced += _replaced_by(target, state, where)
         self._steps.append(lambda: _load_state(target, state, where))
 
     def _check_class(self, target: Any, stored: Any, own: Set[Any], keys: Set[Any], where: str) -> None:
@@ -535,6 +539,35 @@ class FillPlan:
             known = any(is_tensor(part) or is_live(unwrap(part)) or self._holds_life(part) for part in parts)
             self._alive[id(target)] = known
         return known
+
+
+def _replaced_by(optimizer: torch.optim.Optimizer, state: Any, where: str) -> Iterator[Copy]:
+    """Yield the tensors of an optimizer that its ``load_state_dict`` replaces with stored ones as they are."""
+    import torch
+
+    kind = type(optimizer)
+    hooks = (optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks)
+    if not kind.__module__.startswith("torch.optim.") or any(hooks) or not isinstance(state.get("state"), Mapping):
+        return
+    if kind.load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
+    for parameter, number in (
+        pair for own, group in groups for pair in zip(own["params"], group["params"], strict=True)
+    ):
+        entries, old = state["state"].get(number), optimizer.state.get(parameter)
+        if not isinstance(entries, Mapping) or not isinstance(old, Mapping):
+            continue
+        for key, entry in entries.items():
+            live: Any = old.get(key)
+            # Of another dtype or on another device, load_state_dict() would convert the live tensor to a new one.
+            if (
+                is_tensor(live)
+                and is_tensor(entry)
+                and live.dtype == parameter.dtype
+                and live.device == parameter.device
+            ):
+                yield Copy(where=f"{where}: state {number}, {key!r}", target=live, source=entry)
 
 
 def _load_state(target: Any, state: Any, where: str) -> None:

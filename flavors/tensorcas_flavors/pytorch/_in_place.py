@@ -145,9 +145,10 @@ def _live_tensors(
     try:
         value = _stored(layout, stored, rows | untouched, {})
         uses = _uses(value)
-        copies = plan_filling(original, value, strict=strict, has_values=False)[0].copies
+        plan, _ = plan_filling(original, value, strict=strict, has_values=False)
     except AdapterError:
         return {}, set()  # values may decide whether the object fits
+    copies = [*plan.copies, *plan.replaced]
     by_row: dict[str, list[Copy]] = {}
     for copy in copies:
         if is_tensor(copy.source) and copy.source.data_ptr() in at:

@@ -94,24 +94,83 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_training_state_is_filled_with_its_optimizer(tmp_path: Path) -> None:
-    def state(seed: int) -> dict[str, Any]:
-        model = net(seed)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1 / (1 + seed))
-        model(torch.ones(1, SIDE)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return {"model": model, "optimizer": optimizer, "epoch": seed}
+def trained(seed: int, kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> dict[str, Any]:
+    model = net(seed)
+    optimizer = kind(model.parameters(), lr=0.1 / (1 + seed))  # type: ignore[call-arg]
+    model(torch.ones(1, SIDE)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer, "epoch": seed}
 
-    saved, live = state(0), state(1)
+
+def moments(state: dict[str, Any]) -> list[torch.Tensor]:
+    return [
+        value
+        for of_parameter in state["optimizer"].state.values()
+        for value in of_parameter.values()
+        if value.nbytes >= SIDE * SIDE
+    ]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop])
+def test_training_state_is_filled_with_its_optimizer(tmp_path: Path, kind: type[torch.optim.Optimizer]) -> None:
+    saved, live = trained(0, kind), trained(1, kind)
+    places = [tensor.data_ptr() for tensor in moments(live)]
     TensorCasStore(tmp_path, "run").save(saved, step=1)
     TensorCasStore(tmp_path, "run").load(1, into=live)
 
     assert live["epoch"] == 0
+    assert places
+    assert [tensor.data_ptr() for tensor in moments(live)] == places
     for each in (saved, live):
         each["model"](torch.ones(1, SIDE)).sum().backward()
         each["optimizer"].step()
     assert bits(live["model"]) == bits(saved["model"])
+    assert [raw(tensor) for tensor in moments(live)] == [raw(tensor) for tensor in moments(saved)]
+
+
+def test_damaged_moment_leaves_the_optimizer_unchanged(tmp_path: Path) -> None:
+    saved, live = trained(0), trained(1)
+    store = TensorCasStore(tmp_path, "run", chunk_bytes=64 << 10)
+    store.save(saved, step=1, policy="fast")
+    before = [raw(tensor) for tensor in moments(live)]
+    [pack] = packs_of(tmp_path)
+    for share in (0.1, 0.4, 0.6, 0.9):
+        at = int(pack.stat().st_size * share)
+        flip(pack, at)
+        with pytest.raises(CorruptChunkError):
+            TensorCasStore(tmp_path, "run").load(1, into=live)
+        flip(pack, at)
+
+        assert [raw(tensor) for tensor in moments(live)] == before
+    assert live["epoch"] == 1
+
+
+def test_optimizer_with_a_hook_gets_new_tensors(tmp_path: Path) -> None:
+    saved, live = trained(0), trained(1)
+    seen = []
+
+    def doubled(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        seen.append([tensor.data_ptr() for entries in state["state"].values() for tensor in entries.values()])
+        return state
+
+    live["optimizer"].register_load_state_dict_pre_hook(doubled)
+    places = {tensor.data_ptr() for tensor in moments(live)}
+    TensorCasStore(tmp_path, "run").save(saved, step=1)
+    TensorCasStore(tmp_path, "run").load(1, into=live)
+
+    assert places.isdisjoint(seen[0])
+    assert [raw(tensor) for tensor in moments(live)] == [raw(tensor) for tensor in moments(saved)]
+
+
+def test_moments_of_another_dtype_get_new_memory(tmp_path: Path) -> None:
+    saved, live = trained(0), trained(1)
+    for of_parameter in live["optimizer"].state.values():
+        of_parameter["exp_avg"] = of_parameter["exp_avg"].double()
+    TensorCasStore(tmp_path, "run").save(saved, step=1)
+    TensorCasStore(tmp_path, "run").load(1, into=live)
+
+    assert [raw(tensor) for tensor in moments(live)] == [raw(tensor) for tensor in moments(saved)]
 
 
 def test_damage_is_found_before_the_live_model_changes(store: TensorCasStore, tmp_path: Path) -> None:
