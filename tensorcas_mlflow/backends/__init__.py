@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.backends._open import open_backend, open_bucket
     from tensorcas_mlflow.backends._plain_files import (
         LocalPlainFiles,
+        NewText,
         ObjectPlainFiles,
         PlainFile,
         PlainFiles,
         open_plain_files,
+        settle_tree,
         write_whole,
     )
     from tensorcas_mlflow.backends._root import (
@@ -77,7 +79,9 @@ _NAMES = {
     "_metered": "MeteredBackend",
     "_objects": "ObjectBackend is_void is_void_object new_void",
     "_open": "open_backend open_bucket",
-    "_plain_files": "LocalPlainFiles ObjectPlainFiles PlainFile PlainFiles open_plain_files write_whole",
+    "_plain_files": (
+        "LocalPlainFiles NewText ObjectPlainFiles PlainFile PlainFiles open_plain_files settle_tree write_whole"
+    ),
     "_root": (
         "STORE_FOLDER UPLOADING Root artifact_path is_ours is_readable_name is_visible is_visible_path object_path"
     ),

@@ -256,6 +256,7 @@ class LocalBackend(Backend):
 
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         source_path, dest_path = self._path(source), self._path(dest)
+        folder = os.path.dirname(dest_path)
         unsettled = dict(self._unsettled)
         with _translated("commit", dest):
             try:
@@ -271,11 +272,10 @@ class LocalBackend(Backend):
                 # withdrawn meanwhile, this writes into a file without a name.
                 write_all(descriptor, data)
                 os.ftruncate(descriptor, memoryview(data).nbytes)
-                self._sync(descriptor, unsettled)
+                self._make_folder(folder)
+                self._sync(descriptor, unsettled, folder)
             finally:
                 os.close(descriptor)
-            folder = os.path.dirname(dest_path)
-            self._make_folder(folder)
             try:
                 if replace:
                     with _alone_in(folder):
@@ -327,9 +327,9 @@ class LocalBackend(Backend):
         # The creator of a blob may have died before the blob's name was durable, and nothing that relies on the blob
         # may become durable without it.
         new = there - self._durable
-        for folder in {os.path.dirname(self._path(key)) for key in new}:
-            with _translated("sync", os.path.relpath(folder, self._top)):
-                self._settled.settle(folder)
+        folders = {os.path.dirname(self._path(key)) for key in new}
+        with _translated("sync", " ".join(sorted(os.path.relpath(folder, self._top) for folder in folders))):
+            self._settled.settle(*folders)
         self._remember(new)
         return gone
 
@@ -508,10 +508,9 @@ class LocalBackend(Backend):
             _named(file, key)
             self._unsettled[key] = file.folder
 
-    def _sync(self, descriptor: int, unsettled: Mapping[str, str]) -> None:
-        """Make a file durable, and the names of blobs, given as keys and their folders."""
-        folders = [partial(self._settled.settle, folder) for folder in set(unsettled.values())]
-        threads.run_all(operator.call, [partial(os.fsync, descriptor), *folders], waits=True)
+    def _sync(self, descriptor: int, unsettled: Mapping[str, str], dest: str) -> None:
+        """Make a file durable, the names of blobs, given as keys and their folders, and the name of a folder."""
+        self._settled.settle(*set(unsettled.values()), names_of=[dest], beside=[partial(os.fsync, descriptor)])
         self._remember(unsettled.keys())
         # Only now: until then every other promote has to sync them itself.
         for key in unsettled:

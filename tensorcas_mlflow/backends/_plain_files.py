@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -32,6 +32,7 @@ from tensorcas_mlflow.backends._root import (
     is_visible_path,
     object_path,
 )
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.files import Settled, new_name
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError
 
@@ -50,6 +51,11 @@ _OF_ITSELF = getattr(os, "O_PATH", os.O_RDONLY) | _NO_LINK
 _A_FOLDER = os.O_RDONLY | os.O_DIRECTORY | _NO_LINK
 
 _settled = Settled()
+_stores: dict[str, tuple[int, int, int]] = {}
+"""Device, inode and change time of the ``format`` of seen stores, by folder."""
+_MAX_STORES = 1024
+_MOST_TOGETHER = 8
+"""Number of files synced together. Each is open until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,17 @@ class PlainFile:
     modified_ns: int | None = None
     """Time of its last write, if it is known."""
     is_folder: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewText:
+    """Small file to be written."""
+
+    path: str
+    """As of a `PlainFile`."""
+    data: bytes
+    modified_ns: int | None = None
+    content_type: str | None = None
 
 
 class PlainFiles(ABC):
@@ -177,6 +194,10 @@ class PlainFiles(ABC):
             ValueError: No plain file can have this path.
             Exception: An error of ``pieces``; nothing is written then.
         """
+
+    @abstractmethod
+    def write_all(self, texts: Sequence[NewText]) -> None:
+        """Write small files, each whole or not at all, and make them durable together; raises as `write`."""
 
     @abstractmethod
     def make_folder(self, path: str) -> None:
@@ -392,6 +413,27 @@ class LocalPlainFiles(PlainFiles):
         if settle:
             self.settle([folder])
 
+    def write_all(self, texts: Sequence[NewText]) -> None:
+        # Syncing each file and each folder in turn would wait for the disk once for each.
+        for begin in range(0, len(texts), _MOST_TOGETHER):
+            with ExitStack() as stack:
+                staged: list[_Staged] = []
+                for text in texts[begin : begin + _MOST_TOGETHER]:
+                    _check(text.path)
+                    folder, _, name = text.path.rpartition("/")
+                    place = self._made(folder) / name
+                    staged.append(stack.enter_context(_Staged(place, [text.data], modified_ns=text.modified_ns)))
+                folders = {os.path.abspath(file.place.parent) for file in staged}
+                _settled.settle(names_of=folders, beside=[file.sync for file in staged])
+                for file in staged:
+                    try:
+                        file.name()
+                    except IsADirectoryError:
+                        path = file.place.relative_to(self._root).as_posix()
+                        raise ConflictError(f"{path!r} is a folder at the destination") from None
+                with suppress(FileNotFoundError):  # somebody has removed it since
+                    _settled.settle(*folders)
+
     def make_folder(self, path: str) -> None:
         if path:
             _check(path)
@@ -406,7 +448,7 @@ class LocalPlainFiles(PlainFiles):
         """Make a folder part by part, so that no link is followed on the way."""
         place = self._root
         if not place.is_dir():
-            _settled.forget(os.path.abspath(place))
+            _forget_folders(os.path.abspath(place))
             place.mkdir(parents=True, exist_ok=True)
         for name in path.split("/") if path else ():
             place /= name
@@ -415,7 +457,7 @@ class LocalPlainFiles(PlainFiles):
                     continue
             try:
                 place.mkdir()
-                _settled.forget(os.path.abspath(place))
+                _forget_folders(os.path.abspath(place))
             except FileExistsError:
                 if not _is_real_folder(place):
                     raise ConflictError(f"{path!r} is no folder at the destination, or behind a link") from None
@@ -471,28 +513,93 @@ def write_whole(
         ConflictError: There is another file, and ``replace`` is False.
         Exception: An error of ``pieces``; nothing is written then.
     """
-    staging = _partial(place)
-    descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+    with _Staged(place, pieces, modified_ns=modified_ns) as file:
+        file.sync()
+        file.name(replace=replace)
+
+
+class _Staged:
+    """Local file under way, with all its bytes. At the end of a ``with`` block it has its name, or is gone."""
+
+    def __init__(self, place: Path, pieces: Iterable[bytes | memoryview], *, modified_ns: int | None = None) -> None:
+        self.place = place
+        self._staging: Path | None = _partial(place)
+        descriptor = os.open(self._staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._file = os.fdopen(descriptor, "wb")
+        try:
             for piece in pieces:
-                file.write(piece)
-            file.flush()
+                self._file.write(piece)
+            self._file.flush()
             if modified_ns is not None:
-                os.utime(file.fileno(), ns=(modified_ns, modified_ns))
-            os.fsync(file.fileno())
+                os.utime(descriptor, ns=(modified_ns, modified_ns))
+        except BaseException:
+            self._close()
+            raise
+
+    def __enter__(self) -> _Staged:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def sync(self) -> None:
+        """Make the bytes durable."""
+        os.fsync(self._file.fileno())
+
+    def name(self, *, replace: bool = True) -> None:
+        """Give the file its name.
+
+        Raises:
+            ConflictError: There is another file, and ``replace`` is False.
+        """
+        assert self._staging is not None
         if replace:
-            staging.replace(place)
+            self._staging.replace(self.place)
+            self._staging = None
             return
         try:
             # link() refuses a name that exists; rename() would replace it.
-            os.link(staging, place)
+            os.link(self._staging, self.place)
         except FileExistsError:
-            raise ConflictError(f"there is another one at the destination by now: {place.name!r}") from None
-        staging.unlink()
-    except BaseException:
-        staging.unlink(missing_ok=True)
-        raise
+            raise ConflictError(f"there is another one at the destination by now: {self.place.name!r}") from None
+
+    def _close(self) -> None:
+        try:
+            self._file.close()
+        finally:
+            if self._staging is not None:
+                self._staging.unlink(missing_ok=True)
+
+
+def settle_tree(folder: str) -> None:
+    """Make a folder, its name and everything in it durable, after another program has written it without syncing.
+
+    Args:
+        folder: An absolute path. Links in it are left alone.
+    """
+    _forget_folders(folder)
+    _settled.settle_tree(folder)
+
+
+def _forget_folders(folder: str) -> None:
+    """Record that a folder has been created, and perhaps those above it, up to the nearest store.
+
+    Folders above a store that this process has seen before are the old ones: a new store would have another ``format``.
+    """
+    top = folder
+    while (above := os.path.dirname(top)) != top:
+        top = above
+        try:
+            found = os.stat(f"{top}{os.sep}{STORE_FOLDER}{os.sep}format")
+        except OSError:
+            continue
+        is_known = _stores.get(top) == (identity := (found.st_dev, found.st_ino, found.st_ctime_ns))
+        if len(_stores) >= _MAX_STORES:
+            _stores.clear()
+        _stores[top] = identity
+        _settled.forget(folder, top if is_known else "")
+        return
+    _settled.forget(folder)
 
 
 def _partial(place: Path) -> Path:
@@ -652,6 +759,12 @@ class ObjectPlainFiles(PlainFiles):
         if not replace and self.has_file(path):
             raise ConflictError(f"there is another one at the destination by now: {path!r}")
         self._bucket.write(object_path(path), pieces, content_type=content_type)
+
+    def write_all(self, texts: Sequence[NewText]) -> None:
+        def write(text: NewText) -> None:
+            self.write(text.path, [text.data], content_type=text.content_type)
+
+        threads.run_all(write, texts, waits=True)
 
     def make_folder(self, path: str) -> None:
         """Do nothing: a folder comes with its files."""

@@ -10,7 +10,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from functools import partial
 
 from tensorcas_mlflow.base import threads
@@ -36,28 +36,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def sync_tree(folder: str) -> None:
-    """Make a folder, its name and everything in it durable, after another program has written it without syncing.
-
-    All files and folders are synced at once: the disk mostly answers them together.
-
-    Args:
-        folder: An absolute path. Links in it are left alone.
-    """
-    paths: list[str] = []
-    for place, _, names in os.walk(folder, onerror=_refuse):
-        files = (os.path.join(place, name) for name in names)
-        paths += (path for path in files if stat.S_ISREG(os.lstat(path).st_mode))
-        paths.append(place)
-    syncs = [partial(_sync, path) for path in paths]
-    syncs += [partial(_sync_parent, above) for _, above in _unsettled(folder, frozenset())]
-    threads.run_all(operator.call, syncs, waits=True)
-
-
-def _sync(path: str) -> None:
-    if os.path.isdir(path):
-        sync_folder(path)
-        return
+def _sync_file(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -97,24 +76,49 @@ class Settled:
     def __init__(self) -> None:
         self._folders: set[str] = set()
 
-    def settle(self, folder: str) -> None:
-        """Make the names in a folder durable; the first time also its own, and those of its parents.
+    def settle(
+        self, *folders: str, names_of: Collection[str] = (), beside: Iterable[Callable[[], object]] = ()
+    ) -> None:
+        """Make the names in some folders durable; the first time also their own, and those of their parents.
 
         Another process may have created a folder and died before its name was durable. So this also syncs the parents,
         up to the first folder unchanged for so long that its name has reached the disk by itself. It skips unreadable
-        parents: another user has created these.
+        parents: another user has created these. All syncs run at once: the disk mostly answers them together.
 
         Args:
-            folder: An absolute path.
+            folders: Absolute paths.
+            names_of: Absolute paths of folders with only their own names to be made durable, and those of parents.
+            beside: Further syncs.
         """
-        sync_folder(folder)
-        new = {folder}
-        for below, above in _unsettled(folder, self._folders):
-            new |= {below, above}
-            _sync_parent(above)
+        parents: dict[str, str] = {}
+        for folder in (*folders, *names_of):
+            for below, above in _unsettled(folder, self._folders):
+                if below in parents:
+                    break
+                parents[below] = above
+        syncs = [
+            *beside,
+            *(partial(sync_folder, folder) for folder in folders),
+            *(partial(_sync_parent, parent) for parent in sorted({*parents.values()}.difference(folders))),
+        ]
+        threads.run_all(operator.call, syncs, waits=True)
         if len(self._folders) > _MAX_SETTLED:
             self._folders.clear()
-        self._folders |= new
+        self._folders.update(folders, names_of, parents.values())
+
+    def settle_tree(self, folder: str) -> None:
+        """Make a folder, its name and everything in it durable, after another program has written it without syncing.
+
+        Args:
+            folder: An absolute path. Links in it are left alone.
+        """
+        places: list[str] = []
+        files: list[str] = []
+        for place, _, names in os.walk(folder, onerror=_refuse):
+            places.append(place)
+            paths = (os.path.join(place, name) for name in names)
+            files += (path for path in paths if stat.S_ISREG(os.lstat(path).st_mode))
+        self.settle(*places, beside=[partial(_sync_file, path) for path in files])
 
     def forget(self, folder: str, top: str = "") -> None:
         """Record that a folder, and perhaps its parents, have been created anew.

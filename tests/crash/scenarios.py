@@ -63,6 +63,13 @@ def text_and_back(world: World) -> None:
     world.upload("model/MLmodel", b"a text again")
 
 
+def folders(world: World) -> None:
+    world.upload_folder(
+        "model", {"MLmodel": b"some text", "data/notes": b"a note", "data/weights.bin": long_file("ab")}
+    )
+    world.upload_folder("model", {"MLmodel": b"another text", "data/more": b"more", "data/weights.bin": b"a text"})
+
+
 def uploads(world: World) -> None:
     world.upload("weights.bin", long_file("abcdefgh"))
     world.upload("weights.bin", long_file("abxyefgh"))
@@ -134,6 +141,7 @@ SCENARIOS = {
     "the first save": Scenario(nothing, first_save),
     "the first upload": Scenario(nothing, lambda world: world.upload("weights.bin", long_file("ab"))),
     "the first text": Scenario(nothing, lambda world: world.upload("model/MLmodel", b"some text")),
+    "folders of texts and files": Scenario(nothing, folders),
     "saves that share chunks": Scenario(first_save, sharing_saves),
     "saves in the place of others": Scenario(first_save, replacing_saves),
     "saves of one process after another": Scenario(first_save, saves_of_others),

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,18 @@ class World:
             folder, _, name = path.rpartition("/")
             self.repository.log_artifact_from_stream(io.BytesIO(data), name, folder or None)
 
+    def upload_folder(self, folder: str, files: Mapping[str, bytes]) -> None:
+        """Log a local folder."""
+        with (
+            TemporaryDirectory() as scratch,
+            self.changing_all({("file", f"{folder}/{name}"): files[name] for name in files}),
+        ):
+            for name, data in files.items():
+                file = Path(scratch, name)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+            self.repository.log_artifacts(scratch, folder)
+
     def remove(self, folder: str, *names: str) -> None:
         with self.changing_all({("file", f"{folder}/{name}"): None for name in names}):
             self.repository.delete_artifacts(folder)
@@ -125,6 +138,7 @@ class World:
 def forget_stores() -> None:
     """Close the stores that this process keeps open, and forget what it knows of plain folders."""
     _plain_files._settled = Settled()
+    _plain_files._stores.clear()
     _logs.forget_writers()
     opening._open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
 

@@ -246,7 +246,7 @@ def _patched() -> Iterator[None]:
         stack.enter_context(patch.object(_logs, "_writers_lock", contextlib.nullcontext()))
         stack.enter_context(patch.object(uuid, "uuid4", _drawn))
         # What is durable does not matter here; tests of power cuts look at that.
-        stack.enter_context(patch.object(files.Settled, "settle", lambda self, folder: None))
+        stack.enter_context(patch.object(files.Settled, "settle", lambda self, *folders, **_: None))
         stack.enter_context(patch.object(_logs, "sync_folder", lambda folder: None))
         yield
 

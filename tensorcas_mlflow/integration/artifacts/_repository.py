@@ -11,20 +11,29 @@ import posixpath
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from mlflow.entities.file_info import FileInfo
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
 from mlflow.store.artifact.artifact_repo import ArtifactRepository, StreamUploadMixin
 
-from tensorcas_mlflow.backends import PlainFile, PlainFiles, Root, is_visible_path, open_backend, open_plain_files
+from tensorcas_mlflow.backends import (
+    NewText,
+    PlainFile,
+    PlainFiles,
+    Root,
+    Token,
+    is_visible_path,
+    open_backend,
+    open_plain_files,
+)
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.threads import start
+from tensorcas_mlflow.base.threads import ordered_map, start
 from tensorcas_mlflow.errors import (
     BackendError,
     ChunkNotFoundError,
@@ -64,6 +73,9 @@ from tensorcas_mlflow.layout import Manifest, RefTarget
 from tensorcas_mlflow.store import PendingSave, Store, has_pending, take_pending
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _CODES = {
     errno.ENOENT: RESOURCE_DOES_NOT_EXIST,
@@ -240,9 +252,21 @@ PLAIN_BYTES = 64 * 1024
 MANIFEST_BYTES = 256 * 1024 * 1024
 """Larger files are not checked for being manifests: the check holds the file in memory."""
 
+_MAX_TEXTS = 32
+"""Bound of texts written together; they are in memory."""
 _MAX_ATTEMPTS = 3
 _MAX_REMOVALS = 100
 _FEWEST_LOOKS, _MAX_LOOKS = 5, 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Text:
+    """Small text to be written as a plain file."""
+
+    source: Path
+    path: str
+    data: bytes
+    modified_ns: int
 
 
 class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
@@ -280,12 +304,19 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             # All names are checked before the first file is written.
             paths = {source: path_to_write(name, top) for source, name in _walk(Path(local_dir))}
             self._write_folder(top)
+            texts: list[_Text] = []
             for source, path in paths.items():
                 # As everywhere in MLflow, a link to a folder becomes an empty folder.
                 if source.is_dir():
                     self._write_folder(path)
+                elif (text := self._new_text(source, path)) is not None:
+                    texts.append(text)
                 else:
                     self._write_file(source, path)
+                if len(texts) == _MAX_TEXTS:
+                    self._write_texts(texts)
+                    texts.clear()
+            self._write_texts(texts)
 
     def log_artifact_from_stream(
         self, stream: BinaryIO, artifact_file_name: str, artifact_path: str | None = None
@@ -476,6 +507,64 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             for held in self._stores.holding(path):
                 held.store.drop_artifacts(held.in_store)
             self._plain.remove(path)
+
+    def _new_text(self, source: Path, path: str) -> _Text | None:
+        """Read a small text with nothing at its path in the folder yet; return None for any other file."""
+        # An object is replaced by its write alone.
+        is_new = self._links is None or not self._plain.has_file(path)
+        if not is_new or self._carried.find(path) is not None or not source.is_file():
+            return None
+        with source.open("rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            head = b"" if found.st_size > PLAIN_BYTES else file.read(PLAIN_BYTES + 1)
+        if found.st_size > PLAIN_BYTES or not _is_small_text(head):
+            return None
+        return _Text(source=source, path=path, data=head, modified_ns=found.st_mtime_ns)
+
+    def _write_texts(self, texts: Sequence[_Text]) -> None:
+        """Write small texts together; see `_write`."""
+        folders: dict[str, tuple[Store, str]] = {}
+        for folder in {posixpath.dirname(text.path) for text in texts}:
+            folders[folder] = self._stores.find_to_write(folder, as_folder=True)
+
+        def look(text: _Text) -> Token | None:
+            store, in_store = place_of(text)
+            if any(store.artifacts(in_store)):
+                raise ValueError(f"{text.path!r} cannot be written as a file: it is a folder")
+            return store.artifact_token(in_store)
+
+        def place_of(text: _Text) -> tuple[Store, str]:
+            folder, name = posixpath.split(text.path)
+            store, in_folder = folders[folder]
+            return store, posixpath.join(in_folder, name)
+
+        def write() -> None:
+            self._plain.write_all(
+                [
+                    NewText(
+                        path=text.path,
+                        data=text.data,
+                        modified_ns=text.modified_ns,
+                        content_type=_content_type(text.path),
+                    )
+                    for text in texts
+                ]
+            )
+
+        def drop(entry: tuple[_Text, Token | None]) -> None:
+            text, replaced = entry
+            store, in_store = place_of(text)
+            store.drop_artifact(in_store, replaced)
+            if not self._plain.has_file(text.path) and store.artifact_token(in_store) is None:
+                self._write_file(text.source, text.path)
+
+        replaced = self._each(look, texts)
+        _against_removals(write)
+        self._each(drop, list(zip(texts, replaced, strict=True)))
+
+    def _each(self, act: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+        """Call a function for each item; together, if calls are requests to another machine."""
+        return list(ordered_map(act, items, waits=True) if self._plain.calls_are_requests else map(act, items))
 
     def _write_file(self, source: Path, path: str) -> None:
         if not source.is_file():

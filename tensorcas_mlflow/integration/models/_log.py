@@ -22,9 +22,8 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking._model_registry import DEFAULT_AWAIT_MAX_SLEEP_SECONDS
 
 from tensorcas_mlflow.adapter import Adapter, Array, adapter_for, take_apart
-from tensorcas_mlflow.backends import is_ours
+from tensorcas_mlflow.backends import is_ours, settle_tree
 from tensorcas_mlflow.base import config, threads
-from tensorcas_mlflow.base.files import sync_tree
 from tensorcas_mlflow.base.text import check_path
 from tensorcas_mlflow.errors import BackendError, TensorCasError, without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
@@ -60,7 +59,7 @@ class ModelStore:
         folder = as_lookup(self.destination)
         if folder is not None and not is_ours(self.destination):
             try:
-                sync_tree(folder)
+                settle_tree(folder)
             except OSError as error:
                 raise BackendError("sync", folder, f"{type(error).__name__}: {error}") from error
 
