@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlflow import pyfunc
+from mlflow.environment_variables import MLFLOW_LOCK_MODEL_DEPENDENCIES
 from mlflow.models import Model, ModelSignature
 from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.models.signature import _infer_signature_from_input_example
@@ -165,30 +168,56 @@ def _describe(
 
 def _write_environment(folder: Path, extras: Extras, default: tuple[str, ...]) -> None:
     """Write the user's requirements, or the default ones. None are inferred, because that loads the model."""
-    conda_env, requirements, constraints = _environment(extras, default)
-    write_yaml(os.fspath(folder), _CONDA_ENV_FILE_NAME, conda_env)
-    if constraints:
-        (folder / _CONSTRAINTS_FILE_NAME).write_text("\n".join(constraints))
-    (folder / _REQUIREMENTS_FILE_NAME).write_text("\n".join(requirements))
-    _python_env().to_yaml(os.fspath(folder / _PYTHON_ENV_FILE_NAME))
-
-
-def _environment(extras: Extras, default: tuple[str, ...]) -> _Environment:
+    given = (extras.pip_requirements, extras.extra_pip_requirements)
     if extras.conda_env is not None:
-        environment: _Environment = _process_conda_env(extras.conda_env)
-        return environment
-    if extras.pip_requirements is None and extras.extra_pip_requirements is None:
-        return _default_environment(default)
-    environment = _process_pip_requirements(list(default), extras.pip_requirements, extras.extra_pip_requirements)
-    return environment
+        files = _environment_files(_process_conda_env(extras.conda_env))
+    elif all(map(_is_fixed, given)):
+        lists = (None if each is None else tuple(each) for each in given)
+        files = _fixed_files(default, *lists, is_locked=MLFLOW_LOCK_MODEL_DEPENDENCIES.get())
+    else:
+        files = _environment_files(_process_pip_requirements(list(default), *given))
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def _is_fixed(requirements: Sequence[str] | str | None) -> bool:
+    """Tell whether requirements name no file: a list of them is then always the same environment."""
+    if requirements is None:
+        return True
+    return not isinstance(requirements, str) and all(
+        isinstance(each, str) and _PACKAGE.match(each) is not None for each in requirements
+    )
+
+
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[|[<>=!~;]|$)")
+"""Beginning of a requirement for a package from an index."""
 
 
 # Installed versions are read once: reading them takes longer than storing a small model, and a run may log a model
 # every step.
 @lru_cache(maxsize=64)
-def _default_environment(default: tuple[str, ...]) -> _Environment:
-    environment: _Environment = _process_pip_requirements(list(default))
-    return environment
+def _fixed_files(
+    default: tuple[str, ...],
+    pip_requirements: tuple[str, ...] | None,
+    extra: tuple[str, ...] | None,
+    *,
+    is_locked: bool,  # as MLflow reads it again
+) -> dict[str, bytes]:
+    lists = (None if each is None else list(each) for each in (pip_requirements, extra))
+    return _environment_files(_process_pip_requirements(list(default), *lists))
+
+
+def _environment_files(environment: _Environment) -> dict[str, bytes]:
+    """Return the content of the files that describe an environment, as MLflow writes them, by name."""
+    conda_env, requirements, constraints = environment
+    with TemporaryDirectory(prefix="tensorcas-") as scratch:
+        folder = Path(scratch)
+        write_yaml(scratch, _CONDA_ENV_FILE_NAME, conda_env)
+        if constraints:
+            (folder / _CONSTRAINTS_FILE_NAME).write_text("\n".join(constraints))
+        (folder / _REQUIREMENTS_FILE_NAME).write_text("\n".join(requirements))
+        _python_env().to_yaml(os.fspath(folder / _PYTHON_ENV_FILE_NAME))
+        return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
 @cache

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +232,88 @@ def test_requirements_that_are_given_count(experiment: str) -> None:
     info = mlflow.tensorcas.log_model(make_model(), name="model", pip_requirements=["mlflow", "scikit-learn"])
 
     assert _requirements(info.model_uri) == ["mlflow", "scikit-learn"]
+
+
+def test_requirements_given_at_every_step_are_processed_once(experiment: str) -> None:
+    options: dict[str, Any] = {"name": "model", "pip_requirements": ["mlflow", "scikit-learn", "made-up-once"]}
+
+    mlflow.tensorcas.log_model(make_model(), **options)
+    with calls_of("_process_pip_requirements") as calls:
+        info = mlflow.tensorcas.log_model(make_model(), **options)
+
+    assert calls == []
+    assert _requirements(info.model_uri) == options["pip_requirements"]
+
+
+@pytest.mark.parametrize("by", ["name", "line"])
+def test_a_file_of_requirements_is_read_at_every_step(experiment: str, tmp_path: Path, by: str) -> None:
+    file = tmp_path / "needed.txt"
+    given: Any = str(file) if by == "name" else [f"-r {file}"]
+
+    for name in ("first-package", "second-package"):
+        file.write_text(f"mlflow\n{name}\n")
+        info = mlflow.tensorcas.log_model(make_model(), name="model", pip_requirements=given)
+
+        assert _requirements(info.model_uri) == ["mlflow", name]
+
+
+def test_step_syncs_few_files_and_waits_for_the_disk_a_few_times(experiment: str, tmp_path: Path) -> None:
+    waits = DiskWaits()
+    with mlflow.start_run():
+        for seed in range(2):
+            mlflow.tensorcas.log_model(make_model(seed), name="model")
+        with waits.counted():
+            mlflow.tensorcas.log_model(make_model(2), name="model")
+
+    assert len(waits.synced) <= 20
+    assert all(Path(path).is_relative_to(tmp_path / "artifacts") for path in waits.synced)
+    # The packs; the ref's bytes; its name; the texts' bytes; their names. The rest are syncs that began late.
+    assert waits.n_in_turn <= 8
+
+
+class DiskWaits:
+    """Files and folders synced through `os.fsync`, and how often a sync began while no other was under way."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+        self.n_in_turn = 0
+        self._n_under_way = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count, with a slow disk."""
+        real = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            with self._lock:
+                self.synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+                self.n_in_turn += self._n_under_way == 0
+                self._n_under_way += 1
+            time.sleep(0.05)
+            real(descriptor)
+            with self._lock:
+                self._n_under_way -= 1
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            yield
+
+
+@contextmanager
+def calls_of(name: str) -> Iterator[list[None]]:
+    """Note the calls of Python functions of a name in this thread."""
+    calls: list[None] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == name:
+            calls.append(None)
+
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
 
 
 def test_two_ways_to_say_the_requirements_are_one_too_many(experiment: str) -> None:
