@@ -10,8 +10,10 @@ import _thread
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from tensorcas_mlflow.backends import Backend, BlobInfo, Children, MemoryBackend, Token
@@ -23,6 +25,9 @@ T = TypeVar("T")
 Blobs = Mapping[str, bytes]
 Program = Callable[[Backend], object]
 """An actor's program, called with its view of the backend. Its result depends on the actor's past alone."""
+Meaning = Callable[[bytes], Hashable]
+"""Maps the bytes of a blob to all that anybody reads out of them."""
+NO_MEANINGS: Mapping[str, Meaning] = MappingProxyType({})
 View = Callable[["Run", "Actor"], Backend]
 """Makes an actor's view of the backend."""
 
@@ -56,6 +61,15 @@ class Actor:
     done: bool = False
     killed: bool = False
     error: BaseException | None = None
+
+    def state(self) -> Hashable:
+        """Return what determines its next steps; of an actor that has ended, only the outcome."""
+        if self.killed:
+            return "killed"
+        if self.done:
+            said = self.said if isinstance(self.said, Hashable) else self.past
+            return ("done", said, self.error and self.past)
+        return (self.past, self.pending == "start")
 
     @property
     def can_run(self) -> bool:
@@ -98,6 +112,7 @@ class Run:
         weak_lists: random.Random | None = None,
         view: View | None = None,
         is_remote: bool = False,
+        meanings: Mapping[str, Meaning] = NO_MEANINGS,
     ) -> None:
         """Carry out a schedule.
 
@@ -109,7 +124,9 @@ class Run:
                 listed.
             view: What the actors see of the backend, if not all there is.
             is_remote: Whether the backend is one of a remote store.
+            meanings: Functions by key. Each maps a blob's bytes to what the state of the run counts instead of them.
         """
+        self._meanings = meanings
         self.memory = memory_of(blobs, is_remote=is_remote)
         self.content = 0
         """Hash of all blobs, relative to the start."""
@@ -142,8 +159,8 @@ class Run:
         return {actor.name: actor.error for actor in self.actors if actor.error is not None}
 
     def state(self, current: Actor | None) -> int:
-        """Hash of everything that determines what can still happen."""
-        parts = tuple((actor.past, actor.pending == "start", actor.done, actor.killed) for actor in self.actors)
+        """Hash of everything that determines what can still happen, and of what the ended programs returned."""
+        parts = tuple(actor.state() for actor in self.actors)
         return hash((self.content, parts, -1 if current is None else current.number))
 
     def call(
@@ -192,7 +209,7 @@ class Run:
 
     def _hash_of(self, key: str) -> int:
         found = self.memory._blobs.get(key)
-        return 0 if found is None else hash((key, found[0]))
+        return 0 if found is None else hash((key, self._meanings.get(key, _as_it_is)(found[0])))
 
     def _hand_on(self, current: Actor | None) -> None:
         """Let the chooser decide who is next, and wait until it is this actor's turn again."""
@@ -301,6 +318,10 @@ class WatchedBackend(Backend):
         self._call("delete", key, lambda: self._run.memory.delete(key), key)
 
 
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
 def _digest_of(result: Any) -> int:
     """Hash of what a call returned, without tokens and times, which depend on what others did."""
     if isinstance(result, tuple | list):
@@ -319,4 +340,9 @@ def actors_uuid4() -> uuid.UUID:
     if actor is None:
         return _real_uuid4()
     actor.n_drawn += 1
-    return uuid.UUID(int=random.Random(f"{actor.name}/{actor.n_drawn}").getrandbits(128), version=4)
+    return _uuid4_of(actor.name, actor.n_drawn)
+
+
+@cache
+def _uuid4_of(name: str, number: int) -> uuid.UUID:
+    return uuid.UUID(int=random.Random(f"{name}/{number}").getrandbits(128), version=4)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from tensorcas_mlflow.backends import Backend, ObjectBackend, is_void, new_void
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
@@ -15,6 +16,24 @@ from tests.protocol.schedules import Exploration, explore
 DEST = "refs/@1"
 OLD = b"the old ref"
 START: Mapping[str, Mapping[str, bytes]] = {"absent": {}, "a blob": {DEST: OLD}, "a void": {DEST: new_void()}}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Summary of the changes so far: all that the checks need to know of them.
+
+    Runs whose changes have one summary are one state, so the exploration follows only one of them.
+    """
+
+    at_dest: bytes | None
+    given_up: frozenset[str] = frozenset()
+    """Promoters whose intents were withdrawn."""
+    ended: frozenset[str] = frozenset()
+    """Actors that removed a blob from the destination."""
+    commits: tuple[str, ...] = ()
+    """Writers of the destination in alphabetical order, once for each write."""
+    failure: str | None = None
+    """The first change that was not allowed."""
 
 
 @dataclass
@@ -99,15 +118,19 @@ class Play:
         """Try all schedules."""
         start = {**self.start, HISTORY: b""}
         view = objects(kind, loses=self.loses, has_versions=has_versions)
-        return explore(start, self.actors, self.check, max_preemptions=None, deaths=deaths, view=view)
+        meanings = {HISTORY: cache(self._record)}
+        return explore(
+            start, self.actors, self.check, max_preemptions=None, deaths=deaths, view=view, meanings=meanings
+        )
 
     def check(self, run: Run) -> str | None:
         """Say what is wrong after a run."""
         try:
             for name, error in run.errors().items():
                 raise AssertionError(f"{name} raised {error!r}") from error
-            self._check_history(run)
-            self._check_end(run)
+            record = self._record(run.memory._blobs[HISTORY][0])
+            assert record.failure is None, record.failure
+            self._check_end(run, record)
         except AssertionError as error:
             return f"{error}\n{run.memory._blobs[HISTORY][0].decode()}"
         return None
@@ -116,32 +139,41 @@ class Play:
         self.actors[name] = program
         return self
 
-    def _check_history(self, run: Run) -> None:
-        at_dest = shown(self.start.get(DEST, b""))
-        given_up: set[str] = set()
-        ended: set[str] = set()
-        for who, path, data in history(run):
-            if path in self.sources.values() and shown(data) is None and who in self.withdrawn_by:
-                # A ref that stands when its intent is withdrawn is one that nobody takes for committed.
-                name = path.rpartition("/")[2]
-                if is_void(data):
-                    assert at_dest != ref_of(name), f"{path} was withdrawn although it is promoted"
-                    given_up.add(name)
-            if path != DEST or shown(data) == at_dest:
-                continue
-            if shown(data) is None:
-                assert who in self.removers, f"{who} lost {at_dest!r}"
-                # Who withdraws or deletes takes away what it has seen, and not what has taken its place.
-                assert who not in ended, f"{who} lost {at_dest!r} too"
-                ended.add(who)
-            else:
-                assert shown(data) == ref_of(who), f"{who} wrote {data!r}"
-                assert at_dest is None or who in self.replaces, f"{who} replaced {at_dest!r}"
-                assert who not in given_up, f"{who} was promoted after its source was withdrawn"
-            at_dest = shown(data)
+    def _record(self, lines: bytes) -> Record:
+        """Read every change of an object: by whom, where, and to what (nothing if it was deleted)."""
+        record = Record(at_dest=shown(self.start.get(DEST, b"")))
+        for line in lines.decode().splitlines():
+            try:
+                record = self._after(record, *ast.literal_eval(line))
+            except AssertionError as error:
+                return replace(record, failure=str(error))
+        return record
 
-    def _check_end(self, run: Run) -> None:
-        commits = [who for who, path, data in history(run) if path == DEST and shown(data) == ref_of(who)]
+    def _after(self, record: Record, who: str, path: str, data: bytes) -> Record:
+        """Return the record after one more change, which must be an allowed one."""
+        if path in self.sources.values() and shown(data) is None and who in self.withdrawn_by and is_void(data):
+            # A ref that stands when its intent is withdrawn is one that nobody takes for committed.
+            name = path.rpartition("/")[2]
+            assert record.at_dest != ref_of(name), f"{path} was withdrawn although it is promoted"
+            record = replace(record, given_up=record.given_up | {name})
+        if path != DEST:
+            return record
+        commits = tuple(sorted([*record.commits, who])) if shown(data) == ref_of(who) else record.commits
+        record, at_dest = replace(record, at_dest=shown(data), commits=commits), record.at_dest
+        if record.at_dest == at_dest:
+            return record
+        if record.at_dest is None:
+            assert who in self.removers, f"{who} lost {at_dest!r}"
+            # Who withdraws or deletes takes away what it has seen, and not what has taken its place.
+            assert who not in record.ended, f"{who} lost {at_dest!r} too"
+            return replace(record, ended=record.ended | {who})
+        assert record.at_dest == ref_of(who), f"{who} wrote {data!r}"
+        assert at_dest is None or who in self.replaces, f"{who} replaced {at_dest!r}"
+        assert who not in record.given_up, f"{who} was promoted after its source was withdrawn"
+        return record
+
+    def _check_end(self, run: Run, record: Record) -> None:
+        commits = record.commits
         memory = quietly(run.memory)
         for actor in run.actors:
             name, said = actor.name, actor.said
@@ -188,9 +220,3 @@ def ref_of(name: str) -> bytes:
 def shown(data: bytes) -> bytes | None:
     """Return an object's bytes as a reader takes them: without trailing white space, None for a void."""
     return None if not data or is_void(data) else data.rstrip()
-
-
-def history(run: Run) -> list[tuple[str, str, bytes]]:
-    """Every change of an object: by whom, where, and to what (nothing if it was deleted)."""
-    lines = run.memory._blobs[HISTORY][0].decode().splitlines()
-    return [ast.literal_eval(line) for line in lines]

@@ -6,7 +6,18 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.protocol.interleave import Actor, Blobs, Decision, Kill, Program, PrunedError, Run, View
+from tests.protocol.interleave import (
+    NO_MEANINGS,
+    Actor,
+    Blobs,
+    Decision,
+    Kill,
+    Meaning,
+    Program,
+    PrunedError,
+    Run,
+    View,
+)
 
 
 @dataclass(slots=True)
@@ -38,6 +49,7 @@ def explore(
     max_schedules: int = 1_000_000,
     view: View | None = None,
     is_remote: bool = False,
+    meanings: Mapping[str, Meaning] = NO_MEANINGS,
 ) -> Exploration:
     """Try all schedules with few preemptions, those with the fewest first, until one fails.
 
@@ -51,6 +63,7 @@ def explore(
         max_schedules: Where to stop in any case.
         view: What the actors see of the backend, if not all there is.
         is_remote: Whether the backend is one of a remote store.
+        meanings: See `Run`. What is checked may depend on a blob's meaning, and not on its bytes.
     """
     found = Exploration()
     seen: set[int] = set()
@@ -65,7 +78,7 @@ def explore(
             found.n_schedules += 1
             try:
                 chooser = _Branching(prefix, seen, level, levels, frozenset(deaths), is_bounded=is_bounded)
-                run = Run(blobs, programs, chooser, view=view, is_remote=is_remote)
+                run = Run(blobs, programs, chooser, view=view, is_remote=is_remote, meanings=meanings)
             except PrunedError:
                 continue
             finally:
