@@ -34,6 +34,7 @@ enum { SMALL_EFFORT = 2 };
 #define LEAST_GAIN 0.97
 #define CLEARLY_SMALLER 0.97
 #define LEAST_PLANE_GAIN 0.985
+#define MAY_BE_SMALLER 1.05
 #define WORTH_SLOWER 0.99
 #define ENOUGH 0.96
 
@@ -530,7 +531,12 @@ static Encoded encode_best(Worker *worker, const uint8_t *raw, size_t n_bytes, s
             size_t room = n_bytes + OVERHEAD_BYTES, plain = NOT_SMALLER;
             uint8_t *other = area_of(worker, AREA_OTHER, room);
             if (other != NULL)
+                plain = compress(worker, 1, other, room, raw, n_bytes);
+            /* Where the fastest level is far behind, the slow one loses too. */
+            if (plain != NOT_SMALLER && (double)plain < MAY_BE_SMALLER * (double)size)
                 plain = compress(worker, level_for(n_bytes), other, room, raw, n_bytes);
+            else
+                plain = NOT_SMALLER;
             if (plain < size) {
                 codec = WHOLE, size = plain;
                 memcpy(out, other, size);
