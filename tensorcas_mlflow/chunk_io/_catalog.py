@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ class Places:
     """For each chunk the position of its pack in ``packs``."""
     packs: list[str]
     entries: Entries
+    chain: Sequence[Places] | None = None
+    """The result of `follow`, if the lookup has followed every delta to a chunk in full; otherwise None."""
 
     def some(self, rows: Any) -> Places:
         """Return the places of some chunks, by number."""
@@ -71,7 +74,15 @@ class Places:
 
     def nowhere(self) -> Places:
         """Return the same chunks with none of them found."""
-        return replace(self, found=np.zeros(len(self.found), dtype=bool), entries=np.zeros(len(self.found), ENTRY))
+        found, entries = np.zeros(len(self.found), dtype=bool), np.zeros(len(self.found), ENTRY)
+        return replace(self, found=found, entries=entries, chain=None)
+
+    def spread(self, rows: Any, among: Places) -> Places:
+        """Return these places at some rows among as many as others have, and nothing found in the other rows."""
+        found, pack = np.zeros(len(among.found), dtype=bool), np.zeros(len(among.found), dtype=np.int64)
+        entries = np.zeros(len(among.found), dtype=ENTRY)
+        found[rows], pack[rows], entries[rows] = self.found, self.pack, self.entries
+        return Places(found=found, pack=pack, packs=self.packs, entries=entries)
 
     def replaced(self, rows: Any, others: Places) -> Places:
         """Replace some places by others."""
@@ -116,8 +127,11 @@ def find_places(tables: Sequence[Table], digests: Digests, without: Collection[s
         without: Packs to ignore, together with deltas based on them.
     """
     places = _find(tables, digests, without)
-    deltas = (places.found & is_delta(places.entries)).nonzero()[0]
-    waiting = [(deltas, frozenset(without))] if len(deltas) else []
+    levels = follow(tables, places, without)
+    broken = (places.found & ~_are_whole(places, levels)).nonzero()[0]
+    if len(broken) == 0:
+        return replace(places, chain=levels)
+    waiting = [(broken, frozenset(without))]
     while waiting:
         rows, besides = waiting.pop()
         is_whole, _ = find_chains(tables, places.some(rows), without)
@@ -169,16 +183,31 @@ def find_chains(tables: Sequence[Table], places: Places, without: Collection[str
     Returns:
         For each found chunk whether every chunk needed to decode it is known; and the packs of these.
     """
-    is_whole, packs = places.found.copy(), set[str]()
-    open_ = (places.found & is_delta(places.entries)).nonzero()[0]
-    deltas = places.entries[open_]
-    while len(open_):
-        bases = find_bases(tables, deltas, without)
-        is_whole[open_[~bases.found]] = False
-        packs.update([bases.packs[number] for number in distinct(bases.pack[bases.found])])
-        deeper = bases.found & is_delta(bases.entries)
-        open_, deltas = open_[deeper], bases.entries[deeper]
-    return is_whole, packs
+    levels = follow(tables, places, without) if without or places.chain is None else places.chain
+    packs = {level.packs[number] for level in levels for number in distinct(level.pack[level.found])}
+    return _are_whole(places, levels), packs
+
+
+def follow(tables: Sequence[Table], places: Places, without: Collection[str] = ()) -> list[Places]:
+    """Return the bases of chunks, then the bases of these, and so on: one row a chunk in each.
+
+    Depths descend from level to level. Nothing is found in the row of a chunk in full, or of a delta without its base.
+    """
+    levels: list[Places] = []
+    level = places
+    while len(rows := (level.found & is_delta(level.entries)).nonzero()[0]):
+        bases = find_bases(tables, level.entries[rows], without)
+        level = bases if len(rows) == len(level.found) else bases.spread(rows, level)
+        levels.append(level)
+    return levels
+
+
+def _are_whole(places: Places, levels: Sequence[Places]) -> Mask:
+    """Return for each found chunk whether every chunk needed to decode it is known, given the result of `follow`."""
+    is_whole = places.found.copy()
+    for level, bases in pairwise([places, *levels]):
+        is_whole &= ~level.found | ~is_delta(level.entries) | bases.found
+    return is_whole
 
 
 def rows_that_take(tables: Sequence[Table], places: Places, copies: Collection[tuple[str, bytes]]) -> Positions:
@@ -544,6 +573,13 @@ class Catalog:
         """Look up the bases of some deltas; see `find_bases`."""
         tables, without = self._searched(excluded)
         return find_bases(tables, deltas, without)
+
+    def follow(self, places: Places, excluded: Collection[str] = ()) -> Sequence[Places]:
+        """Return the bases of chunks, level by level; see `follow`."""
+        if places.chain is not None:
+            return places.chain
+        tables, without = self._searched(excluded)
+        return follow(tables, places, without)
 
     def find_chains(self, places: Places, excluded: Collection[str] = ()) -> tuple[Mask, set[str]]:
         """Follow deltas to their bases, and those to theirs; see `find_chains`."""

@@ -116,8 +116,10 @@ class Table:
             return found
         wanted = prefixes(digests)
         row = self.prefix.searchsorted(wanted)
+        open_ = (self.prefix.take(row, mode="clip") == wanted).nonzero()[0]
+        if len(open_) == 0:
+            return found
         stored, sought = self.entries.getfield(_KEY), np.ascontiguousarray(digests).view(_KEY).ravel()
-        open_ = np.arange(len(digests))
         # Equal prefixes are nearly always equal digests; the loop repeats only for further copies or a collision.
         while len(open_):
             at = row[open_]

@@ -24,14 +24,12 @@ from tensorcas_mlflow.chunk_io import (
 )
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import (
-    ENTRY,
     STAND_INS,
     Base,
     Manifest,
     Mask,
     Ref,
     Row,
-    is_delta,
     list_blobs,
     pack_key,
     pack_name,
@@ -131,17 +129,8 @@ class Ancestry:
             digests: The chunks, shape ``(n, 32)``.
             excluded: Packs to ignore.
         """
-        levels = [catalog.find_sound(digests, excluded)]
-        while True:
-            level = levels[-1]
-            rows = (level.found & is_delta(level.entries)).nonzero()[0]
-            if len(rows) == 0:
-                return cls(levels=levels)
-            bases = catalog.find_bases(level.entries[rows], excluded)
-            found, pack = np.zeros(len(digests), dtype=bool), np.zeros(len(digests), dtype=np.int64)
-            entries = np.zeros(len(digests), dtype=ENTRY)
-            found[rows], pack[rows], entries[rows] = bases.found, bases.pack, bases.entries
-            levels.append(Places(found=found, pack=pack, packs=bases.packs, entries=entries))
+        places = catalog.find_sound(digests, excluded)
+        return cls(levels=[places, *catalog.follow(places, excluded)])
 
     @property
     def packs(self) -> frozenset[str]:
@@ -161,6 +150,9 @@ class Ancestry:
             deep = (levels[0].found & (levels[0].entries["depth"] > depth)).nonzero()[0]
             if len(deep) == 0:
                 return Ancestry(levels=levels)
+            if len(deep) == len(levels[0].found):  # as in a loop, where all tensors start anew together
+                del levels[0]
+                continue
             nothing = levels[-1].some(deep).nowhere()
             behind = [level.some(deep) for level in levels[1:]] + [nothing]
             levels = [level.replaced(deep, next_) for level, next_ in zip(levels, behind, strict=True)]
