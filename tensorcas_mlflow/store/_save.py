@@ -92,7 +92,8 @@ def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Conde
         used = {pack_key(places.packs[number]) for number in distinct(places.pack[places.found]).tolist()}
         # A delta without its base is no copy.
         used |= set(map(pack_key, catalog.find_chains(places)[1]))
-        gone = backend.missing(used - seen)
+        unseen = used - seen
+        gone = backend.missing(unseen) if unseen else set()
         seen |= used - gone
         if not gone:
             missing: Mask = ~places.found
