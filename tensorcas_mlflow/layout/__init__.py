@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Stamp,
         begin_first_generation,
         begin_generation,
+        check_logs,
         condemned_bytes,
         is_carried,
         new_format,
@@ -140,7 +141,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "_format_blob": (
         "FORMAT GENERATION Condemnation Condemned Generation Identity Stamp begin_first_generation begin_generation "
-        "condemned_bytes is_carried new_format parse_format read_condemned read_list stamp_of"
+        "check_logs condemned_bytes is_carried new_format parse_format read_condemned read_list stamp_of"
     ),
     "_hints": "Hints hint_bytes read_hints split_hints",
     "_index": (

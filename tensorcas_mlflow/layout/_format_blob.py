@@ -25,6 +25,7 @@ from tensorcas_mlflow.errors import (
     ConflictError,
     CorruptError,
     NewerFormatError,
+    RefusedError,
     StoreNotFoundError,
 )
 from tensorcas_mlflow.layout._index import is_pack_name
@@ -274,6 +275,26 @@ def parse_format(blob: bytes) -> tuple[str, int]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptError(FORMAT, f"it does not hold a store's settings: {type(error).__name__}: {error}") from error
     return store_id, chunk_bytes
+
+
+def check_logs(blob: bytes, backend: Backend) -> None:
+    """Check that a backend shows the logs of a store that has some: without them all saves seem to be missing.
+
+    Args:
+        blob: The store's ``format``.
+        backend: The backend.
+
+    Raises:
+        RefusedError: It shows none.
+    """
+    if json.loads(blob).get("logs") is True and not backend.has_logs:
+        raise RefusedError(
+            "open",
+            FORMAT,
+            f"the store at {backend.uri!r} has logs, and no logs are found: there is no folder `logs` beside its "
+            "`format`, or the store is reached through a server or an object store; restore the folder, or copy the "
+            "store on its machine with `tensorcas copy`",
+        )
 
 
 class Identity:

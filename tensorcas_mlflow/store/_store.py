@@ -53,6 +53,7 @@ from tensorcas_mlflow.layout import (
     artifact_key,
     artifact_prefix,
     begin_first_generation,
+    check_logs,
     label_of,
     list_blobs,
     list_dir,
@@ -460,6 +461,7 @@ class Store(Refs):
         except BlobNotFoundError:
             raise StoreNotFoundError(backend.uri) from None
         store_id, chunk_bytes = parse_format(blob)
+        check_logs(blob, backend)
         return cls(backend, store_id=store_id, chunk_bytes=chunk_bytes)
 
     @classmethod

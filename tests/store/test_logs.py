@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.chunk_io import _fetch
-from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.errors import CheckpointExistsError, RefusedError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 
@@ -99,3 +100,16 @@ def test_a_small_step_costs_less_than_400_bytes_besides_its_tensors(tmp_path: Pa
 
     grown = np.diff(n_bytes)
     assert grown.mean() - 3 * 8 * 4 < 400
+
+
+def test_a_store_whose_logs_do_not_show_is_not_opened(tmp_path: Path) -> None:
+    store = Store.init(tmp_path, logs=True)
+    elsewhere = MemoryBackend()
+    elsewhere.put_new("format", [store.backend.get("format")])
+    for backend in (LocalBackend(tmp_path / ".tensorcas"), elsewhere):
+        with pytest.raises(RefusedError, match="has logs"):
+            Store.open_backend(backend)
+    (tmp_path / ".tensorcas/logs").rmdir()
+
+    with pytest.raises(RefusedError, match="no folder `logs`"):
+        Store.open(tmp_path)
