@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.store import Store
 
 
 def flip(backend: Backend, key: str, at: int, *, mask: int = 1) -> None:
@@ -34,3 +36,9 @@ def flip_in_packs(backend: Backend) -> None:
     """Change the byte in the middle of every pack."""
     for info in list(backend.list("packs")):
         flip(backend, info.key, info.size // 2)
+
+
+def pack_bytes(folder: Path) -> int:
+    """Return the size of all packs of the stores at and below a folder."""
+    stores = [Store.open(place.parent) for place in folder.rglob(".tensorcas")]
+    return sum(info.size for store in stores for info in store.backend.list("packs"))

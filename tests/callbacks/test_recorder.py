@@ -24,6 +24,7 @@ def recorder_of_best() -> Recorder:
     return recorder
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_save_by_the_best_metric_reads_no_ref_of_another_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with mlflow.start_run():
         recorder = recorder_of_best()

@@ -14,6 +14,7 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs
 from tests.cli.conftest import Tensorcas
 
+pytestmark = pytest.mark.usefixtures("store_of_files")
 CHUNK_BYTES = 4096
 
 

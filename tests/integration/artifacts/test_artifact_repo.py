@@ -15,6 +15,7 @@ from mlflow.exceptions import MlflowException
 
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.store import Store
+from tests.stored_bytes import pack_bytes
 
 RUN_ID = uuid.uuid4().hex
 
@@ -69,10 +70,6 @@ def files_below(folder: Path) -> dict[str, bytes | None]:
     return {
         file.relative_to(folder).as_posix(): None if file.is_dir() else file.read_bytes() for file in folder.rglob("*")
     }
-
-
-def pack_bytes(root: Path) -> int:
-    return sum(file.stat().st_size for file in (root / ".tensorcas/packs").rglob("*") if file.is_file())
 
 
 def test_a_small_text_stays_a_plain_file(repo: TensorCasArtifactRepository, root: Path, inbox: Path) -> None:
@@ -222,6 +219,7 @@ def test_download_of_an_unknown_artifact_says_that_it_is_missing(
     assert caught.value.error_code == "RESOURCE_DOES_NOT_EXIST"
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_artifact_of_a_store_that_is_gone_is_missing_as_a_whole(
     repo: TensorCasArtifactRepository, experiment: Path, inbox: Path, tmp_path: Path
 ) -> None:

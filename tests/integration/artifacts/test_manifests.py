@@ -141,6 +141,7 @@ def test_a_manifest_of_another_store_is_any_file(
     assert fetch(repo, "checkpoint.arrow") == file.read_bytes()
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_manifest_whose_chunks_are_gone_is_any_file(
     repo: TensorCasArtifactRepository, store: Store, file: Path, experiment: Path
 ) -> None:

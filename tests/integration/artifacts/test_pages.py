@@ -200,6 +200,7 @@ def test_steps_that_came_as_files_are_steps_of_each_other(store: Store, tmp_path
     assert shown.before("head") == "new at this step"
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_page_leaves_out_and_names_an_unreadable_checkpoint(store: Store, tmp_path: Path) -> None:
     step(store, 1, {"a": noise(0)})
     damaged = step(store, 2, {"a": noise(0), "b": noise(1)})

@@ -241,6 +241,7 @@ def test_a_server_serves_what_clients_have_put_into_a_store(
     assert Path(repo.download_artifacts("note.txt")).read_text() == "text"
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_damage_is_in_the_servers_log(in_server: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     repo = TensorCasArtifactRepository(f"tensorcas://{in_server}")
     weights = binary(tmp_path / "inbox")

@@ -22,6 +22,7 @@ from mlflow.exceptions import MlflowException
 from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.store import Store
+from tests.stored_bytes import pack_bytes
 
 BINARY = b"\0" + bytes(range(256)) * 8000
 TEXT = "flavors: {}\n"
@@ -228,14 +229,11 @@ def test_a_client_uploads_and_downloads_through_the_server(
 def test_repeated_upload_stores_no_further_chunks(
     server: Server, client: MlflowClient, proxied_run_id: str, inbox: Path
 ) -> None:
-    def pack_bytes() -> int:
-        return sum(file.stat().st_size for file in (server.own / ".tensorcas/packs").rglob("*") if file.is_file())
-
     client.log_artifacts(proxied_run_id, str(inbox), "first")
-    once = pack_bytes()
+    once = pack_bytes(server.own)
     client.log_artifacts(proxied_run_id, str(inbox), "second")
 
-    assert 0 < pack_bytes() == once
+    assert 0 < pack_bytes(server.own) == once
 
 
 def test_a_client_that_loads_a_model_fetches_no_page_and_the_server_draws_no_bar(

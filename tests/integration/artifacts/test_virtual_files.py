@@ -171,6 +171,7 @@ def test_a_self_contained_file_that_was_logged_has_a_page(repo: TensorCasArtifac
     assert "weights" in fetch(repo, "checkpoints/net/step-00000003.html", tmp_path).read_text()
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_damage_is_told_and_leaves_no_file(repo: TensorCasArtifactRepository, root: Path, tmp_path: Path) -> None:
     for pack in (root / ".tensorcas/packs").rglob("*.pack"):
         data = bytearray(pack.read_bytes())
@@ -183,6 +184,7 @@ def test_damage_is_told_and_leaves_no_file(repo: TensorCasArtifactRepository, ro
     assert files(tmp_path / "fetched") == []
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_manifest_that_cannot_be_read_does_not_keep_a_folder_from_being_listed(
     root: Path, store: Store, repo: TensorCasArtifactRepository
 ) -> None:

@@ -26,6 +26,7 @@ def damage_packs(root: Path) -> set[str]:
     return keys
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_damaged_checkpoint_is_named_with_tensors_and_pack(experiment: str, tmp_path: Path) -> None:
     with mlflow.start_run() as run:
         log_checkpoint(make_state(), step=5)
@@ -37,6 +38,7 @@ def test_a_damaged_checkpoint_is_named_with_tensors_and_pack(experiment: str, tm
     assert any(key in caught.value.message for key in keys)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_damaged_model_is_named_with_tensors_and_pack(experiment: str, tmp_path: Path) -> None:
     model = LinearRegression().fit(np.arange(40.0).reshape(10, 4), np.arange(10.0))
     info = mlflow.tensorcas.log_model(model, name="m")
@@ -62,6 +64,7 @@ def test_a_manifest_that_has_changed_in_a_models_folder_is_refused(plain_experim
         mlflow.tensorcas.load_model(info.model_uri, weights_only=True)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_store_without_mlflow_names_the_tensors_and_pack_of_damage(tmp_path: Path) -> None:
     store = TensorCasStore(tmp_path, "run-1")
     store.save(LinearRegression().fit(np.arange(40.0).reshape(10, 4), np.arange(10.0)), step=7)

@@ -11,7 +11,7 @@ import mlflow
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.backends import LocalBackend
+from tensorcas_mlflow.backends import LoggedBackend
 from tensorcas_mlflow.integration.checkpoints import Keep
 from tensorcas_mlflow.integration.forgotten import drop_orphans, orphaned_refs
 from tensorcas_mlflow.maintenance import plan_gc
@@ -215,18 +215,18 @@ def test_the_runs_folder_is_durable_before_the_first_checkpoint(
     plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    fsync, promote = os.fsync, LocalBackend.promote
+    fsync, promote = os.fsync, LoggedBackend.promote
 
     def note_fsync(descriptor: int) -> None:
         events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         fsync(descriptor)
 
-    def note_commit(self: LocalBackend, *arguments: Any, **options: Any) -> None:
+    def note_commit(self: LoggedBackend, *arguments: Any, **options: Any) -> None:
         events.append("commit")
         promote(self, *arguments, **options)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(LocalBackend, "promote", note_commit)
+    monkeypatch.setattr(LoggedBackend, "promote", note_commit)
     with mlflow.start_run() as run:
         log(make_state(1), 1)
 

@@ -158,6 +158,7 @@ def test_an_empty_folder_is_filled(experiment: str, tmp_path: Path) -> None:
     assert_loads(tmp_path / "out")
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_damage_leaves_no_folder_behind(cas_experiment: str, tmp_path: Path) -> None:
     info = mlflow.tensorcas.log_model(MODEL, name="model")
     before = sorted(tmp_path.iterdir())

@@ -16,6 +16,7 @@ from mlflow.types import Schema, TensorSpec
 
 from tests.file_formats.samples import pt2_entry, pt2_of, pt2_table, torch_file
 from tests.reader import checkpoints
+from tests.stored_bytes import pack_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -141,14 +142,11 @@ def test_files_beside_the_model_are_not_taken_for_it(experiment: str, tmp_path: 
 
 
 def test_a_small_step_costs_little(cas_experiment: str, tmp_path: Path) -> None:
-    def stored_bytes() -> int:
-        return sum(path.stat().st_size for path in (tmp_path / "artifacts").rglob("*") if path.suffix == ".pack")
-
     network = Network()
     sizes = []
     for _ in range(3):
         log(network)
-        sizes.append(stored_bytes())
+        sizes.append(pack_bytes(tmp_path / "artifacts"))
         with torch.no_grad():
             for weight in network.parameters():
                 weight += 1e-6 * torch.randn_like(weight)

@@ -23,6 +23,7 @@ from sklearn.linear_model import LinearRegression
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, Store
+from tests.stored_bytes import pack_bytes
 
 X = np.random.default_rng(0).normal(size=(300, 40))
 
@@ -42,10 +43,6 @@ def folder(experiment_id: str) -> Path:
 
 def stores_below(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.rglob(".tensorcas"))
-
-
-def pack_bytes(root: Path) -> int:
-    return sum(path.stat().st_size for path in (root / ".tensorcas/packs").rglob("*.pack"))
 
 
 def intents(root: Path) -> list[Path]:
