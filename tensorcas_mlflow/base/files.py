@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-import operator
 import os
 import stat
 import sys
@@ -101,7 +100,7 @@ class Settled:
             *(partial(sync_folder, folder) for folder in folders),
             *(partial(_sync_parent, parent) for parent in sorted({*parents.values()}.difference(folders))),
         ]
-        threads.run_all(operator.call, syncs, waits=True)
+        threads.run_all(lambda sync: sync(), syncs, waits=True)
         if len(self._folders) > _MAX_SETTLED:
             self._folders.clear()
         self._folders.update(folders, names_of, parents.values())

@@ -184,9 +184,7 @@ def _is_fixed(requirements: Sequence[str] | str | None) -> bool:
     """Tell whether requirements name no file: a list of them is then always the same environment."""
     if requirements is None:
         return True
-    return not isinstance(requirements, str) and all(
-        isinstance(each, str) and _PACKAGE.match(each) is not None for each in requirements
-    )
+    return not isinstance(requirements, str) and all(_PACKAGE.match(each) is not None for each in requirements)
 
 
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[|[<>=!~;]|$)")
