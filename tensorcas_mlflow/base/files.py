@@ -95,7 +95,7 @@ class Settled:
                 if below in parents:
                     break
                 parents[below] = above
-        syncs = [
+        syncs: list[Callable[[], object]] = [
             *beside,
             *(partial(sync_folder, folder) for folder in folders),
             *(partial(_sync_parent, parent) for parent in sorted({*parents.values()}.difference(folders))),
