@@ -489,7 +489,11 @@ class LogReader:
         try:
             # A run takes as many bytes as it saves, or fewer.
             return _grown(decompressor.decompress(stored, max_output_size=meta_bytes + _N_RUNS.size))
-        except (zstandard.ZstdError, struct.error):
+        except struct.error:
+            raise self._impossible(at) from None
+        except zstandard.ZstdError as error:
+            if "memory" in str(error):
+                raise MemoryError(f"Zstandard: {error}") from error
             raise self._impossible(at) from None
 
     def _decompressor(self, at: int, prefix: int, most_prefixes: int) -> zstandard.ZstdDecompressor:

@@ -116,7 +116,7 @@ class LoggedBackend(LocalBackend):
                 self._hold(check_key(key), b"".join(taken))
 
     def _hold(self, key: str, data: bytes) -> Token:
-        if self._logs.find(key) is not None or os.path.lexists(self._top + os.sep + key):
+        if self._known(key) is not None or os.path.lexists(self._top + os.sep + key):
             raise BlobExistsError(key)
         with self._holding:
             if key in self._held:
@@ -239,10 +239,11 @@ class LoggedBackend(LocalBackend):
                 self._n_held_bytes -= len(self._held.pop(key, b""))
 
     def is_in_log(self, key: str) -> bool:
-        return self._logs.is_on and (key in self._held or self._logs.find(key) is not None)
+        return self._logs.is_on and (key in self._held or self._known(key) is not None)
 
     def find_packs(self, digests: Digests) -> set[str]:
-        return self._logs.find_packs(digests)
+        with _translated("read", FOLDER):
+            return self._logs.find_packs(digests)
 
     def past_damage(self) -> LoggedBackend:
         return LoggedBackend(self.root, uri=self.uri, salvages=True)
@@ -341,7 +342,7 @@ class LoggedBackend(LocalBackend):
         in_logs: set[str] = set()
         others: list[str] = []
         for key in keys:
-            entry = self._logs.find(check_key(key))
+            entry = self._known(check_key(key))
             if entry is None:
                 others.append(key)
             else:
@@ -428,7 +429,9 @@ class LoggedBackend(LocalBackend):
         files = list(super().list(prefix, after=after))
         self._flush()
         self._refresh()
-        in_logs = {entry.key: entry for entry in self._logs.below(prefix) if after is None or entry.key > after}
+        with _translated("list", prefix):
+            below = self._logs.below(prefix)
+        in_logs = {entry.key: entry for entry in below if after is None or entry.key > after}
         self._logs.check()
         yield from (info for info in files if info.key not in in_logs)
         yield from map(_info, in_logs.values())
@@ -439,7 +442,8 @@ class LoggedBackend(LocalBackend):
             return blobs, names
         self._flush()
         self._refresh()
-        entries, more = self._logs.children(prefix)
+        with _translated("list", prefix):
+            entries, more = self._logs.children(prefix)
         self._logs.check()
         in_logs = {entry.key: _info(entry) for entry in entries}
         found = {info.key: info for info in blobs} | in_logs
@@ -461,7 +465,9 @@ class LoggedBackend(LocalBackend):
         files = {path for path in super().paths() if not self._logs.is_ours(path)}
         self._flush()
         self._refresh()
-        yield from files | {entry.key for entry in self._logs.below("")}
+        with _translated("list", ""):
+            below = self._logs.below("")
+        yield from files | {entry.key for entry in below}
 
     def shared_bytes(self) -> int:
         if not self._logs.is_on:
@@ -513,11 +519,16 @@ class LoggedBackend(LocalBackend):
             self._flush()
         if not is_late:
             self._refresh()
-        found = self._logs.find(check_key(key))
+        found = self._known(check_key(key))
         if found is not None and found.row.is_commit:
             # A damaged record may have replaced it.
             self._logs.check()
         return found
+
+    def _known(self, key: str) -> LogEntry | None:
+        """Return the blob that counted at a key at the last look."""
+        with _translated("read", FOLDER):
+            return self._logs.find(key)
 
 
 def _is_in_files(key: str) -> bool:

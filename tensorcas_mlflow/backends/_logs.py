@@ -648,7 +648,8 @@ class Logs:
         """Read an indexed log without its index."""
         if log.index is None:
             return
-        for entry in log.entries.values():
+        before = log.index, log.end, list(log.entries.values())
+        for entry in before[2]:
             self._remove(entry)
         log.entries.clear()
         log.index, log.end = None, 0
@@ -656,6 +657,11 @@ class Logs:
             self._read_log(log)
         except CorruptError as error:
             self._damage = error
+        except BaseException:
+            log.index, log.end, entries = before
+            for entry in entries:
+                self._add_entry(log, entry)
+            raise
 
     def write_index(self, name: str, end: int) -> None:
         """Write the index of a log anew if many records are behind it; nothing relies on it.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 
-from tensorcas_mlflow.backends import LoggedBackend, _logs
+from tensorcas_mlflow.backends import LoggedBackend, _log_records, _logs
 from tensorcas_mlflow.backends._log_records import (
     CLOSED,
     HEAD_BYTES,
@@ -19,7 +21,7 @@ from tensorcas_mlflow.backends._log_records import (
     read_tombstones,
     tombstone,
 )
-from tensorcas_mlflow.errors import FormatError, TensorCasError
+from tensorcas_mlflow.errors import BackendError, FormatError, TensorCasError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_repair, verify
 from tensorcas_mlflow.store import Store
@@ -294,3 +296,47 @@ def test_repair_leaves_a_damaged_log_to_the_process_that_appends_to_it(folder: P
     assert list(report.left) == [f"logs/{path.name}"]
     assert "end that process" in report.left[f"logs/{path.name}"]
     assert path.exists()
+
+
+def test_too_little_memory_to_read_a_log_is_no_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: LogReader, *args: object) -> bytes:
+        raise zstandard.ZstdError("zstd decompress error: Allocation error : not enough memory")
+
+    monkeypatch.setattr(_log_records, "_grown", refuse)
+    with pytest.raises(MemoryError):
+        list(LoggedBackend(folder / ".tensorcas").list("refs"))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES])
+def test_an_error_of_the_system_while_a_log_is_read_is_an_error_of_the_backend(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(_logs, "_INDEXED_BYTES", 256)
+    store = Store.open(folder)
+    with store.write_checkpoint(arrays(9)) as pending:
+        pending.commit(target(9))
+    assert isinstance(store.backend, LoggedBackend)
+    _logs.close_writer(store.backend._logs)
+    backend = LoggedBackend(folder / ".tensorcas")
+    assert backend.stat(target(9).key) is not None
+    os_open = os.open
+
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith(".log"):
+            raise OSError(number, os.strerror(number))
+        return os_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    (log,) = backend._logs._logs.values()
+    assert log.index is not None
+    digests = np.zeros((1, 32), np.uint8)
+    digests[0, :4] = np.frombuffer(log.index.words[:1].tobytes(), np.uint8)
+    for call in (
+        lambda: list(backend.list("packs")),
+        lambda: backend.list_dir("packs"),
+        lambda: backend.find_packs(digests),
+        lambda: backend.get(target(2).key),
+        lambda: list(backend.paths()),
+    ):
+        with pytest.raises(BackendError):
+            call()
