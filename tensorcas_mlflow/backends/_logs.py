@@ -398,6 +398,7 @@ class Logs:
     def names(self, prefix: str) -> set[str]:
         """Return the last segments of the keys of the blobs directly below a prefix."""
         with self._lock:
+            self._read_below(prefix)
             return {key.rpartition("/")[2] for key in self._blobs_in.get(prefix, ())}
 
     def _generation(self) -> _Generation | None:
