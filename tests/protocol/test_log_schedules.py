@@ -295,6 +295,24 @@ def test_no_schedule_with_two_preemptions_of_processes_that_share_logs_breaks_th
     assert CASTS[name].explore(2) > 100
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a save that dies and its withdrawal",
+        "a deletion of a ref in two logs and a reader",
+        "two saves after an idle log",
+        "a rewriting and a deletion",
+        "a rewriting and a reader",
+        "a rewriting and a save",
+    ],
+)
+def test_no_schedule_of_processes_that_index_logs_breaks_the_contract(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_logs, "_INDEXED_BYTES", 1)
+    assert CASTS[name].explore(1) > 10
+
+
 # --- each rule switched off
 
 Patch = Callable[[pytest.MonkeyPatch], None]
