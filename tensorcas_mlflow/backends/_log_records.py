@@ -37,7 +37,9 @@ _IN_META, _IN_BODY, _CONSUMED = 0, 1, 2
 _PACKS = "packs/"
 _IN_META_KINDS = frozenset({_IN_META, PACK, RECORD})
 MAX_META_BYTES = 64 << 20
-_LEVEL = 3
+_PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
+    3, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=False
+)
 _GUESSED_BYTES = 4096
 """Bytes to read at the start of a record: they hold the meta of most."""
 _AHEAD_BYTES = 256 << 10
@@ -285,10 +287,9 @@ def _grown(shrunk: bytes) -> bytes:
 
 
 def _compressor(prefix: bytes | None) -> zstandard.ZstdCompressor:
-    params = zstandard.ZstdCompressionParameters.from_level(
-        _LEVEL, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=False
+    return zstandard.ZstdCompressor(
+        compression_params=_PARAMETERS, dict_data=None if prefix is None else _as_dict(prefix)
     )
-    return zstandard.ZstdCompressor(compression_params=params, dict_data=None if prefix is None else _as_dict(prefix))
 
 
 def _head_digest(log_id: str, offset: int, head: bytes, stored: bytes) -> bytes:

@@ -454,8 +454,9 @@ class LoggedBackend(LocalBackend):
         if self._may_log(prefix):
             self._flush()
             self._refresh()
+            with _translated("list", prefix):
+                names |= self._logs.names(prefix)
             self._logs.check()
-            names |= self._logs.names(prefix)
         return names
 
     def paths(self) -> Iterator[str]:
