@@ -504,7 +504,10 @@ class LoggedBackend(LocalBackend):
             self._is_local = is_on_local_disk(self._top)
         if not self._is_local:
             raise RefusedError(
-                "change", FOLDER, f"{self._top!r} is not on a local disk, and a store with logs is changed on one only"
+                "change",
+                FOLDER,
+                f"{self._top!r} is not on a local disk of this machine, and a store with logs is changed on one only; "
+                "TENSORCAS_LOGS=false makes new stores without logs, also that of `tensorcas copy`",
             )
 
     def _refresh(self) -> None:

@@ -142,12 +142,12 @@ def logs_metrics() -> bool:
 
 
 def logs() -> bool:
-    """Tell whether new stores on a local disk have logs: TENSORCAS_LOGS, by default no.
+    """Tell whether new stores on a local disk have logs: TENSORCAS_LOGS, by default yes.
 
     Raises:
         ValueError: It is neither true nor false.
     """
-    return _flag("TENSORCAS_LOGS", default=False)
+    return _flag("TENSORCAS_LOGS", default=True)
 
 
 def allows_pickle() -> bool:

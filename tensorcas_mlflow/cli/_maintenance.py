@@ -5,7 +5,7 @@ Collection has a module of its own, `_gc`. A command asks before it deletes or r
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -59,9 +59,7 @@ def make(options: Namespace) -> int:
     """Make a store."""
     if options.place is not None and hasattr(options, "root"):
         options.parser.error("name the place once: init ROOT or init --root ROOT")
-    store = Store.init(
-        options.place or root_of(options), chunk_bytes=options.chunk_bytes, logs=True if options.logs else None
-    )
+    store = Store.init(options.place or root_of(options), chunk_bytes=options.chunk_bytes, logs=options.logs)
     if is_json(options):
         say_json({"store": store.uri, "id": store.id, "chunk_bytes": store.chunk_bytes})
     else:
@@ -322,7 +320,12 @@ COMMANDS = (
                 metavar="N",
                 help="chunk size, a power of two, fixed for ever (default: %(default)d)",
             ),
-            flag("--logs", help="append small saves to logs: one file and one sync a save; on a local disk only"),
+            option(
+                "--logs",
+                action=BooleanOptionalAction,
+                help="append small saves to logs: one file and one sync a save; on a local disk only, and the default "
+                "there (see TENSORCAS_LOGS); --no-logs for a store that other machines change",
+            ),
         ],
         run=make,
     ),

@@ -350,9 +350,9 @@ class Store(Refs):
             root: Its root; a missing folder is created.
             chunk_bytes: Size of its chunks, fixed for its life: a power of two from 4 KiB to 64 MiB.
             store_id: 32 hex digits; drawn unless given. A copy of a store has its id.
-            logs: Whether small saves append to logs: one file and one sync a save. Earlier releases refuse such a
-                store.
-                None takes the environment's TENSORCAS_LOGS, and no logs where there can be none.
+            logs: Whether small saves append to logs: one file and one sync a save. A store with logs is changed on its
+                own machine only, and earlier releases refuse it. None takes the environment's TENSORCAS_LOGS, by
+                default true, and no logs where there can be none.
 
         Raises:
             ConflictError: There is a store here, above, or below already.
