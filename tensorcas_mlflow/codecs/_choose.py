@@ -38,10 +38,10 @@ _LEAST_SHUFFLED_BYTES = 512
 """In fewer bytes shuffling gains less than its header takes (``docs/design/decisions.md``)."""
 _MIXED_ITEMSIZE = 8
 """Elements of this size are often whole numbers or repeat, and plain zstd may be smaller."""
-_MIXED_TRIED_LEVEL = 1
-_MAY_BE_SMALLER = 1.05
-"""If the trial takes more than this share of the planes, the slow level for small chunks rarely takes less than these.
-It takes three times as long as the planes, and a hundred times as long if many bytes repeat."""
+_MIXED_TRIED_LEVEL = 3
+_MOST_BEHIND = 0.02
+"""If the trial takes more than the planes and this share of the chunk, the slow level for small chunks rarely takes
+less than the planes. It takes three times as long as they do, and a hundred times as long if many bytes repeat."""
 _RECORDS_TRIED_BYTES = 16 << 10
 _RECORDS_TRIED_LEVEL = 1
 """Trial of both codecs for records, which takes a tenth to a fifth of the time of encoding."""
@@ -91,7 +91,7 @@ def encode_best(raw: Buffer, itemsize: int, alike: Sequence[Alike] | None = None
     stored = PLANES.encode_alike(raw, itemsize, alike) if codec is PLANES and alike else codec.encode(raw, itemsize)
     if codec is PLANES and itemsize >= _MIXED_ITEMSIZE and len(raw) <= SMALL_BYTES:
         tried = ZSTD.encode_at(raw, _MIXED_TRIED_LEVEL)
-        if len(tried) < _MAY_BE_SMALLER * len(stored):
+        if len(tried) < len(stored) + _MOST_BEHIND * len(raw):
             plain = ZSTD.encode(raw, itemsize)
             if len(plain) < len(stored):
                 codec, stored = ZSTD, plain

@@ -34,7 +34,7 @@ enum { SMALL_EFFORT = 2 };
 #define LEAST_GAIN 0.97
 #define CLEARLY_SMALLER 0.97
 #define LEAST_PLANE_GAIN 0.985
-#define MAY_BE_SMALLER 1.05
+#define MOST_BEHIND 0.02
 #define WORTH_SLOWER 0.99
 #define ENOUGH 0.96
 
@@ -52,6 +52,7 @@ enum {
     MAX_RECORD_BYTES = 0xFFFF,
     MAX_TYPESIZE = 255,
     MIXED_ITEMSIZE = 8,
+    MIXED_TRIED_LEVEL = 3,
     SMALL_CHUNK_BYTES = 64 << 10,
     RECORDS_TRIED_BYTES = 16 << 10,
     TRIED_BYTES = 64 << 10,
@@ -531,9 +532,9 @@ static Encoded encode_best(Worker *worker, const uint8_t *raw, size_t n_bytes, s
             size_t room = n_bytes + OVERHEAD_BYTES, plain = NOT_SMALLER;
             uint8_t *other = area_of(worker, AREA_OTHER, room);
             if (other != NULL)
-                plain = compress(worker, 1, other, room, raw, n_bytes);
-            /* Where the fastest level is far behind, the slow one loses too. */
-            if (plain != NOT_SMALLER && (double)plain < MAY_BE_SMALLER * (double)size)
+                plain = compress(worker, MIXED_TRIED_LEVEL, other, room, raw, n_bytes);
+            /* Where a fast level is far behind, the slow one loses too. */
+            if (plain != NOT_SMALLER && (double)plain < (double)size + MOST_BEHIND * (double)n_bytes)
                 plain = compress(worker, level_for(n_bytes), other, room, raw, n_bytes);
             else
                 plain = NOT_SMALLER;
