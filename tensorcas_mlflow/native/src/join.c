@@ -8,34 +8,14 @@
 
 enum { BLOCK = 2048 };
 
-TC_VECTORS static void join_2(const uint8_t *restrict low, const uint8_t *restrict high, size_t n_words,
-                              uint16_t *restrict words) {
-    for (size_t at = 0; at < n_words; at++)
-        words[at] = (uint16_t)(low[at] | high[at] << 8);
-}
-
-TC_VECTORS static void join_halves(const uint16_t *restrict low, const uint16_t *restrict high, size_t n_words,
-                                   uint32_t *restrict words) {
-    for (size_t at = 0; at < n_words; at++)
-        words[at] = low[at] | (uint32_t)high[at] << 16;
-}
-
-TC_VECTORS static void join_quarters(const uint32_t *restrict low, const uint32_t *restrict high, size_t n_words,
-                                     uint64_t *restrict words) {
-    for (size_t at = 0; at < n_words; at++)
-        words[at] = low[at] | (uint64_t)high[at] << 32;
-}
-
 #define LOOPS(WORD)                                                                                                    \
-    TC_VECTORS static void undo_zigzag_##WORD(WORD *restrict words, size_t n_words) {                                  \
-        for (size_t at = 0; at < n_words; at++)                                                                        \
-            words[at] = (WORD)((WORD)(words[at] >> 1) ^ (WORD)(0 - (words[at] & 1)));                                  \
-    }                                                                                                                  \
-    TC_VECTORS static void add_##WORD(WORD *restrict words, const uint8_t *restrict base, size_t n_words) {            \
+    TC_VECTORS static void add_##WORD(const WORD *restrict words, const uint8_t *restrict base, size_t n_words,        \
+                                      uint8_t *restrict out) {                                                         \
         for (size_t at = 0; at < n_words; at++) {                                                                      \
-            WORD of_base;                                                                                              \
-            memcpy(&of_base, base + at * sizeof of_base, sizeof of_base);                                              \
-            words[at] = (WORD)(words[at] + of_base);                                                                   \
+            WORD word;                                                                                                 \
+            memcpy(&word, base + at * sizeof word, sizeof word);                                                       \
+            word = (WORD)(word + words[at]);                                                                           \
+            memcpy(out + at * sizeof word, &word, sizeof word);                                                        \
         }                                                                                                              \
     }                                                                                                                  \
     /* UNIT is constant in every call. */                                                                              \
@@ -60,23 +40,14 @@ TC_VECTORS static void join_quarters(const uint32_t *restrict low, const uint32_
                                 words[stream] + at * UNIT, UNIT);                                                      \
             for (size_t stream = 0; stream < TC_STREAMS; stream++) {                                                   \
                 size_t first = (stream * length + begin) * UNIT * sizeof(WORD);                                        \
-                add_##WORD(words[stream], base + first, here * UNIT);                                                  \
-                memcpy(out + first, words[stream], here * UNIT * sizeof(WORD));                                        \
+                add_##WORD(words[stream], base + first, here * UNIT, out + first);                                     \
             }                                                                                                          \
         }                                                                                                              \
         for (size_t number = TC_STREAMS * length; number < n_units; number++) {                                        \
             size_t first = number * UNIT * sizeof(WORD);                                                               \
             move_##WORD(grouped, classes[number], cursors->places[TC_STREAMS - 1], words[0], UNIT);                    \
-            add_##WORD(words[0], base + first, UNIT);                                                                  \
-            memcpy(out + first, words[0], UNIT * sizeof(WORD));                                                        \
+            add_##WORD(words[0], base + first, UNIT, out + first);                                                     \
         }                                                                                                              \
-    }                                                                                                                  \
-    static void finish_##WORD(WORD *words, size_t n_words, TcMeaning meaning, const uint8_t *base, uint8_t *out) {     \
-        if (meaning != TC_WORDS)                                                                                       \
-            undo_zigzag_##WORD(words, n_words);                                                                        \
-        if (meaning == TC_SUMS)                                                                                        \
-            add_##WORD(words, base, n_words);                                                                          \
-        memcpy(out, words, n_words * sizeof *words);                                                                   \
     }
 
 LOOPS(uint8_t)
@@ -84,43 +55,70 @@ LOOPS(uint16_t)
 LOOPS(uint32_t)
 LOOPS(uint64_t)
 
-/* Put at most BLOCK words of four planes together. */
-static void join_4(const uint8_t *const *planes, size_t begin, size_t here, uint32_t *words) {
-    uint16_t low[BLOCK], high[BLOCK];
-    join_2(planes[0] + begin, planes[1] + begin, here, low);
-    join_2(planes[2] + begin, planes[3] + begin, here, high);
-    join_halves(low, high, here, words);
-}
+#define PLANES_1 const uint8_t *restrict p0 = planes[0]
+#define PLANES_2 PLANES_1, *restrict p1 = planes[1]
+#define PLANES_4 PLANES_2, *restrict p2 = planes[2], *restrict p3 = planes[3]
+#define PLANES_8 PLANES_4, *restrict p4 = planes[4], *restrict p5 = planes[5], *restrict p6 = planes[6], *restrict p7 = planes[7]
+
+#define WORD_1 p0[at]
+#define WORD_2 (p0[at] | p1[at] << 8)
+#define WORD_4 ((uint32_t)WORD_2 | (uint32_t)p2[at] << 16 | (uint32_t)p3[at] << 24)
+#define WORD_8 (WORD_4 | ((uint64_t)(p4[at] | p5[at] << 8) | (uint64_t)p6[at] << 16 | (uint64_t)p7[at] << 24) << 32)
+
+/* One pass over the planes, for each meaning of the words. The memory of words need not be aligned. */
+#define JOINS(WORD, WIDTH)                                                                                             \
+    TC_VECTORS static void join_words_##WORD(const uint8_t *const *planes, size_t n_words, uint8_t *restrict words) {  \
+        PLANES_##WIDTH;                                                                                                \
+        for (size_t at = 0; at < n_words; at++) {                                                                      \
+            WORD word = (WORD)WORD_##WIDTH;                                                                            \
+            memcpy(words + at * sizeof word, &word, sizeof word);                                                      \
+        }                                                                                                              \
+    }                                                                                                                  \
+    TC_VECTORS static void join_differences_##WORD(const uint8_t *const *planes, size_t n_words,                       \
+                                                   uint8_t *restrict words) {                                          \
+        PLANES_##WIDTH;                                                                                                \
+        for (size_t at = 0; at < n_words; at++) {                                                                      \
+            WORD word = (WORD)WORD_##WIDTH;                                                                            \
+            word = (WORD)((WORD)(word >> 1) ^ (WORD)(0 - (word & 1)));                                                 \
+            memcpy(words + at * sizeof word, &word, sizeof word);                                                      \
+        }                                                                                                              \
+    }                                                                                                                  \
+    TC_VECTORS static void join_sums_##WORD(const uint8_t *const *planes, size_t n_words, const uint8_t *restrict base, \
+                                            uint8_t *restrict words) {                                                 \
+        PLANES_##WIDTH;                                                                                                \
+        for (size_t at = 0; at < n_words; at++) {                                                                      \
+            WORD word = (WORD)WORD_##WIDTH, of_base;                                                                   \
+            memcpy(&of_base, base + at * sizeof of_base, sizeof of_base);                                              \
+            word = (WORD)((WORD)((WORD)(word >> 1) ^ (WORD)(0 - (word & 1))) + of_base);                               \
+            memcpy(words + at * sizeof word, &word, sizeof word);                                                      \
+        }                                                                                                              \
+    }
+
+JOINS(uint8_t, 1)
+JOINS(uint16_t, 2)
+JOINS(uint32_t, 4)
+JOINS(uint64_t, 8)
+
+#define JOIN(WORD)                                                                                                     \
+    do {                                                                                                               \
+        if (meaning == TC_WORDS)                                                                                       \
+            join_words_##WORD(planes, n_words, words);                                                                 \
+        else if (meaning == TC_DIFFERENCES)                                                                            \
+            join_differences_##WORD(planes, n_words, words);                                                           \
+        else                                                                                                           \
+            join_sums_##WORD(planes, n_words, base, words);                                                            \
+    } while (0)
 
 void tc_join_planes(const uint8_t *const *planes, size_t n_words, size_t width, TcMeaning meaning, const uint8_t *base,
                     uint8_t *words) {
-    union {
-        uint8_t bytes[BLOCK];
-        uint16_t halves[BLOCK];
-        uint32_t singles[BLOCK];
-        uint64_t doubles[BLOCK];
-    } block;
-    for (size_t begin = 0; begin < n_words; begin += BLOCK) {
-        size_t here = n_words - begin < BLOCK ? n_words - begin : BLOCK;
-        const uint8_t *of_base = base == NULL ? NULL : base + begin * width;
-        uint8_t *out = words + begin * width;
-        if (width == 1) {
-            memcpy(block.bytes, planes[0] + begin, here);
-            finish_uint8_t(block.bytes, here, meaning, of_base, out);
-        } else if (width == 2) {
-            join_2(planes[0] + begin, planes[1] + begin, here, block.halves);
-            finish_uint16_t(block.halves, here, meaning, of_base, out);
-        } else if (width == 4) {
-            join_4(planes, begin, here, block.singles);
-            finish_uint32_t(block.singles, here, meaning, of_base, out);
-        } else {
-            uint32_t low[BLOCK], high[BLOCK];
-            join_4(planes, begin, here, low);
-            join_4(planes + 4, begin, here, high);
-            join_quarters(low, high, here, block.doubles);
-            finish_uint64_t(block.doubles, here, meaning, of_base, out);
-        }
-    }
+    if (width == 1)
+        JOIN(uint8_t);
+    else if (width == 2)
+        JOIN(uint16_t);
+    else if (width == 4)
+        JOIN(uint32_t);
+    else
+        JOIN(uint64_t);
 }
 
 #define UNGROUP(WORD)                                                                                                  \
