@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _CORE_PART_BYTES = 256 << 10
 """Size of the deltas the core decodes together: with their bases they stay in the cache of a processor."""
+_MOST_PART_BYTES = 8 << 20
+"""Size of the chunks with one root that the core decodes together."""
 _PART_BYTES = 1 << 20
 """Size of the deltas a thread of Python decodes together."""
 _CALL_BYTES = 256 << 20
@@ -190,12 +192,14 @@ class Load:
             is_slow |= int(sizes[start:stop].sum()) < _LEAST_DIRECT_RATE * (time.perf_counter() - begin_s)
         return is_good
 
-    def undecodable(self, links: ChainLinks, wanted: Wanted) -> Any:
+    def undecodable(self, links: ChainLinks, wanted: Wanted, root: Any) -> Any:
         """Read, decode and verify chunks of this machine's files with the compiled core; needs `can_decode`.
 
         Args:
             links: The links of all wanted chunks.
             wanted: The chunks; a target without memory keeps none.
+            root: For each chunk a number of the end of its chain. Neighbours with one root are decoded together, so
+                that the core decodes what their chains share once.
 
         Returns:
             The numbers of the chunks that failed, and of those that need another way than files.
@@ -203,28 +207,33 @@ class Load:
         Raises:
             BlobNotFoundError: A pack is gone.
         """
-        return _Reading(self, links, wanted).run_in_core()
+        return _Reading(self, links, wanted, root).run_in_core()
 
-    def plan(self, links: ChainLinks, sizes: Any) -> list[tuple[WayChoice, list[Any]]]:
+    def plan(self, links: ChainLinks, sizes: Any, root: Any | None = None) -> list[tuple[WayChoice, list[Any]]]:
         """Plan the reading of chunks: of those without bases by their packs, and of deltas in their order.
 
         Args:
             links: The links of all wanted chunks.
             sizes: The size of each chunk.
+            root: See `undecodable`; None if each chunk is decoded by itself.
 
         Returns:
             Ways, and the parts to read in each: the numbers of the chunks.
         """
         counts = np.diff(links.begins)
-        deltas = np.flatnonzero(counts > 1)
+        is_delta = counts > 1
+        if root is not None:
+            is_delta |= np.isin(root, root[is_delta])
+        deltas = np.flatnonzero(is_delta)
         own = links.places if len(deltas) == 0 else links.places.some(links.begins[:-1])
-        groups = self._planner.groups(own, np.flatnonzero(counts == 1))
+        groups = self._planner.groups(own, np.flatnonzero(~is_delta))
         planned = [(group.choice, [extent.members for extent in group.extents]) for group in groups]
         if len(deltas):
             numbers, _ = links.of_chunks(deltas)
             choice = self._planner.choice_for_deltas(links.places.some(numbers))
             each = _CORE_PART_BYTES if can_decode() and self.is_local else _PART_BYTES
-            planned.append((choice, parts_of(deltas, sizes[deltas], each)))
+            of = None if root is None else root[deltas]
+            planned.append((choice, parts_of(deltas, sizes[deltas], each, of)))
         return planned
 
     def fetch(self, places: Places, choice: WayChoice, *, from_storage: bool) -> Stored:
@@ -367,10 +376,11 @@ _NO_CHUNKS = np.empty(0, dtype=np.int64)
 class _Reading:
     """The reading of some chunks within a load."""
 
-    def __init__(self, load: Load, links: ChainLinks, wanted: Wanted) -> None:
+    def __init__(self, load: Load, links: ChainLinks, wanted: Wanted, root: Any | None = None) -> None:
         self._load = load
         self._links = links
         self._wanted = wanted
+        self._root = root
         self._damaged: list[Damage] = []
 
     def run(self) -> list[Damage]:
@@ -391,7 +401,7 @@ class _Reading:
 
     def _planned(self) -> Iterator[tuple[bool, list[_Parts], list[_Parts]]]:
         """Plan the reading; yield whether threads wait for a disk, the parts for the core, and the other parts."""
-        planned = self._load.plan(self._links, self._wanted.target.n_bytes)
+        planned = self._load.plan(self._links, self._wanted.target.n_bytes, self._root)
         for waits in (False, True):
             chosen = [(choice, parts) for choice, parts in planned if choice.waits == waits and parts]
             is_for_core = [can_decode() and self._load.is_local and choice.is_of_file for choice, _ in chosen]
@@ -524,12 +534,18 @@ def damage_of(links: ChainLinks, chunk: int, number: int, reason: str, error: Ba
     )
 
 
-def parts_of(chunks: Any, sizes: Any, each: int) -> list[Any]:
-    """Split chunks, in their order, into parts of about equal size."""
+def parts_of(chunks: Any, sizes: Any, each: int, root: Any | None = None) -> list[Any]:
+    """Split chunks, in their order, into parts of about equal size; with roots, mostly where the root changes."""
     if len(chunks) == 0:
         return []
     begins = sizes.cumsum() - sizes
-    return np.split(chunks, np.flatnonzero(np.diff(begins // each)) + 1)
+    if root is None:
+        return np.split(chunks, np.flatnonzero(np.diff(begins // each)) + 1)
+    is_first = np.append(True, root[1:] != root[:-1])
+    begin_of_root = np.maximum.accumulate(np.where(is_first, begins, 0))
+    is_border = np.diff(begin_of_root // each) != 0
+    is_border |= np.diff((begins - begin_of_root) // _MOST_PART_BYTES) > 0
+    return np.split(chunks, np.flatnonzero(is_border) + 1)
 
 
 def _check_calls(packs: Any, sizes: Any, most_bytes: int) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from tensorcas_mlflow.layout import MAX_DEPTH, Mask, Table
 
 _WINDOW_BYTES = 64 << 20
 """Stored bytes screened at a time, without their bases. A pack that is gone leaves them all to the caller."""
+_OFFSET_BITS = 44
+"""Bits of a place in a pack, above those of its number; a mistake would only cost time."""
 _PART_BYTES = 1 << 20
 """Decoded bytes whose bases are read together."""
 
@@ -42,15 +44,27 @@ def find_sound(
     is_sound = np.zeros(len(places.found), dtype=bool)
     if not _can_screen(backend, bases):
         return is_sound
-    for chosen in _windows(places, _possible(places, bases)):
+    chosen = _possible(places, bases)
+    if bases is None:
+        links = ChainLinks(places=places.some(chosen), begins=np.arange(len(chosen) + 1))
+        wanted = None
+    else:
+        links, wanted, which = _links_of(places.some(chosen), bases)
+        chosen = chosen[which]
+    order, root = _by_chain(links)
+    stored_bytes = places.entries["stored_bytes"][chosen].astype(np.int64)
+    for part in parts_of(order, stored_bytes[order], _WINDOW_BYTES):
         try:
             with Load(backend, None, "", way_of_environment()) as load:
-                suspects = _suspects(load, places.some(chosen), bases)
+                if wanted is None:
+                    failed = load.suspects(links.some(part))
+                else:
+                    failed = load.undecodable(links.some(part), wanted.some(part), root[part])
         except BlobNotFoundError:
             continue
-        done = np.delete(chosen, suspects)
-        is_sound[done] = True
-        on_read(int(places.entries["stored_bytes"][done].sum(dtype=np.int64)))
+        done = np.delete(part, failed)
+        is_sound[chosen[done]] = True
+        on_read(int(stored_bytes[done].sum()))
     return is_sound
 
 
@@ -144,19 +158,16 @@ def _links_of(places: Places, bases: Table) -> tuple[ChainLinks, Wanted, Any]:
     return links.some(chosen), wanted, chosen
 
 
-def _suspects(load: Load, places: Places, bases: Table | None) -> Any:
-    """Return the numbers of the chunks that are not known to be sound."""
-    everything = np.arange(len(places.found))
-    if bases is None:
-        return load.suspects(ChainLinks(places=places, begins=np.arange(len(everything) + 1)))
-    links, wanted, chosen = _links_of(places, bases)
-    failed = load.undecodable(links, wanted)
-    return np.setdiff1d(everything, np.delete(chosen, failed))
+def _by_chain(links: ChainLinks) -> tuple[Any, Any]:
+    """Sort chunks so that each follows its base, and that chunks with one root are neighbours.
 
-
-def _windows(places: Places, chunks: Any) -> Iterator[Any]:
-    """Divide chunks, in the order of their places, into windows of bounded size."""
-    entries = places.entries
-    ordered = chunks[np.lexsort((entries["offset"][chunks], places.pack[chunks]))]
-    ends = entries["stored_bytes"][ordered].cumsum(dtype=np.int64) // _WINDOW_BYTES
-    yield from np.split(ordered, np.flatnonzero(np.diff(ends)) + 1) if len(ordered) else ()
+    Returns:
+        The order, and for each chunk a number of its root: by the place of the end of its chain.
+    """
+    counts = np.diff(links.begins)
+    place = links.places.pack.astype(np.int64) << _OFFSET_BITS | links.places.entries["offset"].astype(np.int64)
+    levels = [
+        np.where(level < counts, place[np.maximum(links.begins[1:] - 1 - level, 0)], -1)
+        for level in range(int(counts.max(initial=1)))
+    ]
+    return np.lexsort(levels[::-1]), levels[0]

@@ -12,9 +12,21 @@ import pytest
 from tensorcas_mlflow import native
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io._catalog import Places
-from tensorcas_mlflow.chunk_io._decode import NOWHERE, Batch, ChainLinks, Fault, Wanted, decode, decode_chain
+from tensorcas_mlflow.chunk_io._decode import (
+    CHUNK,
+    LINK,
+    NOWHERE,
+    PART,
+    READ,
+    Batch,
+    ChainLinks,
+    Fault,
+    Wanted,
+    decode,
+    decode_chain,
+)
 from tensorcas_mlflow.chunk_io._plan import Target
-from tensorcas_mlflow.codecs import DELTA, RAW, ZSTD
+from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD
 from tensorcas_mlflow.errors import CorruptChunkError
 from tensorcas_mlflow.layout import ENTRY, RefTarget
 from tensorcas_mlflow.store import Store
@@ -249,3 +261,46 @@ def test_damaged_chunk_does_not_reach_the_memory_it_is_read_into(tmp_path: Path,
         Store.open(tmp_path).read_tensors(manifest, out={"w": out}, verify=verify)
     assert ((out == -1) | (out == wanted)).all()
     assert (out[8_192:12_288] == -1).all()
+
+
+@pytest.mark.parametrize("n_bytes", [400, 30_000])
+@pytest.mark.parametrize("damaged", [None, 0, 1, 2, 3, 4])
+def test_chains_that_share_links_are_decoded_as_if_they_shared_none(n_bytes: int, damaged: int | None) -> None:
+    """A tree of versions: 1 and 4 are deltas against 0, and 2 and 3 against 1."""
+    assert native.core is not None
+    base_of = {1: 0, 2: 1, 3: 1, 4: 0}
+    versions = [floats(n_bytes, seed) for seed in range(5)]
+    payloads = [bytes(PLANES.encode(versions[0], 4))]
+    payloads += [bytes(DELTA.encode(versions[version], 4, versions[base])) for version, base in base_of.items()]
+    if damaged is not None:
+        payloads[damaged] = payloads[damaged][:-1] + bytes([payloads[damaged][-1] ^ 64])
+    chains = {0: [0], 1: [1, 0], 2: [2, 1, 0], 3: [3, 1, 0], 4: [4, 0]}
+    order = [0, 1, 2, 3, 4, 2, 0, 1]
+    reads = np.zeros(5, READ)
+    reads["n_bytes"], reads["source"] = [len(payload) for payload in payloads], range(5)
+    numbers = [link for version in order for link in chains[version]]
+    links = np.zeros(len(numbers), LINK)
+    links["read"], links["n_stored"] = numbers, reads["n_bytes"][numbers]
+    links["codec"] = [DELTA.number if number else PLANES.number for number in numbers]
+    chunks = np.zeros(len(order), CHUNK)
+    chunks["start"], chunks["n_bytes"] = np.arange(len(order)) * n_bytes, n_bytes
+    chunks["n_links"] = [len(chains[version]) for version in order]
+    chunks["first_link"] = chunks["n_links"].cumsum() - chunks["n_links"]
+    chunks["digest"] = [np.frombuffer(digest(versions[version]), np.uint8) for version in order]
+    parts = np.array([(0, 5, 0, len(order))], PART)
+    out = bytearray(len(order) * n_bytes)
+    statuses = native.core.decode(reads, links, chunks, parts, payloads, [out], True, 1)
+
+    for at, version in enumerate(order):
+        made = bytes(out[at * n_bytes : (at + 1) * n_bytes])
+        assert made == (bytes(n_bytes) if statuses[at] else versions[version])
+        if damaged not in chains[version]:
+            assert statuses[at] == 0
+        else:
+            alone = links[chunks["first_link"][at] :][: len(chains[version])]
+            one = chunks[at : at + 1].copy()
+            one["first_link"] = one["start"] = 0
+            [status] = native.core.decode(
+                reads, alone.copy(), one, np.array([(0, 5, 0, 1)], PART), payloads, [out], True, 1
+            )
+            assert bool(status) == bool(statuses[at])

@@ -86,17 +86,27 @@ static void give_back(Slab *slab) {
 
 /* --- codecs */
 
+/* A link that is decoded already. */
+typedef struct {
+    TcLink link;
+    size_t n_bytes;
+    const uint8_t *made;
+} Held;
+
 /* The memory of one thread for the chunk it decodes; each area is as long as the longest chunk. */
 typedef struct {
     ZSTD_DCtx **context;
     uint8_t *out;
-    uint8_t *bases[2];
     uint8_t *planes;
     uint8_t *grouped;
     uint8_t *classes;
+    uint8_t *levels; /* an area for each link of a chain, its end first */
+    size_t n_bytes;  /* of each area */
+    Held held[MOST_LINKS]; /* the chain decoded last, its end first: the next chunk may share its beginning */
+    size_t n_held;
 } Areas;
 
-enum { N_AREAS = 6 };
+enum { N_AREAS = 4 }; /* besides the levels */
 
 static uint32_t u32_at(const uint8_t *from) {
     uint32_t number;
@@ -360,30 +370,48 @@ static int is_as_written(const TcLink *link, const uint8_t *payload) {
     return memcmp(digest, link->stored_digest, sizeof link->stored_digest) == 0;
 }
 
-/* Decode the chain of a chunk into `areas->out + n_pending`; set `made` to the chunk, there or in the memory of its read. */
+static int is_held(const Areas *areas, size_t level, const TcLink *link, size_t n_bytes) {
+    const Held *held = areas->held + level;
+    return level < areas->n_held && held->n_bytes == n_bytes && held->link.read == link->read &&
+           held->link.begin == link->begin && held->link.n_stored == link->n_stored && held->link.codec == link->codec;
+}
+
+/* Decode the chain of a chunk; set `made` to the chunk: in `areas->out + n_pending`, in the levels, or in the memory of its
+ * read. What the chain shares with the chain before is not decoded again. */
 static int decode_chain(const TcBatch *batch, const TcChunk *chunk, const uint8_t *const *stored, uint32_t first_read,
                         Areas *areas, size_t n_pending, const uint8_t **made) {
     const TcLink *links = batch->links + chunk->first_link;
-    size_t n_bytes = chunk->n_bytes;
+    size_t n_bytes = chunk->n_bytes, level = 0;
     const uint8_t *base = NULL;
-    for (uint32_t number = chunk->n_links; number-- > 0;) {
+    for (uint32_t number = chunk->n_links; number-- > 0; level++) {
         const TcLink *link = links + number;
         if (stored[link->read - first_read] == NULL)
             return CHUNK_UNREAD;
         const uint8_t *payload = stored[link->read - first_read] + link->begin;
         if (link->checks && !is_as_written(link, payload))
             return CHUNK_DIFFERS;
+        if (is_held(areas, level, link, n_bytes)) {
+            base = areas->held[level].made;
+            continue;
+        }
+        areas->n_held = level;
         if (link->codec == RAW) {
             if (link->n_stored != n_bytes)
                 return CHUNK_MALFORMED;
             base = payload;
-            continue;
+        } else {
+            /* A chunk that waits for others to be verified with it does not stay for the next chain. */
+            int stays = number > 0 || n_bytes > areas->n_bytes / 2;
+            uint8_t *out = stays ? areas->levels + level * areas->n_bytes : areas->out + n_pending;
+            int status = decode_one(areas, link->codec, payload, link->n_stored, base, out, n_bytes);
+            if (status != CHUNK_GOOD)
+                return status;
+            base = out;
+            if (!stays)
+                continue;
         }
-        uint8_t *out = number ? areas->bases[number & 1] : areas->out + n_pending;
-        int status = decode_one(areas, link->codec, payload, link->n_stored, base, out, n_bytes);
-        if (status != CHUNK_GOOD)
-            return status;
-        base = out;
+        areas->held[level] = (Held){.link = *link, .n_bytes = n_bytes, .made = base};
+        areas->n_held = level + 1;
     }
     *made = base;
     return CHUNK_GOOD;
@@ -418,6 +446,7 @@ typedef struct {
     Slab *slab;
     size_t reads_bytes; /* of one worker's memory for reads */
     size_t area_bytes;  /* of each of its areas */
+    size_t n_areas;
     size_t most_reads;  /* of one part */
     const uint8_t **stored; /* for each worker and read of its part: its bytes; NULL if it failed */
 } Work;
@@ -427,15 +456,16 @@ static void do_part(void *context, size_t index, size_t slot) {
     const TcBatch *batch = work->batch;
     const TcPart *part = batch->parts + index;
     const uint8_t **stored = work->stored + slot * work->most_reads;
-    uint8_t *room = work->slab->memory + slot * (work->reads_bytes + N_AREAS * work->area_bytes);
+    uint8_t *room = work->slab->memory + slot * (work->reads_bytes + work->n_areas * work->area_bytes);
     uint8_t *area = room + work->reads_bytes;
     Areas areas = {
         .context = work->slab->contexts + slot,
         .out = area,
-        .bases = {area + work->area_bytes, area + 2 * work->area_bytes},
-        .planes = area + 3 * work->area_bytes,
-        .grouped = area + 4 * work->area_bytes,
-        .classes = area + 5 * work->area_bytes,
+        .planes = area + work->area_bytes,
+        .grouped = area + 2 * work->area_bytes,
+        .classes = area + 3 * work->area_bytes,
+        .levels = area + N_AREAS * work->area_bytes,
+        .n_bytes = work->area_bytes,
     };
     for (uint32_t number = part->first_read; number < part->last_read; number++)
         room = fetch(batch, batch->reads + number, room, stored + (number - part->first_read));
@@ -455,6 +485,8 @@ static void do_part(void *context, size_t index, size_t slot) {
         pending.numbers[pending.count] = number;
         pending.sizes[pending.count++] = chunk->n_bytes;
         pending.n_bytes += n_bytes;
+        if (*made >= areas.levels && *made < area + work->n_areas * work->area_bytes)
+            settle(&pending); /* the next chain takes the levels */
     }
     settle(&pending);
 }
@@ -511,8 +543,10 @@ int tc_decode(const TcBatch *batch, size_t n_workers) {
         work.reads_bytes = n_bytes > work.reads_bytes ? n_bytes : work.reads_bytes;
         work.most_reads = n_reads > work.most_reads ? n_reads : work.most_reads;
     }
+    size_t most_links = 0;
     for (size_t number = 0; number < batch->n_chunks; number++) {
         const TcChunk *chunk = batch->chunks + number;
+        most_links = chunk->n_links > most_links ? chunk->n_links : most_links;
         if (!is_raw(batch, chunk) && chunk->n_bytes > work.area_bytes)
             work.area_bytes = chunk->n_bytes;
     }
@@ -521,7 +555,8 @@ int tc_decode(const TcBatch *batch, size_t n_workers) {
     if (n_workers > batch->n_parts)
         n_workers = batch->n_parts;
     n_workers = n_workers < 1 ? 1 : n_workers > TC_MOST_THREADS ? TC_MOST_THREADS : n_workers;
-    work.slab = take_slab(n_workers * (work.reads_bytes + N_AREAS * work.area_bytes));
+    work.n_areas = N_AREAS + most_links;
+    work.slab = take_slab(n_workers * (work.reads_bytes + work.n_areas * work.area_bytes));
     work.stored = malloc(n_workers * work.most_reads * sizeof *work.stored);
     int has_room = work.slab != NULL && work.stored != NULL;
     if (has_room)
