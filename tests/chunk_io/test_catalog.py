@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -241,3 +243,40 @@ def test_segment_names_a_pack_once_that_two_threads_took_up(shared: Store, monke
 
     assert list(table.packs) == packs_of(shared)
     assert len(table) == 2
+
+
+def test_refresh_reads_only_new_names_of_a_local_index(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    counts = []
+    for seed in range(24):
+        save(store, seed)
+        counts.append(calls_of(store.catalog.refresh))
+
+    assert len(list(store.backend.list("index"))) == 24
+    assert counts[-1] <= counts[4]
+
+
+def test_refresh_takes_up_a_pack_that_another_process_has_added(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    save(store, 0)
+    store.catalog.refresh()
+    save(Store.open(tmp_path), 1)
+
+    assert save(store, 1) == 0
+    assert len(store.catalog._loose) == 2
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    """Count the Python calls of this thread."""
+    n_calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal n_calls
+        n_calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return n_calls

@@ -9,7 +9,7 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import BackendError, ConflictError, FencedError
-from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout import RefTarget, pack_name
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.testing import FaultyBackend
@@ -84,6 +84,20 @@ def test_an_unchanged_state_is_not_copied_again_and_committed(store: Store) -> N
 
     assert np.array_equal(read(store, 2), weights)
     assert len(packs(store)) == 1
+
+
+def test_stored_copy_is_relied_on_until_a_read_finds_one_of_its_chunks_damaged(store: Store) -> None:
+    copy = store.copy({"w": rng.normal(size=5_000)})
+    assert not store.relies_on(copy)
+    doubts = store.catalog.doubts()
+    with store.begin_checkpoint(copy) as save:
+        save.commit(target(1))
+    copy.note_stored(doubts)
+    assert store.relies_on(copy)
+    [pack] = packs(store)
+    store.catalog.distrust(pack_name(pack), copy.columns.digests[0].tobytes())
+
+    assert not store.relies_on(copy)
 
 
 def test_arrays_that_change_before_they_are_written_are_refused(store: Store) -> None:

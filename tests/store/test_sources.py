@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.base import digest as base_digest
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
@@ -203,3 +203,28 @@ def test_large_arrays_are_not_taken_for_what_was_hashed(source: TensorSource) ->
     [pieces] = source.pieces(everything(source))
 
     assert not pieces.are_hashed
+
+
+def test_states_of_one_layout_share_their_description() -> None:
+    weights = {"a": np.zeros((3, 5)), "b": np.zeros(7)}
+    first = TensorSource(weights, {}, 4096).columns
+    later = TensorCopy({name: array + 1 for name, array in weights.items()}, {}, 4096).columns
+
+    assert later.is_laid_out_like(first)
+    assert [later.spec(row) for row in range(2)] == [first.spec(row) for row in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "chunk_bytes"),
+    [
+        ({"a": np.zeros((3, 5)), "c": np.zeros(7)}, 4096),
+        ({"b": np.zeros(7), "a": np.zeros((3, 5))}, 4096),
+        ({"a": np.zeros((5, 3)), "b": np.zeros(7)}, 4096),
+        ({"a": np.zeros((3, 5)), "b": np.zeros(7, np.int64)}, 4096),
+        ({"a": np.zeros((3, 5)), "b": np.zeros(7)}, 8192),
+    ],
+)
+def test_states_of_different_layouts_share_nothing(tensors: dict[str, Array], chunk_bytes: int) -> None:
+    first = TensorSource({"a": np.zeros((3, 5)), "b": np.zeros(7)}, {}, 4096).columns
+
+    assert not TensorSource(tensors, {}, chunk_bytes).columns.is_laid_out_like(first)
