@@ -232,6 +232,8 @@ class BasePlan:
         """All packs the save may come to rely on."""
         self._found = found if len(candidates) <= _MOST_HELD else None
         """Places of all candidates; None if they are looked up on demand."""
+        self._checked: dict[bytes, Buffer] = {}
+        """Remembered chunks whose bytes hash to their digests, the keys."""
         self._nearest: dict[int, Ancestry] = {}
         """The same places for bases of a depth, by depth."""
         self._packs = reader.open_packs()
@@ -273,7 +275,7 @@ class BasePlan:
         if depth is not None:
             chain = [each for each in chain if each[0] <= depth][:1]
         wanted = np.frombuffer(b"".join(each for _, each in chain), np.uint8).reshape(-1, DIGEST_BYTES)
-        data: Sequence[Buffer | None] | None = self._catalog.recent.find(wanted)
+        data: Sequence[Buffer | None] | None = self._recalled(wanted)
         if data is None:
             sizes = self._catalog.find_sound(wanted, self._excluded).entries["raw_bytes"].tolist()
             data = self._read(wanted, sizes)
@@ -350,8 +352,19 @@ class BasePlan:
 
     def _remembered(self, found: Ancestry) -> Sequence[Buffer | None] | None:
         """Return chunks this process has just stored; None if it has not, or if its stored copies are unreadable."""
-        chunks = self._catalog.recent.find(_digests(found))
+        chunks = self._recalled(_digests(found))
         return None if chunks is None or not self._catalog.recent.are_whole(found.levels) else chunks
+
+    def _recalled(self, digests: Digests) -> Sequence[Buffer | None] | None:
+        """Return remembered chunks, each hashed once in this save; None unless all are remembered."""
+        keys = [row.tobytes() for row in digests]
+        new = [at for at, key in enumerate(keys) if key not in self._checked]
+        if new:
+            chunks = self._catalog.recent.find(digests[new])
+            if chunks is None:
+                return None
+            self._checked.update(zip([keys[at] for at in new], chunks, strict=True))
+        return [self._checked[key] for key in keys]
 
     def _read(self, digests: Digests, sizes: list[int]) -> Sequence[Buffer | None]:
         """Read chunks, each verified; return none of them if any is unreadable: then nothing uses them as bases."""
