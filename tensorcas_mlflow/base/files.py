@@ -43,6 +43,10 @@ def _sync_file(path: str) -> None:
         os.close(descriptor)
 
 
+def _call(function: Callable[[], object]) -> None:
+    function()
+
+
 def _sync_parent(folder: str) -> None:
     """Make the names in a folder durable; skip an unreadable one, which another user has created."""
     with contextlib.suppress(PermissionError):
@@ -100,7 +104,7 @@ class Settled:
             *(partial(sync_folder, folder) for folder in folders),
             *(partial(_sync_parent, parent) for parent in sorted({*parents.values()}.difference(folders))),
         ]
-        threads.run_all(lambda sync: sync(), syncs, waits=True)
+        threads.run_all(_call, syncs, waits=True)
         if len(self._folders) > _MAX_SETTLED:
             self._folders.clear()
         self._folders.update(folders, names_of, parents.values())
