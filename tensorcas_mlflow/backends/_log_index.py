@@ -44,6 +44,8 @@ class IndexedBlob(NamedTuple):
     """Offset of its record."""
     row: LogRow
     written_s: float
+    words: bytes = b""
+    """Words of a pack."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,7 +118,7 @@ class LogIndex:
                 commit_keys.append(row.key)
             else:
                 keys.append((record, _hash(row.key)))
-                words.append((record, row.words))
+                words.append((record, blob.words))
         n_keys, n_words = np.zeros((2, len(offsets)), np.uint32)
         for record, _ in keys:
             n_keys[record] += 1

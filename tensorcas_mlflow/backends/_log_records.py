@@ -86,11 +86,9 @@ class LogRow(NamedTuple):
     words: bytes = b""
     """The words of a pack in the body."""
 
-    def words_in(self, meta: bytes) -> bytes:
-        """Return the words of a pack, given the meta of its record; none for another blob."""
-        if self.in_body or not self.key.startswith(_PACKS):
-            return self.words
-        return pack_words(self.kind, meta[self.start : self.start + self.size])
+    def data_in(self, meta: bytes) -> bytes:
+        """Return a blob that lies in a meta, as it lies there."""
+        return meta[self.start : self.start + self.size]
 
     @property
     def in_body(self) -> bool:
@@ -98,9 +96,8 @@ class LogRow(NamedTuple):
         return self.kind == _IN_BODY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A record that has been read, without its body."""
+class Record(NamedTuple):
+    """A record that has been read, without its body; a tuple, since an opened log has many."""
 
     offset: int
     end: int

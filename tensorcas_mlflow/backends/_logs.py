@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from tensorcas_mlflow.backends._contract import LogDamage, Token
-from tensorcas_mlflow.backends._log_digests import WORD_BYTES, with_digests
+from tensorcas_mlflow.backends._log_digests import WORD_BYTES, pack_words, with_digests
 from tensorcas_mlflow.backends._log_index import EMPTY as EMPTY_INDEX
 from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_bytes, read_index
 from tensorcas_mlflow.backends._log_records import (
@@ -70,8 +70,12 @@ _MAX_METAS = 32
 _MAX_BLOBS = 64
 _READ_LOG = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _WRITE_LOG = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_INDEXED_BYTES = 256 << 10
-"""Size of a log with an index."""
+_INDEXED_BYTES = 1 << 20
+"""Size of a log with an index; a smaller one is read quickly."""
+_INDEXED_AGAIN_BYTES = 256 << 10
+"""Least number of bytes by which a log grows before its index is written anew."""
+_MOST_UNREAD_BYTES = 4 << 20
+_PACKS = "packs/"
 _INDEX_GROWTH = 8
 """An index is written anew once the log has grown by one part in so many."""
 _MOST_DRAWN = 32
@@ -203,6 +207,8 @@ class _Log:
     """Their offsets."""
     written: LogIndex | None = None
     """The index that was read or written last."""
+    words: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """Words of packs, by record and row, for the next index."""
     may_have_index: bool = True
     lost_tombstones: list[int] = field(default_factory=list)
     """Places of damaged tombstones."""
@@ -234,6 +240,11 @@ class Logs:
         self._blobs_in: defaultdict[str, set[str]] = defaultdict(set)
         """Keys of the blobs directly below a prefix."""
         self._names_in: defaultdict[str, set[str]] = defaultdict(set)
+        self._unread: list[tuple[_Log, tuple[int, int], LogRow, bytes]] = []
+        """Packs whose words are not read: log, record and row, and the bytes if they lie in a meta."""
+        self._n_unread_bytes = 0
+        self._unentered: list[str] = []
+        """Keys of other blobs than refs that are in neither of these."""
         self._metas: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._blobs: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
         self._settled = Settled()
@@ -362,6 +373,7 @@ class Logs:
         words = np.ascontiguousarray(digests[:, :WORD_BYTES]).tobytes()
         with self._lock:
             self._draw(lambda index: index.with_words(np.frombuffer(words, "<u4")))
+            self._read_words()
             found = [self._packs.get(words[at : at + WORD_BYTES]) for at in range(0, len(words), WORD_BYTES)]
             return {key for keys in found if keys for key in keys if key in self._entries}
 
@@ -379,7 +391,8 @@ class Logs:
     def below(self, prefix: str) -> list[LogEntry]:
         """Return the blobs below a prefix, as of the last refresh."""
         with self._lock:
-            self._read_below(prefix)
+            # Whoever lists all refs below a prefix reads them, mostly.
+            self._read_below("")
             found: list[LogEntry] = []
             prefixes = [prefix]
             while prefixes:
@@ -533,22 +546,36 @@ class Logs:
             if place in log.dead or place in log.entries:
                 continue
             is_kept = row.is_commit and not row.in_body and row.size <= _KEPT_BYTES
-            data = record.meta[row.start : row.start + row.size] if is_kept else None
-            words = row.words_in(record.meta)
+            data = row.data_in(record.meta) if is_kept else None
+            if row.key.startswith(_PACKS):
+                self._unread.append((log, place, row, b"" if row.in_body else row.data_in(record.meta)))
+                self._n_unread_bytes += row.size
+                if self._n_unread_bytes > _MOST_UNREAD_BYTES:
+                    self._read_words()
+            self._add_entry(log, LogEntry(log.id, record.offset, row, record.written_s, data))
+
+    def _read_words(self) -> None:
+        """Read the words of the packs of new records; a process that lists refs needs none."""
+        for log, place, row, pack in self._unread:
+            words = row.words or pack_words(row.kind, pack)
             for at in range(0, len(words), WORD_BYTES):
                 self._packs.setdefault(words[at : at + WORD_BYTES], set()).add(row.key)
-            if words and not row.words:
-                row = row._replace(words=words)
-            self._add_entry(log, LogEntry(log.id, record.offset, row, record.written_s, data))
+            if words and (log.written is None or place[0] >= log.written.end):
+                log.words[place] = words
+        self._unread.clear()
+        self._n_unread_bytes = 0
 
     def _add_entry(self, log: _Log, entry: LogEntry) -> None:
         log.entries[entry.record, entry.row.number] = entry
         versions = self._entries.get(entry.key)
-        if versions is None:
-            self._entries[entry.key] = [entry]
-            self._enter(entry.key)
-        else:
+        if versions is not None:
             versions.append(entry)
+            return
+        self._entries[entry.key] = [entry]
+        if entry.key.startswith(_COMMITS):
+            self._enter(entry.key)
+        else:  # most processes list refs alone
+            self._unentered.append(entry.key)
 
     def _enter(self, key: str) -> None:
         above, _, _ = key.rpartition("/")
@@ -566,7 +593,9 @@ class Logs:
         versions.remove(entry)
         if not versions:
             del self._entries[entry.key]
-            self._blobs_in[entry.key.rpartition("/")[0]].discard(entry.key)
+            entered = self._blobs_in.get(entry.key.rpartition("/")[0])
+            if entered is not None:
+                entered.discard(entry.key)
 
     def _forget(self, name: str) -> None:
         for entry in self._logs.pop(name).entries.values():
@@ -637,13 +666,20 @@ class Logs:
         if prefix.partition("/")[0] == _COMMITS:
             return
         try:
-            for log in self._logs.values():
-                self._read_whole(log)
+            self._read_all()
         except FileNotFoundError:  # its log was rewritten since
             self._listed = None
             while not self._refresh():
                 pass
             self._read_below(prefix)
+
+    def _read_all(self) -> None:
+        for log in self._logs.values():
+            self._read_whole(log)
+        for key in self._unentered:
+            if key in self._entries:
+                self._enter(key)
+        self._unentered.clear()
 
     def _read_whole(self, log: _Log) -> None:
         """Read an indexed log without its index."""
@@ -676,15 +712,21 @@ class Logs:
             if log is None or log.end < end:
                 return
             before = log.written or EMPTY_INDEX
-            if end - before.end < max(_INDEXED_BYTES, before.end // _INDEX_GROWTH):
+            if end < _INDEXED_BYTES or end - before.end < max(_INDEXED_AGAIN_BYTES, before.end // _INDEX_GROWTH):
                 return
+            self._read_words()
             places = sorted(place for place in log.entries if before.end <= place[0] < end)
             entries = [log.entries[place] for place in places]
             if any(not entry.row.is_commit and entry.key.startswith(_COMMITS) for entry in entries):
                 return
-            blobs = (IndexedBlob(entry.record, entry.row, entry.written_s) for entry in entries)
+            blobs = (
+                IndexedBlob(entry.record, entry.row, entry.written_s, log.words.get(place, b""))
+                for place, entry in zip(places, entries, strict=True)
+            )
             index = before.extended(blobs, self._existing(log.consumed), end)
             log.written = index
+            for place in places:
+                log.words.pop(place, None)
             if log.index is not None:
                 log.index = index
                 log.drawn.update(place[0] for place in places)
@@ -737,7 +779,7 @@ class Logs:
         if data is None:
             if entry.row.is_commit:
                 self._note_read(entry.log)
-            data = self._meta(entry)[entry.row.start : entry.row.start + entry.row.size]
+            data = entry.row.data_in(self._meta(entry))
         try:
             blob = with_digests(entry.row.kind, data)
         except ValueError as error:

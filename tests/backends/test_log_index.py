@@ -21,7 +21,8 @@ N_STEPS = 120
 
 @pytest.fixture(autouse=True)
 def _small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_logs, "_INDEXED_BYTES", 4 << 10)
+    for bound in ("_INDEXED_BYTES", "_INDEXED_AGAIN_BYTES"):
+        monkeypatch.setattr(_logs, bound, 4 << 10)
 
 
 def arrays(step: int) -> dict[str, np.ndarray]:

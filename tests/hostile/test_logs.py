@@ -311,7 +311,8 @@ def test_too_little_memory_to_read_a_log_is_no_damage(folder: Path, monkeypatch:
 def test_an_error_of_the_system_while_a_log_is_read_is_an_error_of_the_backend(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(_logs, "_INDEXED_BYTES", 256)
+    for bound in ("_INDEXED_BYTES", "_INDEXED_AGAIN_BYTES"):
+        monkeypatch.setattr(_logs, bound, 256)
     store = Store.open(folder)
     with store.write_checkpoint(arrays(9)) as pending:
         pending.commit(target(9))
