@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import VerifyReport, copy_refs, read_source, verify
 from tensorcas_mlflow.store import Store, _deltas
@@ -48,6 +49,20 @@ def test_damage_in_a_chain_is_reported_for_every_delta_on_it(store: Store, at: i
     flip(store, packs[at], CHAIN[at])
     report = verify(fresh(store), **how)
 
+    assert told(report) == {(ref.label, ("1",)) for ref in refs[at:]}
+    assert any(f"packs/{packs[at]}.pack" in f"{problem.key} {problem.reason}" for problem in report.problems)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_damage_in_a_chain_of_files_is_reported_though_it_may_decode_all_the_same(tmp_path: Path, at: int) -> None:
+    store = Store.init_backend(LocalBackend(tmp_path), chunk_bytes=CHUNK_BYTES)
+    packs, refs = chain(store)
+    whole = verify(fresh(store), full=True)
+    flip(store, packs[at], CHAIN[at])
+    report = verify(fresh(store), full=True)
+
+    assert whole.problems == ()
+    assert whole.n_read == whole.n_chunks == 5
     assert told(report) == {(ref.label, ("1",)) for ref in refs[at:]}
     assert any(f"packs/{packs[at]}.pack" in f"{problem.key} {problem.reason}" for problem in report.problems)
 
