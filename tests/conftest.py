@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A thread of MLflow's telemetry changes the environment while requests reads it, which fails now and then.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
+ALL_LONG = "\npytestmark = pytest.mark.long\n"
 TOGETHER = ("deploy", "server_store", "served")
 """Folders whose tests share servers, which take longer to start than most tests to run."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave modules of long tests unread where long tests do not run: every worker would import their frameworks."""
+    if config.option.markexpr != "not long" or collection_path.suffix != ".py":
+        return None
+    return True if ALL_LONG in collection_path.read_text() else None
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too

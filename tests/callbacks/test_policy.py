@@ -7,24 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch
 import mlflow
 import pytest
 import torch
-import transformers
 import xgboost
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 
 from tensorcas_mlflow.callbacks import autolog
-from tensorcas_mlflow.callbacks.lightning import TensorCasCheckpoint
 from tensorcas_mlflow.callbacks.sklearn import fit_with_checkpoints
-from tensorcas_mlflow.callbacks.transformers import TensorCasCallback as TransformersCallback
 from tensorcas_mlflow.callbacks.xgboost import TensorCasCallback as XGBoostCallback
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.callbacks.loops import FEATURES, LABELS, PARAMETERS, data, make_module, make_trainer
-from tests.callbacks.tokens import Tokens
 
 AS_THEY_ARE_AND_TEXT = {0, 1}
 
@@ -51,21 +46,39 @@ def boost_with_autolog(**options: Any) -> None:
     xgboost.train({**PARAMETERS, "max_depth": 4}, data(), 40)
 
 
+def lightning_callback(**options: Any) -> Any:
+    from tensorcas_mlflow.callbacks.lightning import TensorCasCheckpoint
+
+    return TensorCasCheckpoint(**options)
+
+
+def transformers_callback(**options: Any) -> Any:
+    from tensorcas_mlflow.callbacks.transformers import TensorCasCallback
+
+    return TensorCasCallback(**options)
+
+
 def fit_a_module(**options: Any) -> None:
+    import lightning.pytorch
+
     module = make_module(lightning.pytorch)
     module.wide = torch.nn.Linear(64, 64)
-    make_trainer(lightning.pytorch, Path("lightning"), max_epochs=1, callbacks=[TensorCasCheckpoint(**options)]).fit(
+    make_trainer(lightning.pytorch, Path("lightning"), max_epochs=1, callbacks=[lightning_callback(**options)]).fit(
         module
     )
 
 
 def fit_a_language_model(**options: Any) -> None:
+    import transformers
+
+    from tests.callbacks.tokens import Tokens
+
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=64, n_positions=8, vocab_size=32)
     args = transformers.TrainingArguments(
         "out", num_train_epochs=1, per_device_train_batch_size=4, use_cpu=True, report_to=[], save_strategy="no"
     )
     model = transformers.GPT2LMHeadModel(config)
-    transformers.Trainer(model, args, train_dataset=Tokens(), callbacks=[TransformersCallback(**options)]).train()
+    transformers.Trainer(model, args, train_dataset=Tokens(), callbacks=[transformers_callback(**options)]).train()
 
 
 Train = Callable[..., None]
@@ -97,7 +110,7 @@ def test_environment_sets_the_policy_of_a_callback_without_one(tmp_path: Path, m
     assert codecs(tmp_path / "artifacts") <= AS_THEY_ARE_AND_TEXT
 
 
-@pytest.mark.parametrize("make", [XGBoostCallback, TensorCasCheckpoint, TransformersCallback, fit, autolog])
+@pytest.mark.parametrize("make", [XGBoostCallback, lightning_callback, transformers_callback, fit, autolog])
 def test_a_policy_that_does_not_exist_is_refused_before_any_training(make: Any) -> None:
     with pytest.raises(ValueError, match="a policy is fast, balanced, small, not 'quick'"):
         make(policy="quick")
