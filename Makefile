@@ -14,7 +14,9 @@ venv: $(STAMP) ## make .venv, with everything the other targets need
 $(STAMP): pyproject.toml setup.py setup.cfg constraints.txt $(wildcard tensorcas_mlflow/native/src/*)
 	.ci/libzstd
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".[all,dev]"
+	@# pip would compile all of it, on one core. Nothing imports the left out; some packages ship templates, which fail.
+	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|transformers/models)/' .venv/lib tensorcas_mlflow flavors || true
 	touch $@
 
 postgresql: ## make sure that PostgreSQL is installed, which tests of servers need; installs Debian's package
