@@ -25,9 +25,14 @@ from tensorcas_mlflow.layout import (
     segment_bytes,
     with_bases,
 )
-from tensorcas_mlflow.maintenance._census import census_bytes, read_census
+from tensorcas_mlflow.maintenance import (
+    census_bytes,
+    inventory_of_manifests,
+    inventory_of_packs,
+    merge_inventories,
+    read_census,
+)
 from tensorcas_mlflow.maintenance._chunks import check_chunks, shard_of
-from tensorcas_mlflow.maintenance._inventory import inventory_of_manifests, inventory_of_packs, merge_inventories
 from tensorcas_mlflow.store.protocol import intent_bytes, parse_intent
 
 N_WORDS = 1_001
