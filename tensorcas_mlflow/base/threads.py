@@ -259,6 +259,8 @@ class Background:
     """The thread waits this long for another job: a caller waits for the interpreter's lock twice to start a thread."""
     _LOOKS_S = 0.02
     """The waiting thread checks this often whether the interpreter is ending."""
+    _PAUSE_LOOKS_S = 0.1
+    """The same, before a job that is to begin later."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -269,24 +271,31 @@ class Background:
     def _begin_anew(self) -> None:
         self._lock = threading.Lock()
         self._has_job = threading.Condition(self._lock)
-        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._jobs: deque[tuple[Callable[[], Any], Future[Any], Callable[[], float]]] = deque()
         self._thread: threading.Thread | None = None
         self._is_ending = False
+        self._n_waiting = 0
+        """Callers that wait for jobs."""
         self._open: dict[Future[Any], None] = {}
         """The jobs that are not done or whose error nobody has seen, oldest first."""
 
-    def submit(self, job: Callable[[], T]) -> Future[T]:
+    def submit(self, job: Callable[[], T], *, begin_s: Callable[[], float] = float) -> Future[T]:
         """Queue a job after the earlier ones; run it at once in the caller if no thread can be started.
 
         If a KeyboardInterrupt comes meanwhile, the job may be in the queue all the same; then it runs, at the latest
         when somebody waits.
+
+        Args:
+            job: The job.
+            begin_s: Returns the earliest begin, by `time.monotonic`, of it and later jobs, once it is the next. It
+                counts only while nobody waits.
         """
         from concurrent.futures import Future
 
         future: Future[T] = Future()
         with self._lock:
             self._open[future] = None
-            self._jobs.append((job, future))
+            self._jobs.append((job, future, begin_s))
         self._see_to_it()
         return future
 
@@ -319,10 +328,13 @@ class Background:
         with self._lock:
             if not future.done() and future not in self._open:
                 raise RuntimeError("this is done by the process that began it; wait for it there")
-        self._see_to_it()  # whoever gave it may have been interrupted before
+            self._n_waiting += 1
         try:
+            self._see_to_it()  # whoever gave it may have been interrupted before
             return future.result()
         finally:
+            with self._lock:
+                self._n_waiting -= 1
             if future.done():
                 self._forget(future)
 
@@ -348,7 +360,11 @@ class Background:
                     if not is_here:
                         self._thread = None
                     return
-                job, future = self._jobs.popleft()
+                pause_s = self._jobs[0][2]() - time.monotonic()
+                if pause_s > 0 and not (is_here or self._n_waiting) and threading.main_thread().is_alive():
+                    self._has_job.wait(min(pause_s, self._PAUSE_LOOKS_S))
+                    continue
+                job, future, _ = self._jobs.popleft()
             try:
                 result = job()
             except BaseException as error:

@@ -35,6 +35,35 @@ def test_a_job_may_be_given_while_another_ends() -> None:
     background.wait()
 
 
+def test_job_for_later_begins_at_its_time() -> None:
+    background = Background("test")
+    begin_s = time.monotonic() + 0.2
+
+    begun = background.submit(time.monotonic, begin_s=lambda: begin_s).result(10)
+
+    assert begun >= begin_s
+
+
+def test_job_for_later_begins_at_once_if_somebody_waits() -> None:
+    background = Background("test")
+    begun = time.monotonic()
+    background.submit(lambda: None, begin_s=lambda: begun + 60)
+    background.wait()
+
+    assert time.monotonic() - begun < 30
+
+
+def test_job_for_later_does_not_keep_an_interpreter_from_ending() -> None:
+    code = """
+import time
+from tensorcas_mlflow.base.threads import Background
+Background("test").submit(lambda: print("done"), begin_s=lambda: time.monotonic() + 60)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+
+    assert ended.stdout == "done\n"
+
+
 def test_each_error_of_a_background_job_is_raised_once() -> None:
     background = Background("test")
 

@@ -87,6 +87,23 @@ MUTANTS = (
         after="",
     ),
     Mutant(
+        fault="a step given to the background twice",
+        test="test_step_still_on_its_way_is_refused_without_overwrite",
+        definition="log_checkpoint",
+        before="""
+            saves.wait()
+            refuse_existing()
+        """,
+        after="saves.wait()",
+    ),
+    Mutant(
+        fault="figures of every step of a fast training",
+        test="test_calls_for_figures_take_a_small_share_of_the_time",
+        definition="_log_waiting",
+        before="_PAUSE * (ended - began)",
+        after="0",
+    ),
+    Mutant(
         fault="an interpreter that ends while a thread saves",
         test="test_an_interpreter_that_ends_saves_first",
         definition="_submit",

@@ -149,6 +149,9 @@ _n_values: dict[tuple[str, str, str], int] = {}
 """Numbers of values found at the last look, by tracking store, run and metric."""
 
 
+_MAX_AHEAD_BYTES = 64 << 20
+"""Bound of a state copied before the save in the background is finished: until then there are two copies."""
+
 _NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
 """Characters that MLflow refuses in a metric's name, and ``/``, the separator of its parts."""
 
@@ -233,20 +236,27 @@ def log_checkpoint(
         TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     began = time.perf_counter()
-    saves.wait()
+    if blocking:
+        saves.wait()
     step = as_step(step)
     chosen = Policy.of(policy)
     if keep is not None and not isinstance(keep, Keep):
         raise ValueError(f"keep is a Keep, such as Keep(last=3), and not {keep!r}")
     series = series_of(run_to_write(run_id), name, create=True)
+
+    def refuse_existing() -> None:
+        if not overwrite and series.has(step):
+            raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {step}")
+
     # The commit checks again; this early check avoids taking apart a state only to refuse it.
-    if not overwrite and series.has(step):
-        raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {step}")
+    refuse_existing()
     if log_metrics is None:
         log_metrics = config.logs_metrics()
     tracking_uri = mlflow.get_tracking_uri()
     adapter = adapter_for(state)
     tensors = take_apart(adapter, state)
+    if not blocking and sum(array.nbytes for array in tensors.values()) > _MAX_AHEAD_BYTES:
+        saves.wait()
     saving = series.begin(
         step,
         tensors,
@@ -258,6 +268,10 @@ def log_checkpoint(
         later=not blocking,
     )
     try:
+        if not blocking:
+            # A small state is copied while the save before it goes on.
+            saves.wait()
+            refuse_existing()
         finish = _Finish(
             series=series,
             saving=saving,

@@ -150,7 +150,10 @@ def hide(series: StoreSeries, step: int) -> None:
 
 
 def log_figures(run_id: str, step: int, figures: Mapping[str, float], tracking_uri: str) -> None:
-    """Log metrics of a step, later. If the tracking store is slower than the steps, several steps share one call."""
+    """Log metrics of a step, later. If the tracking store is slower than the steps, several steps share one call.
+
+    MLflow's work on a call competes with the training for the interpreter, so a pause follows each call.
+    """
     metrics = [Metric(key, value, int(time.time() * 1000), step) for key, value in figures.items()]
     key = (tracking_uri, run_id)
     with _lock:
@@ -158,19 +161,28 @@ def log_figures(run_id: str, step: int, figures: Mapping[str, float], tracking_u
         waiting += metrics
         is_first = len(waiting) == len(metrics)
     if is_first:
-        reports.submit(lambda: _log_waiting(key))
+        reports.submit(lambda: _log_waiting(key), begin_s=lambda: _next_figures_s)
 
 
 def _log_waiting(key: tuple[str, str]) -> None:
     tracking_uri, run_id = key
     with _lock:
         metrics = _figures.pop(key, [])
+    began = time.monotonic()
     with _as_warning("figures of checkpoints cannot be logged"):
         client = MlflowClient(tracking_uri)
         for begin in range(0, len(metrics), _MAX_METRICS):
             client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS])
+    global _next_figures_s
+    ended = time.monotonic()
+    _next_figures_s = ended + min(_PAUSE * (ended - began), _MAX_PAUSE_S)
 
 
+_PAUSE = 4
+"""Pause after a call for figures, in durations of the call."""
+_MAX_PAUSE_S = 1.0
+_next_figures_s = 0.0
+"""Earliest begin of the next call for figures, by `time.monotonic`."""
 _MAX_METRICS = 1000
 """MLflow's limit for one call."""
 

@@ -18,7 +18,7 @@ from mlflow.exceptions import MlflowException
 
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.integration.checkpoints import CheckpointInfo
+from tensorcas_mlflow.integration.checkpoints import CheckpointInfo, _log
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 
@@ -97,6 +97,70 @@ def test_call_waits_for_the_save_before_it_and_each_saves_its_own_state(
 
     assert weights_of(0)[0] not in (1, 2)
     assert weights_of(1)[0] == 1
+
+
+@pytest.fixture
+def copies_first(slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packs are written only once a second state is copied."""
+    copy = Store.copy
+    n_copied = 0
+
+    def note(self: Store, *arguments: Any, **options: Any) -> Any:
+        nonlocal n_copied
+        copied = copy(self, *arguments, **options)
+        n_copied += 1
+        if n_copied == 2:
+            slow_packs.set()
+        return copied
+
+    monkeypatch.setattr(Store, "copy", note)
+
+
+def test_small_state_is_copied_while_the_save_before_it_goes_on(
+    experiment: str, weights: np.ndarray[Any, Any], copies_first: None
+) -> None:
+    with mlflow.start_run():
+        log(weights, 0)
+        weights[0] = 1
+        second = log(weights, 1)
+        weights[0] = 2
+        second.wait()
+
+    assert weights_of(0)[0] not in (1, 2)
+    assert weights_of(1)[0] == 1
+
+
+def test_step_still_on_its_way_is_refused_without_overwrite(
+    experiment: str, weights: np.ndarray[Any, Any], copies_first: None
+) -> None:
+    with mlflow.start_run():
+        log(weights, 0)
+        with pytest.raises(MlflowException, match="there is already a checkpoint"):
+            log(weights + 1, 0)
+
+    assert np.array_equal(weights_of(0), weights)
+
+
+def test_large_state_is_copied_after_the_save_before_it(
+    experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_log, "_MAX_AHEAD_BYTES", weights.nbytes - 1)
+    copy = Store.copy
+    were_done: list[bool] = []
+    with mlflow.start_run():
+        first = log(weights, 0)
+        saved = first._saved
+        assert saved is not None
+
+        def note(self: Store, *arguments: Any, **options: Any) -> Any:
+            were_done.append(saved.done())
+            return copy(self, *arguments, **options)
+
+        monkeypatch.setattr(Store, "copy", note)
+        threading.Timer(0.2, slow_packs.set).start()
+        log(weights, 1).wait()
+
+    assert were_done == [True]
 
 
 def test_step_in_the_background_is_refused_again_without_overwrite(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pytest
 from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.backends import LoggedBackend
 from tensorcas_mlflow.integration.checkpoints import Keep
@@ -43,6 +45,28 @@ def test_figures_are_logged_as_metrics_of_the_step(experiment: str) -> None:
     assert history("tensorcas/total_bytes") == [(1, first.total_bytes), (2, second.total_bytes)]
     assert history("tensorcas/new_bytes") == [(1, first.new_bytes), (2, 0)]
     assert history("tensorcas/saved_ratio") == [(1, 1 - first.new_bytes / first.total_bytes), (2, 1.0)]
+
+
+def test_calls_for_figures_take_a_small_share_of_the_time(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_metrics: list[int] = []
+    took_s: list[float] = []
+
+    def slow(self: MlflowClient, run_id: str, metrics: Any) -> None:
+        began = time.monotonic()
+        time.sleep(0.05)
+        n_metrics.append(len(metrics))
+        took_s.append(time.monotonic() - began)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", slow)
+    with mlflow.start_run():
+        began = time.monotonic()
+        for step in range(40):
+            log(make_state(), step)
+        total_s, in_calls_s = time.monotonic() - began, sum(took_s)
+    mlflow.tensorcas.wait()
+
+    assert sum(n_metrics) == 3 * 40
+    assert in_calls_s <= total_s / 5 + 2 * max(took_s)
 
 
 @pytest.mark.parametrize("by", ["argument", "environment"])
