@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest_all
+from tensorcas_mlflow.chunk_io import _catalog
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import MAX_DEPTH, RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc
@@ -31,9 +32,13 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", _bases.RECENT)
 
 
-@pytest.fixture
-def store() -> Store:
-    return Store.init_backend(MemoryBackend())
+@pytest.fixture(params=["in memory", "of files", "of files, without remembered chunks"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Return a new store. Bases are remembered, or read into memory, or decoded by the encoder from files."""
+    if request.param.endswith("without remembered chunks"):
+        monkeypatch.setattr(_catalog, "_MOST_BYTES", 0)
+    is_in_memory = request.param == "in memory"
+    return Store.init_backend(MemoryBackend() if is_in_memory else LocalBackend(tmp_path / "store"))
 
 
 def depths(store: Store) -> set[int]:
@@ -156,6 +161,21 @@ def test_a_damaged_base_is_not_relied_on(store: Store) -> None:
     save(store, {"w": weights(1, N)}, 1)
 
     assert loads(store, 1).tobytes() == weights(1, N).tobytes()
+
+
+def test_damaged_base_costs_only_the_chunks_encoded_with_its_own_their_deltas(tmp_path: Path) -> None:
+    store = Store.init_backend(LocalBackend(tmp_path))
+    before, after = weights(0, 1_000_000), weights(1, 1_000_000)
+    save(store, {"w": before}, 0)
+    [first] = packs_of(store.backend)
+    flip(store, first, before.tobytes()[len(before.tobytes()) // store.chunk_bytes * store.chunk_bytes :])
+    save(Store.open_backend(store.backend), {"w": after}, 1)
+
+    assert loads(store, 1).tobytes() == after.tobytes()
+    [second] = packs_of(store.backend) - {first}
+    deltas = is_delta(read_pack_table(store.backend, second))
+    assert deltas.any()
+    assert not deltas[-1]
 
 
 def test_a_base_whose_checkpoint_is_dropped_while_the_save_is_under_way_is_kept(store: Store) -> None:

@@ -55,6 +55,13 @@ MUTANTS = (
         after="True",
     ),
     Mutant(
+        fault="a base is damaged that the encoder reads itself",
+        test="test_damaged_base_costs_only_the_chunks_encoded_with_its_own_their_deltas",
+        definition="encode_pieces",
+        before="recipes.of(encoded, is_decoded=True)",
+        after="recipes.of(encoded)",
+    ),
+    Mutant(
         fault="remembered bytes of a base change in memory",
         test="test_remembered_bytes_that_have_changed_are_not_given_out",
         definition="RecentChunks.find",
