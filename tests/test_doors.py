@@ -33,8 +33,10 @@ HEAVY = {
     "pyarrow",
     "sklearn",
     "sqlalchemy",
+    "tempfile",
     "torch",
     "transformers",
+    "uuid",
     "xgboost",
     "zstandard",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -546,6 +545,8 @@ def _in_memory(data: bytes) -> int:
             descriptor = os.memfd_create("tensorcas", os.MFD_CLOEXEC)
             write_all(descriptor, data)
             return descriptor
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()

@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import stat
-import uuid
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ from tensorcas_mlflow.backends._log_records import (
     tombstone,
 )
 from tensorcas_mlflow.base.digest import Buffer, Digests
-from tensorcas_mlflow.base.files import Settled, sync_folder
+from tensorcas_mlflow.base.files import Settled, new_name, sync_folder
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import CorruptError, FormatError, RefusedError
 
@@ -1026,7 +1025,7 @@ class Logs:
 
 def create_log(logs: Logs) -> tuple[str, int, int]:
     """Create a log, locked; return its name, descriptor and end."""
-    log = uuid.uuid4().hex
+    log = new_name()
     descriptor = os.open(logs.path(log), _WRITE_LOG | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         LockedFile.lock(descriptor)

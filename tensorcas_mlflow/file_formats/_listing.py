@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -247,6 +246,8 @@ def _mapped_elements(source: ByteSource, location: TensorLocation) -> Array:
         location.deflated is None and source.view(location.start, location.n_bytes) is not None
     ):
         return _elements(source, location)
+    import tempfile
+
     pieces = _plain_pieces(source, location) if location.deflated is None else _inflated(source, location)
     try:
         with tempfile.TemporaryFile(buffering=0) as file:
