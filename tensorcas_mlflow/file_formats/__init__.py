@@ -12,7 +12,8 @@ The table is `FORMATS` in ``_formats.py``. A format is a module with up to four 
 Splitter and lister share one parser of the format's header. No function trusts a file: it checks every claim before it
 spends memory or time on it. Nothing here imports a framework, and nothing unpickles.
 
-The room imports `layout` (for self-contained files), `base`, `adapter` and `errors`; it knows no store.
+The room imports `layout` (for self-contained files and columns of tensors), `native`, `base`, `adapter` and `errors`;
+it knows no store.
 A name is imported at its first use: a save of arrays needs the parts of a file, and no format.
 """
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.file_formats._listing import (
         EXAMPLE_INPUT,
         OTHER_FILE,
+        FlatTable,
         Listing,
         TensorLocation,
         Tensors,
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_formats": "FORMATS FORMATS_IN FileFormat list_source open_listing split",
-    "_listing": "EXAMPLE_INPUT OTHER_FILE Listing TensorLocation Tensors left_out_parts",
+    "_listing": "EXAMPLE_INPUT OTHER_FILE FlatTable Listing TensorLocation Tensors left_out_parts",
     "_safetensors": "SAFETENSORS_DTYPES",
     "_source": "ByteSource LocalFile OpenSibling",
     "_tape": "FilePart Learned More PlainBytes Readable Skeleton Tape Tensor",

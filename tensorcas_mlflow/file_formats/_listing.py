@@ -20,6 +20,7 @@ from tensorcas_mlflow.base.tensors import (
     MAX_NAME_BYTES,
     MAX_TENSOR_BYTES,
     NOT_IN_NAMES,
+    Offsets,
     Spec,
     aligned_bytes,
     bytes_of,
@@ -28,6 +29,7 @@ from tensorcas_mlflow.base.tensors import (
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
 from tensorcas_mlflow.file_formats._headers import HeaderEntry, item_bytes, name_or_none
 from tensorcas_mlflow.file_formats._source import ByteSource, FileRange
+from tensorcas_mlflow.layout import Numbers, Specs
 
 EXAMPLE_INPUT = "example input"
 """Type, in ``left_out``, of a tensor that a model was traced with."""
@@ -130,12 +132,13 @@ class Listing:
         """Describe the tensors, in order."""
         return [location.spec for location in self.locations.values()]
 
-    def described(self) -> tuple[list[str], list[str], list[tuple[int, ...]]]:
-        """Return the names, dtypes and shapes of the tensors, in order, without a `Spec` of each."""
+    def columns(self) -> Specs:
+        """Describe the tensors, in order, without a `Spec` of each."""
+        if isinstance(self.locations, FlatTable):
+            return self.locations.specs
         if isinstance(self.locations, LocationTable):
-            return self.locations.described()
-        specs = self.specs()
-        return [each.name for each in specs], [str(each.dtype) for each in specs], [each.shape for each in specs]
+            return Specs.described(*self.locations.described())
+        return Specs.of(self.specs())
 
     def array(self, name: str) -> Array:
         """Return one tensor: a view of the mapped file if it lies there in C order, else a new array.
@@ -591,14 +594,15 @@ class LocationTable(Mapping[str, TensorLocation]):
             numbered: Whether a name that is taken gets a number; otherwise it raises as `add` does.
         """
         others = listing.locations
-        assert isinstance(others, LocationTable)
+        assert isinstance(others, LocationTable | FlatTable)
         is_same_file = len(listing.sources) == 1 and listing.sources[0] in self.sources[:1]
         first = 0 if is_same_file else len(self.sources)
         if not is_same_file:
             self.sources += listing.sources
         choose = (lambda name: self.unused(named(name))) if numbered else named
         for name in others:
-            chosen, row = choose(name), others._row(name)
+            chosen = choose(name)
+            row = others._row(name)
             self._check_name(chosen)
             self._rows[chosen] = row._replace(source=first + row.source)
         for name, kind in listing.left_out.items():
@@ -661,6 +665,48 @@ class LocationTable(Mapping[str, TensorLocation]):
             raise FormatError(f"no tensor can be called {name!r}")
         if len(name) > MAX_NAME_BYTES or not name.isascii() or not name.isprintable():
             _check_odd_name(name)
+
+
+class FlatTable(Mapping[str, TensorLocation]):
+    """The locations of a file's tensors as columns. The tensors lie one after the other, each in C order."""
+
+    def __init__(self, specs: Specs, begins: Offsets, ends: Offsets) -> None:
+        """Take checked columns, in the order of the file.
+
+        Args:
+            specs: The tensors. No two have one name.
+            begins: First byte of each tensor in the file.
+            ends: For each tensor the position behind its last byte.
+        """
+        self.specs = specs
+        self._numbers = Numbers(specs)
+        self._begins = begins
+        self._ends = ends
+
+    def at(self, row: int) -> TensorLocation:
+        """Return the location of a tensor by its number."""
+        start = int(self._begins[row])
+        return TensorLocation(spec=self.specs.spec(row), source=0, start=start, n_bytes=int(self._ends[row]) - start)
+
+    def __getitem__(self, name: str) -> TensorLocation:
+        return self.at(self._numbers.number(name))
+
+    def _row(self, name: str) -> _Row:
+        location = self[name]
+        assert location.spec.dtype is not None
+        return _Row(location.spec.dtype, location.spec.shape, 0, location.start, location.n_bytes)
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and self._numbers.number(name) >= 0
+        except KeyError:
+            return False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs.names)
+
+    def __len__(self) -> int:
+        return len(self.specs)
 
 
 def listing_of_entries(

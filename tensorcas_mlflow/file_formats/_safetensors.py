@@ -1,8 +1,9 @@
 """Safetensors files, and folders of their shards with an index, as transformers reads them.
 
 The format: https://github.com/huggingface/safetensors#format. A JSON header gives the dtype, the shape and the position
-of each tensor; there are no holes, and no byte belongs to two tensors. The header is read with patterns, one tensor at
-a time: the objects of a hostile header as a whole could take many times its size.
+of each tensor; there are no holes, and no byte belongs to two tensors. The compiled core reads a usual header into
+columns. Any other header is read with patterns, one tensor at a time: the objects of a hostile header as a whole could
+take many times its size.
 
 A written file has the bytes of the library (0.8) for the same tensors and metadata, except that metadata is sorted by
 key: the library's order is random. Shards are laid out and named as by ``PreTrainedModel.save_pretrained``: filled in
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, Spec
+from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import (
     JSON_SPACE,
@@ -48,9 +50,11 @@ from tensorcas_mlflow.file_formats._layout import (
     starts_of,
     texts_of,
 )
-from tensorcas_mlflow.file_formats._listing import Listing, listing_of_entries
+from tensorcas_mlflow.file_formats._listing import FlatTable, Listing, listing_of_entries
 from tensorcas_mlflow.file_formats._source import ByteSource
 from tensorcas_mlflow.file_formats._tape import FilePart, Tape
+from tensorcas_mlflow.layout import Specs
+from tensorcas_mlflow.native import core
 
 MAX_HEADER_BYTES = 100_000_000
 SHARD_FILES = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json")
@@ -84,6 +88,10 @@ _PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 """Bits of one element, for dtypes with several elements to a byte. A manifest has no name for them."""
 _ITEM_BYTES = {kind: item_bytes(dtype) for kind, dtype in _DTYPES.items()}
 _KNOWN = {kind.encode(): (kind, dtype, _ITEM_BYTES[kind]) for kind, dtype in _DTYPES.items()}
+
+_KINDS = tuple(SAFETENSORS_DTYPES)
+_KIND_NAMES = "".join(f"{kind} " for kind in SAFETENSORS_DTYPES.values()).encode()
+_KIND_BYTES = bytes(_ITEM_BYTES.values())
 
 _LENGTH_BYTES = 8
 _MAX_METADATA_BYTES = 16 << 20
@@ -137,22 +145,62 @@ def list_safetensors(source: ByteSource) -> Listing:
         FormatError: The file is malformed. A `ValueError` says the same.
     """
     header = source.read_length_prefixed(MAX_HEADER_BYTES)
+    usual = _list_usual(source, header)
+    if usual is not None:
+        return usual
     entries: list[HeaderEntry] = []
     metadata: dict[str, str] = {}
     for _, found in _walk(header):
         if isinstance(found, HeaderEntry):
             entries.append(found)
             continue
-        if len(found) > _MAX_METADATA_BYTES:
-            raise FormatError(f"it has {len(found)} bytes of metadata")
-        metadata = strict_json(found)
-        json.dumps(metadata, ensure_ascii=False).encode()  # a lone surrogate is no text
+        metadata = _read_metadata(found)
     for entry in entries:
         if entry.dtype is None and entry.kind not in _PACKED_BITS:
             raise FormatError(f"tensor {entry.name[:80]!r} has a dtype that does not exist: {entry.kind[:80]!r}")
         if entry.dtype is None:
             check_shape(entry.name, entry.shape, _PACKED_BITS[entry.kind], 8 * (entry.end - entry.begin))
     return listing_of_entries("safetensors", source, sorted_entries(entries), _LENGTH_BYTES + len(header), metadata)
+
+
+def _read_metadata(text: bytes) -> dict[str, str]:
+    if len(text) > _MAX_METADATA_BYTES:
+        raise FormatError(f"it has {len(text)} bytes of metadata")
+    metadata: dict[str, str] = strict_json(text)
+    json.dumps(metadata, ensure_ascii=False).encode()  # a lone surrogate is no text
+    return metadata
+
+
+def _list_usual(source: ByteSource, header: memoryview) -> Listing | None:
+    """List a file with a header as all writers make it; None for any other, valid or not, and without the core."""
+    scanned: tuple[Any, ...] | None = None if core is None else core.list_header(header, _KIND_NAMES, _KIND_BYTES)
+    if scanned is None:
+        return None
+    metadata_at, metadata_end, names, name_at, kind, side_at, sides, begin, end = scanned
+    begins, ends = np.frombuffer(begin, np.int64), np.frombuffer(end, np.int64)
+    numbers = np.frombuffer(kind, np.uint8)
+    used = np.flatnonzero(np.bincount(numbers))
+    specs = Specs(
+        names=Texts(np.frombuffer(name_at, np.int64), np.frombuffer(names, np.uint8)),
+        dtypes=tuple(_KINDS[number] for number in used.tolist()),
+        dtype=np.searchsorted(used, numbers),
+        shape_offsets=np.frombuffer(side_at, np.int64),
+        sides=np.frombuffer(sides, np.int64),
+    )
+    if not _follow_each_other(begins, ends):
+        order = np.lexsort((ends, begins))
+        specs, begins, ends = specs.some(order), begins[order], ends[order]
+    data_at = _LENGTH_BYTES + len(header)
+    if not _follow_each_other(begins, ends) or data_at + int(ends[-1]) != source.size:
+        return None
+    metadata = _read_metadata(bytes(header[metadata_at:metadata_end])) if metadata_end else {}
+    locations = FlatTable(specs, data_at + begins, data_at + ends)
+    return Listing(format="safetensors", sources=[source], locations=locations, metadata=metadata)
+
+
+def _follow_each_other(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bool:
+    """Tell whether each tensor begins where the one before ends, the first at 0."""
+    return not begins[0] and np.array_equal(begins[1:], ends[:-1])
 
 
 def _entries_in_order(header: memoryview) -> NDArray[np.int64]:

@@ -50,6 +50,12 @@ def check_stored(
 def hash_kernels() -> list[str]: ...
 def use_hash_kernel(name: str, /) -> None: ...
 
+# header.c
+
+def list_header(
+    header: Buffer, kinds: Buffer, item_bytes: Buffer, /
+) -> tuple[int, int, bytes, bytes, bytes, bytes, bytes, bytes, bytes] | None: ...
+
 # decode_methods.c; missing without libzstd
 
 def decode(

@@ -16,8 +16,8 @@ from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, bytes_of
 from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.chunk_io import ChunkOwner
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.file_formats import ByteSource, Listing, TensorLocation
-from tensorcas_mlflow.layout import Manifest, Specs
+from tensorcas_mlflow.file_formats import ByteSource, FlatTable, Listing, TensorLocation
+from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.reader._contents import (
     BATCH_BYTES,
     Contents,
@@ -72,12 +72,15 @@ _KEPT_BYTES = 8 << 20
 class Places(Sequence[TensorLocation]):
     """The locations of a listing's tensors by number, each built on access."""
 
-    def __init__(self, locations: Mapping[str, TensorLocation], names: Sequence[str]) -> None:
+    def __init__(self, locations: Mapping[str, TensorLocation]) -> None:
         self._locations = locations
-        self._names = names
+
+    @Lazy
+    def _names(self) -> list[str]:
+        return list(self._locations)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._locations)
 
     @overload
     def __getitem__(self, row: int) -> TensorLocation: ...
@@ -86,7 +89,9 @@ class Places(Sequence[TensorLocation]):
 
     def __getitem__(self, row: int | slice) -> TensorLocation | list[TensorLocation]:
         if isinstance(row, slice):
-            return [self._locations[name] for name in self._names[row]]
+            return [self[number] for number in range(len(self))[row]]
+        if isinstance(self._locations, FlatTable):
+            return self._locations.at(row)
         return self._locations[self._names[row]]
 
 
@@ -196,9 +201,8 @@ class ListedContents(Contents):
         self.metadata = listing.metadata
         self.left_out = listing.left_out
         self.tally = tally
-        names, dtypes, shapes = listing.described()
-        self.places = Places(listing.locations, names)
-        self.specs = Specs.described(names, dtypes, shapes)
+        self.places = Places(listing.locations)
+        self.specs = listing.columns()
         self._end = end
 
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
