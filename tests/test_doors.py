@@ -57,6 +57,10 @@ FIND = "from tensorcas_mlflow.store import Store; store = Store.open(root); ref 
 
 DOORS = {
     "step": ("from tensorcas_mlflow import TensorCasStore; TensorCasStore(root, 'run').open()['w0']", {"zstandard"}),
+    "step of a long series": (
+        "from tensorcas_mlflow import TensorCasStore; TensorCasStore(root, 'series').open(3)['w0']",
+        {"zstandard"},
+    ),
     "first rows": (
         "from tensorcas_mlflow import TensorCasStore; TensorCasStore(root, 'run').open().rows('w0', slice(2))",
         {"zstandard"},
@@ -123,6 +127,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with open(folder / "file.npz", "rb") as file, steps.store.write_stream(file) as save:
         save.commit(RefTarget(path="file.npz"))
     (folder / "file.npz").unlink()
+    # So many packs that their tables are folded into a segment of the index.
+    series = TensorCasStore(folder, "series", adapter=Arrays())
+    for step in range(70):
+        series.save({"w0": np.full(90_000, step, dtype=np.float32)}, step=step, policy="fast")
     with steps.store.write_checkpoint(weights, policy="fast") as save:
         save.commit(RefTarget(path="model/step-1.arrow"))
     steps.export_file(folder / "plain.safetensors", 1)

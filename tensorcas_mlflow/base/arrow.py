@@ -45,10 +45,6 @@ def check_is_of_bytes(error: Exception) -> None:
         traceback = traceback.tb_next
 
 
-FILE_MAGIC = b"ARROW1"
-_FILE_HEAD = FILE_MAGIC + b"\0\0"
-
-
 def read_schema(stream: Any) -> pa.Schema:
     """Read the schema of a stream; raise one of `UNREADABLE` if it has none."""
     return pa.ipc.open_stream(pa.py_buffer(stream)).schema
@@ -180,18 +176,6 @@ def _validate(column: Any) -> None:
         if (at[1:] >= at[:-1]).all() and (len(data) == 0 or data.max() < 128):
             return
     column.validate(full=True)
-
-
-def stream_in_file(data: Any) -> memoryview:
-    """Return the stream inside an Arrow IPC file; its footer is not needed, and so not trusted.
-
-    Raises:
-        FormatError: It is no such file, or is truncated.
-    """
-    view = memoryview(data)
-    if view[: len(_FILE_HEAD)] != _FILE_HEAD or view[-len(FILE_MAGIC) :] != FILE_MAGIC:
-        raise FormatError("it is no Arrow file, or not all of one")
-    return view[len(_FILE_HEAD) :]
 
 
 def _check_messages(stream: Any, what: str) -> None:

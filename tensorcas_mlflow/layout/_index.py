@@ -25,6 +25,7 @@ from tensorcas_mlflow.errors import (
     NewerFormatError,
 )
 from tensorcas_mlflow.layout._keys import list_blobs
+from tensorcas_mlflow.layout._manifest_stream import read_numbers, stream_in_file
 from tensorcas_mlflow.layout._pack import (
     ENTRY,
     MAX_DEPTH,
@@ -354,40 +355,19 @@ def read_segment(key: str, data: bytes) -> Table:
         CorruptError: It is no segment, or does not hash to its digest.
         NewerFormatError: A later release wrote it.
     """
-    from tensorcas_mlflow.base.arrow import (
-        UNREADABLE,
-        check_is_of_bytes,
-        read_batch,
-        read_schema,
-        stream_in_file,
-        values_of,
-    )
-
     try:
         stream = stream_in_file(data)
-        head = _checked_head(key, read_schema(stream))
-        packs, fields = tuple(head["packs"]), _fields_of(head["format"])
-        batch = read_batch(stream, _schema_of(head["format"]), what="an index segment")
-        entries = np.zeros(batch.num_rows, dtype=ENTRY)
-        for name, width in fields:
-            if not isinstance(width, int):
-                if name != "pack":
-                    entries[name] = values_of(batch.column(name))
-                continue
-            column: Any = batch.column(name)
-            buffer = np.frombuffer(column.buffers()[1], np.uint8) if len(column) else np.empty(0, np.uint8)
-            begin = column.offset * width
-            entries[name] = buffer[begin : begin + len(column) * width].reshape(-1, width)
-        pack = values_of(batch.column("pack"))
-        if "digest" in head and head["digest"] != _digest_of_rows(head["format"], packs, pack, entries):
-            raise CorruptError(key, "an index segment does not hash to the digest in it")
-    except (CorruptError, NewerFormatError):
-        raise
     except FormatError as error:
         raise CorruptError(key, str(error)) from error
-    except UNREADABLE as error:
-        check_is_of_bytes(error)
-        raise CorruptError(key, f"not an index segment: {error}") from error
+    own = _read_own(stream)
+    head, columns = _read_any(key, stream) if own is None else own
+    packs, pack = tuple(head["packs"]), columns["pack"]
+    entries = np.zeros(len(pack), dtype=ENTRY)
+    for name, _ in _fields_of(head["format"]):
+        if name != "pack":
+            entries[name] = columns[name]
+    if "digest" in head and head["digest"] != _digest_of_rows(head["format"], packs, pack, entries):
+        raise CorruptError(key, "an index segment does not hash to the digest in it")
     if len(pack) and int(pack.max()) >= len(packs):
         raise CorruptError(key, "an index segment names a pack it does not list")
     if not all(is_pack_name(name) for name in packs):
@@ -398,6 +378,61 @@ def read_segment(key: str, data: bytes) -> Table:
     if (entries["base_pack"].any(axis=1) != deltas).any() or not has_depth(entries[deltas]).all():
         raise CorruptError(key, "an index segment does not name the bases of its deltas")
     return replace(_sorted(packs, pack, entries), is_checked="digest" in head or packs == (_name_of(key),))
+
+
+def _read_own(stream: memoryview) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Read the head and the columns of a segment as this release writes it; None for any other, whole or damaged."""
+    for version in range(1, VERSION + 1):
+        own = read_numbers(stream, {name: _dtype_of(kind) for name, kind in _fields_of(version)})
+        if own is not None:
+            try:
+                head = json.loads(own[0])
+                is_own = (
+                    type(head["format"]) is int and head["format"] == version and all(map(is_pack_name, head["packs"]))
+                )
+            except (ValueError, KeyError, TypeError, RecursionError):
+                return None
+            return (head, own[1]) if is_own else None
+    return None
+
+
+def _dtype_of(kind: int | str) -> Any:
+    return (np.uint8, kind) if isinstance(kind, int) else kind
+
+
+def _read_any(key: str, stream: memoryview) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the head and the columns of a segment with pyarrow; see `read_segment`."""
+    from tensorcas_mlflow.base.arrow import (
+        UNREADABLE,
+        check_is_of_bytes,
+        read_batch,
+        read_schema,
+        values_of,
+    )
+
+    try:
+        head = _checked_head(key, read_schema(stream))
+        head["packs"] = tuple(head["packs"])
+        batch = read_batch(stream, _schema_of(head["format"]), what="an index segment")
+        columns: dict[str, Any] = {}
+        for name, width in _fields_of(head["format"]):
+            column: Any = batch.column(name)
+            if not isinstance(width, int):
+                columns[name] = values_of(column)
+                continue
+            buffer = np.frombuffer(column.buffers()[1], np.uint8) if len(column) else np.empty(0, np.uint8)
+            begin = column.offset * width
+            columns[name] = buffer[begin : begin + len(column) * width].reshape(-1, width)
+        if "digest" in head:
+            "".join(head["packs"])  # TypeError: one is no text
+    except (CorruptError, NewerFormatError):
+        raise
+    except FormatError as error:
+        raise CorruptError(key, str(error)) from error
+    except UNREADABLE as error:
+        check_is_of_bytes(error)
+        raise CorruptError(key, f"not an index segment: {error}") from error
+    return head, columns
 
 
 def _name_of(key: str) -> str:

@@ -1,12 +1,14 @@
-"""Reading of a manifest's Arrow stream without pyarrow, whose import takes longer than reading a checkpoint.
+"""Reading of our own Arrow streams without pyarrow, whose import takes longer than reading a checkpoint.
 
-`read_own` knows one schema and one way to lay it out: those of `_manifest_arrow`. It checks every offset before it
-reads there. It refuses nothing: of any other stream, damaged ones among them, it returns None, and pyarrow decides.
+`read_own` knows one schema of a manifest and one way to lay it out: those of `_manifest_arrow`. `read_numbers` knows
+those of an index segment. Both check every offset before they read there. They refuse nothing: of any other stream,
+damaged ones among them, they return None, and pyarrow decides.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +17,11 @@ import numpy as np
 from tensorcas_mlflow.base.digest import DIGEST_BYTES
 from tensorcas_mlflow.base.tensors import RowCuts
 from tensorcas_mlflow.base.texts import Texts
+from tensorcas_mlflow.errors import FormatError
 
 SCHEMA_KEY = b"tensorcas"
+_FILE_MAGIC = b"ARROW1"
+_FILE_HEAD = _FILE_MAGIC + b"\0\0"
 _CONTINUATION = 0xFFFFFFFF
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _VERSION = 4
@@ -27,6 +32,7 @@ _INT, _UTF8, _LIST, _FIXED = 2, 5, 12, 15
 _COLUMNS = (("name", _UTF8), ("dtype", _UTF8), ("shape", _INT), ("chunks", _FIXED), ("cuts", _INT))
 """Each column with its type; for a column of lists, with that of its items."""
 _N_NODES, _N_BUFFERS = 8, 18
+_MOST_COLUMNS = 16
 _BLOCK_BYTES = 1 << 15
 
 
@@ -62,9 +68,59 @@ def read_own(stream: Any, *, max_rows: int | None = None) -> OwnStream | None:
         body = data[body_at : body_at + body_bytes]
         if len(body) != body_bytes or data[body_at + body_bytes :] not in (b"", _END):
             return None
-        return _contents(_said(schema), batch, body, max_rows)
+        said = _said(schema, _COLUMNS)
+        _check_columns(schema)
+        return _contents(said, batch, body, max_rows)
     except (struct.error, ValueError):
         return None
+
+
+def read_numbers(stream: Any, dtypes: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]] | None:
+    """Read a stream of numbers and bytes of one size, laid out as this release writes it; None for any other.
+
+    Args:
+        stream: The bytes.
+        dtypes: The columns: unsigned numbers, or ``(np.uint8, n)`` for ``n`` bytes a row.
+
+    Returns:
+        The text in its metadata, and its columns.
+    """
+    data = memoryview(stream)
+    columns = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
+    try:
+        schema, at, _ = _message(data, 0, _SCHEMA)
+        batch, body_at, body_bytes = _message(data, at, _RECORD_BATCH)
+        body, rest = data[body_at : body_at + body_bytes], data[body_at + body_bytes :]
+        if len(body) != body_bytes or rest[: len(_END)] not in (b"", _END):
+            return None
+        said = _said(schema, [*columns])
+        for field, (name, dtype) in zip(schema.tables(1), columns.items(), strict=True):
+            _check_field(field, name, _FIXED if dtype.subdtype else _INT, dtype.itemsize, is_signed=False)
+        n = batch.number(0, "<q")
+        if n < 0 or batch.has(3) or batch.has(4):
+            return None
+        nodes, places = batch.pairs(1, len(columns)), batch.pairs(2, 2 * len(columns))
+        validity, buffers = _buffers(body, places[::2]), _buffers(body, places[1::2])
+        if any(node != (n, 0) for node in nodes) or any(map(len, validity)):
+            return None
+        return said, {
+            name: _numbers(buffer, "u1", n * dtype.itemsize).view(dtype.base).reshape(n, *dtype.shape)
+            for (name, dtype), buffer in zip(columns.items(), buffers, strict=True)
+        }
+    except (struct.error, ValueError):
+        return None
+
+
+def stream_in_file(data: Any) -> memoryview:
+    """Return the stream inside an Arrow IPC file; its footer is not needed, and so not trusted.
+
+    Raises:
+        FormatError: It is no such file, or is truncated.
+    """
+    view = memoryview(data)
+    if view[: len(_FILE_HEAD)] != _FILE_HEAD or view[-len(_FILE_MAGIC) :] != _FILE_MAGIC:
+        raise FormatError("it is no Arrow file, or not all of one")
+    return view[len(_FILE_HEAD) :]
 
 
 class _StrangeError(ValueError):
@@ -106,7 +162,7 @@ class _Table:
 
     def tables(self, field: int) -> list[_Table]:
         at = self._target(field)
-        places = range(at + 4, at + 4 + 4 * min(_read("<I", self._data, at), len(_COLUMNS) + 1), 4)
+        places = range(at + 4, at + 4 + 4 * min(_read("<I", self._data, at), _MOST_COLUMNS), 4)
         return [_Table(self._data, place + _read("<I", self._data, place)) for place in places]
 
     def pairs(self, field: int, n: int) -> list[tuple[int, int]]:
@@ -146,12 +202,18 @@ def _message(data: memoryview, at: int, kind: int) -> tuple[_Table, int, int]:
     return message.table(2), at + 8 + size, body_bytes
 
 
-def _said(schema: _Table) -> bytes:
-    """Check the columns of a schema, and return the head in its metadata."""
+def _said(schema: _Table, columns: Sequence[Any]) -> bytes:
+    """Check the number of columns of a schema, and return the head in its metadata."""
     fields, metadata = schema.tables(1), schema.tables(2)
-    if schema.number(0, "<h") != 0 or len(fields) != len(_COLUMNS) or len(metadata) != 1:
+    if schema.number(0, "<h") != 0 or len(fields) != len(columns) or len(metadata) != 1:
         raise _StrangeError
-    for field, (name, kind) in zip(fields, _COLUMNS, strict=True):
+    if metadata[0].text(0) != SCHEMA_KEY:
+        raise _StrangeError
+    return metadata[0].text(1)
+
+
+def _check_columns(schema: _Table) -> None:
+    for field, (name, kind) in zip(schema.tables(1), _COLUMNS, strict=True):
         if kind == _UTF8:
             _check_field(field, name, kind)
         else:
@@ -159,13 +221,10 @@ def _said(schema: _Table) -> bytes:
             children = field.tables(5)
             if len(children) != 1:
                 raise _StrangeError
-            _check_field(children[0], "item", kind)
-    if metadata[0].text(0) != SCHEMA_KEY:
-        raise _StrangeError
-    return metadata[0].text(1)
+            _check_field(children[0], "item", kind, 8 if kind == _INT else DIGEST_BYTES)
 
 
-def _check_field(field: _Table, name: str, kind: int) -> None:
+def _check_field(field: _Table, name: str, kind: int, n_bytes: int = 0, *, is_signed: bool = True) -> None:
     is_known = (
         field.text(0) == name.encode()
         and field.number(1, "<B") == 1
@@ -175,9 +234,9 @@ def _check_field(field: _Table, name: str, kind: int) -> None:
     )
     about = field.table(3)
     if kind == _INT:
-        is_known &= about.number(0, "<i") == 64 and about.number(1, "<B") == 1
+        is_known &= about.number(0, "<i") == 8 * n_bytes and about.number(1, "<B") == is_signed
     elif kind == _FIXED:
-        is_known &= about.number(0, "<i") == DIGEST_BYTES
+        is_known &= about.number(0, "<i") == n_bytes
     if not is_known:
         raise _StrangeError
 
@@ -187,9 +246,7 @@ def _contents(said: bytes, batch: _Table, body: memoryview, max_rows: int | None
     if n <= 0 or (max_rows is not None and n > max_rows) or batch.has(3) or batch.has(4):
         raise _StrangeError
     nodes, places = batch.pairs(1, _N_NODES), batch.pairs(2, _N_BUFFERS)
-    buffers = [body[at : at + size] if min(at, size) >= 0 else body[:0] for at, size in places]
-    if any(len(buffer) != size for buffer, (_, size) in zip(buffers, places, strict=True)):
-        raise _StrangeError
+    buffers = _buffers(body, places)
     names, dtypes, shapes, sides, chunks, digests, cuts, cut_values = nodes
     if any(length != n for length, _ in (names, dtypes, shapes, chunks, cuts)):
         raise _StrangeError
@@ -217,6 +274,14 @@ def _contents(said: bytes, batch: _Table, body: memoryview, max_rows: int | None
         digests=_numbers(buffers[13], "u1", int(chunk_at[-1]) * DIGEST_BYTES).reshape(-1, DIGEST_BYTES),
         cuts=_cuts(buffers[15], buffers[17], n, _validity(buffers[14], n, cuts[1]), cut_values[0]),
     )
+
+
+def _buffers(body: memoryview, places: Sequence[tuple[int, int]]) -> list[memoryview]:
+    """Return the buffers at places in a body, each with a size."""
+    buffers = [body[at : at + size] if min(at, size) >= 0 else body[:0] for at, size in places]
+    if any(len(buffer) != size for buffer, (_, size) in zip(buffers, places, strict=True)):
+        raise _StrangeError
+    return buffers
 
 
 def _numbers(buffer: memoryview, dtype: str, n: int) -> Any:
