@@ -350,6 +350,7 @@ _MAX_LISTINGS = 3
 _FOLD_AT = 64
 """Number of loose packs at which their tables are folded into one segment."""
 _MAX_HINTS = 4
+_MAX_LATEST = 8
 _MAX_REMEMBERED = 4096
 """Bound of the digests of a remembered lookup; comparing more would take too long."""
 _LATE_S = 3600.0
@@ -429,6 +430,26 @@ class Catalog:
                 if self._read_index():
                     break
             return set()
+
+    def look_at_latest(self, digests: Digests) -> None:
+        """Read the tables of the latest packs in a local store's index, until they hold some chunks, or of a few packs.
+
+        Most readers want the latest checkpoint. A hint serves readers of a remote store.
+        """
+        if self._backend.is_remote:
+            return
+        with self._lock:
+            loose = [
+                (info.modified_s, name)
+                for info in list_blobs(self._backend, "index")
+                for name, _, ending in (info.key.removeprefix("index/").partition("."),)
+                if ending == "loose" and self._is_new(name)
+            ]
+            for _, name in sorted(loose, reverse=True)[:_MAX_LATEST]:
+                self._load_packs({name: None})
+                digests = digests[~self.find(digests).found]
+                if len(digests) == 0:
+                    break
 
     def refresh_from_packs(self) -> None:
         """Read the table of every pack anew: packs are the truth, and the index a cache and possibly wrong."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -232,8 +233,10 @@ class ChunkReader:
     ) -> dict[int, Array]:
         """Memory-map rows stored raw and in one piece; return arrays by position among the rows."""
         places = self._catalog.find(digests)
-        if not places.found.all():
-            self._catalog.refresh()
+        for refresh in (partial(self._catalog.look_at_latest, digests), self._catalog.refresh):
+            if places.found.all():
+                break
+            refresh()
             places = self._catalog.find(digests)
         with OpenFiles(self._backend) as files:
             return map_rows(files, places, columns, rows, chunk_bytes, expected, is_private=is_private)
@@ -336,7 +339,8 @@ class ChunkReader:
         catalog = self._catalog
         places = catalog.find(digests, without)
         # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed.
-        for refresh in (catalog.refresh, catalog.refresh_from_packs, catalog.refresh_from_packs):
+        latest = partial(catalog.look_at_latest, digests)
+        for refresh in (latest, catalog.refresh, catalog.refresh_from_packs, catalog.refresh_from_packs):
             if places.found.all():
                 return places
             refresh()

@@ -280,3 +280,52 @@ def calls_of(act: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return n_calls
+
+
+class Noting(MemoryBackend):
+    """Notes the packs of which something was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packs: set[str] = set()
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        if key.startswith("packs/"):
+            self.packs.add(key)
+        super().read_into(key, start, out)
+
+
+@pytest.mark.parametrize("n_back", [0, 3])
+def test_reader_of_a_late_checkpoint_reads_no_pack_before_it(n_back: int) -> None:
+    backend = Noting()
+    store = Store.init_backend(backend)
+    refs = [save_model(store, str(seed), seed) for seed in range(20)]
+    backend.packs.clear()
+
+    reader = Store.open_backend(backend)
+    found = reader.read_tensors(reader.manifest(refs[-1 - n_back]))
+
+    assert np.array_equal(found[str(19 - n_back)], weights(19 - n_back)["w"])
+    assert len(backend.packs) <= 1 + n_back
+
+
+def test_reader_of_an_early_checkpoint_finds_it_in_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Noting()
+    store = Store.init_backend(backend)
+    refs = [save_model(store, str(seed), seed) for seed in range(20)]
+    for n_latest in (0, 8):
+        monkeypatch.setattr(_catalog, "_MAX_LATEST", n_latest)
+        reader = Store.open_backend(backend)
+
+        assert np.array_equal(reader.read_tensors(reader.manifest(refs[0]))["0"], weights(0)["w"])
+        assert len(backend.packs) == 20
+
+
+def test_reader_of_the_latest_checkpoint_finds_chunks_of_earlier_ones() -> None:
+    store = Store.init_backend(Noting())
+    save_model(store, "first", 0)
+    ref = [save_model(store, str(seed), 0, seed) for seed in range(1, 20)][-1]
+
+    reader = Store.open_backend(store.backend)
+
+    assert reader.read_tensors(reader.manifest(ref)).keys() == {"0", "19"}

@@ -114,6 +114,8 @@ def later_pack(root: Path) -> None:
             segment.unlink()
         for pack in (the_store(root) / "packs").iterdir():
             (the_store(root) / "index" / f"{pack.stem}.loose").touch()
+        # The oldest, so that a load of the latest steps does not look into it.
+        os.utime(the_store(root) / "index" / f"{path.stem}.loose", (LONG_AGO, LONG_AGO))
         return
     raise AssertionError("every pack is needed")
 
@@ -208,6 +210,8 @@ PASSES = {
     ("manifest", "save"): "a manifest is read by whoever loads it",
     ("manifest", "save a file"): "the same",
     ("manifest", "copy to"): "the ref that names it is another one, and is kept",
+    ("pack", "load"): "a load looks into the latest packs first, and finds all it needs",
+    ("pack", "load a step of a run"): "the same",
     ("intent", "load"): "intents are read by collectors",
     ("intent", "load a step of a run"): "the same",
     ("intent", "save"): "the same",
@@ -239,6 +243,21 @@ def test_blob_of_a_later_release_is_refused_before_any_change(root: Path, kind: 
         WAYS[way](root)
 
     assert everything(root) == before
+
+
+@pytest.mark.parametrize("load_step", [load, load_run])
+def test_load_that_looks_into_a_pack_of_a_later_release_is_refused(
+    root: Path, load_step: Callable[[Path], None]
+) -> None:
+    later_pack(root)
+    for marker in (the_store(root) / "index").glob("*.loose"):
+        if marker.stat().st_mtime == LONG_AGO:
+            os.utime(marker)
+        else:
+            os.utime(marker, (LONG_AGO, LONG_AGO))
+
+    with pytest.raises(NewerFormatError, match=NEEDS):
+        load_step(root)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "format"])
