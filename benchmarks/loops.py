@@ -49,7 +49,7 @@ class Net:
     sizes: tuple[int, ...]
     n_steps: int
     has_optimizer: bool
-    """Whether the optimizer's moments are saved with the weights."""
+    """True if the optimizer's moments are saved with the weights."""
 
 
 SMALL = Net(name="160 KB net", sizes=(64, 256, 96, 10), n_steps=200, has_optimizer=False)

@@ -166,9 +166,9 @@ class Flow:
     def __init__(self) -> None:
         self.n_bytes = 0
         self.is_fed = False
-        """Whether all pieces are in the queue."""
+        """True if all pieces are in the queue."""
         self.has_begun = False
-        """Whether the sender has asked for a piece; from then on the upload cannot be repeated."""
+        """True if the sender has asked for a piece; from then on the upload cannot be repeated."""
         self._changed = threading.Condition()
         self._pieces: deque[Any] = deque()
         self._n_waiting_bytes = 0

@@ -54,9 +54,9 @@ class BlobInfo:
     """Time of writing, in seconds of Unix time by the storage's own clock. Good for liveness, never for safety."""
     token: Token
     is_link: bool = False
-    """Whether it is a symbolic link; a link is no blob and is not followed."""
+    """True if it is a symbolic link; a link is no blob and is not followed."""
     is_shared: bool = False
-    """Whether it shares its bytes on disk with other blobs; see `Backend.shared_bytes`."""
+    """True if it shares its bytes on disk with other blobs; see `Backend.shared_bytes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class LogDamage:
     """Number of bytes that are there; fewer than are lost if the file is cut."""
     reason: str
     loses_records: bool = False
-    """Whether records are lost, and with them what they committed."""
+    """True if records are lost, and with them what they committed."""
 
 
 Children = tuple[list[BlobInfo], list[str]]
@@ -90,16 +90,16 @@ class Backend(ABC):
     uri: str
     """The root, in a form `open_backend` accepts."""
     is_carrier: bool = False
-    """Whether the backend keeps less than the contract: no exclusion between `promote` and `withdraw`, and no ranged
+    """True if the backend keeps less than the contract: no exclusion between `promote` and `withdraw`, and no ranged
     reads.
 
     Only the backend on a shelf says so (`tensorcas_mlflow.integration.server_store`).
     """
     is_remote: bool = False
-    """Whether each call is a request to another machine, so callers save requests and send many at once. A
+    """True if each call is a request to another machine, so callers save requests and send many at once. A
     remote backend lists keys in order, and tokens of random blobs never come back."""
     has_logs: bool = False
-    """Whether it appends small blobs of `put_all` to logs. A log stores packs up to `MOST_SHARED_BYTES`, and other
+    """True if it appends small blobs of `put_all` to logs. A log stores packs up to `MOST_SHARED_BYTES`, and other
     small blobs, as differences from earlier ones, so callers leave text in them uncompressed."""
     tally: ReadCounter | None = None
     """Counter of its reads, if a caller wants one; see `MeteredBackend`."""

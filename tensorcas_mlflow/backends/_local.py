@@ -222,7 +222,7 @@ class LocalBackend(Backend):
         self.uri = uri or root.as_uri()
         self._top = os.fspath(root)
         self._is_known = False
-        """Whether any of the root has been seen: if the root is gone later, it is not recreated."""
+        """True if any of the root has been seen: if the root is gone later, it is not recreated."""
         self._settled = Settled()
         self._durable: set[str] = set()
         """Keys of blobs whose names are known to be durable."""

@@ -66,7 +66,7 @@ class LoggedBackend(LocalBackend):
 
     @property
     def has_logs(self) -> bool:  # type: ignore[override]  # it may change when the store is created
-        """Whether small saves go to logs."""
+        """True if small saves go to logs."""
         return self._logs.is_on
 
     def make_logs(self) -> None:

@@ -254,7 +254,7 @@ class Logs:
 
     @property
     def is_on(self) -> bool:
-        """Whether the store has logs."""
+        """True if the store has logs."""
         if not self._is_on:
             self._is_on = os.path.isdir(self.folder)
         return self._is_on

@@ -89,7 +89,7 @@ class PlainFiles(ABC):
     """
 
     calls_are_requests: bool = False
-    """Whether each call is a request to another machine. Many threads may then call at once."""
+    """True if each call is a request to another machine. Many threads may then call at once."""
 
     def find(self, path: str) -> Path | None:
         """Return the real path of the local file or folder that an artifact path shows, or None."""

@@ -37,9 +37,9 @@ class Call:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     is_main: bool
-    """Whether this process logs the checkpoints."""
+    """True if this process logs the checkpoints."""
     has_run: bool
-    """Whether the framework's own logger brings a run."""
+    """True if the framework's own logger brings a run."""
     trained: Callable[[Any], Any] | None
     """A function from the call's return value to the trained model; None if the model is not to be logged."""
     undo: Callable[[], None]

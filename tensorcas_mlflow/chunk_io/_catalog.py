@@ -396,7 +396,7 @@ class Catalog:
         self._n_reread = 0
         """Number of refreshes from packs."""
         self._has_bad_segments = False
-        """Whether a segment was unreadable, so packs may exist outside of the index."""
+        """True if a segment was unreadable, so packs may exist outside of the index."""
         self._manifests: dict[str, str] = {}
         self._lately = LastLookups()
         self._newest = ""

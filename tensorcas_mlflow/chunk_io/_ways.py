@@ -114,7 +114,7 @@ class Situation:
     n_chunks: int
     """Number of wanted chunks."""
     is_raw: bool = False
-    """Whether none of it needs decoding."""
+    """True if none of it needs decoding."""
     n_stretches: int = 1
     """Number of separate stretches the wanted chunks of this pack form."""
     is_remote: bool = False
@@ -137,12 +137,12 @@ class WayChoice:
     gap_bytes: int
     """Chunks nearer to each other than this are read together."""
     waits: bool
-    """Whether threads spend most of their time waiting for a disk or another machine, so more threads than cores are
+    """True if threads spend most of their time waiting for a disk or another machine, so more threads than cores are
     used."""
     is_alone: bool = False
-    """Whether the calling thread reads alone."""
+    """True if the calling thread reads alone."""
     is_exact: bool = False
-    """Whether to turn readahead off, as only a part of the pack is wanted."""
+    """True to turn readahead off, as only a part of the pack is wanted."""
 
     @property
     def is_of_file(self) -> bool:

@@ -52,8 +52,8 @@ _TRIED_BYTES = 64 << 10
 _WORTH_SLOWER = 0.99
 """A transform that decodes more slowly is chosen only below this share of the room."""
 _ENOUGH = 0.96
-"""Where units take less than this share of words in order, single words are not tried: they decode slowest, and where
-order counts, units gain little."""
+"""Single words are not tried if units take less than this share of words in order: single words decode slowest, and
+units gain little from order."""
 
 _GUESSED_BYTES = 16 * 1024
 _LEAST_GUESSED_BYTES = 2048

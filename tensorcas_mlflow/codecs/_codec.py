@@ -32,7 +32,7 @@ class Codec(ABC):
     number: ClassVar[int]
     name: ClassVar[str]
     takes_base: ClassVar[bool] = False
-    """Whether the codec encodes a chunk as its difference from a base, which is another chunk of the same size."""
+    """True if the codec encodes a chunk as its difference from a base, which is another chunk of the same size."""
 
     @abstractmethod
     def encode(self, raw: Buffer, itemsize: int, base: Buffer | None = None) -> Buffer:

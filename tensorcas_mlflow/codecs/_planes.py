@@ -173,7 +173,7 @@ class Alike:
     """One plane of some sampled chunks. Chunks of the same group need no trials that the samples show to be useless."""
 
     is_kept: bool = True
-    """Whether no sample's plane became smaller."""
+    """True if no sample's plane became smaller."""
     least: float = 2
     most: float = 0
     """Shares of their sizes that frames without matches take, a tenth wider; none if matches made one smaller."""

@@ -34,7 +34,7 @@ _FEW_PLACES = 16
 """Up to this size numpy writes records faster place by place: 3 bytes in 75 us for 256 KiB, and in 260 row by row."""
 
 HAS_MANY = "multi_decompress_to_buffer" in zstandard.backend_features
-"""Whether one call can decompress several frames: the binding in C can, the one of cffi cannot."""
+"""True if one call can decompress several frames: the binding in C can, the one of cffi cannot."""
 _LEAST_TOGETHER = 8
 
 

@@ -100,7 +100,7 @@ class TensorLocation:
     deflated: int | None = None
     """For a range that is a raw DEFLATE stream (RFC 1951): the number of inflated bytes before the elements."""
     swapped: bool = False
-    """Whether each number has the other byte order than this machine."""
+    """True if each number has the other byte order than this machine."""
     checksum: tuple[int, int] | None = None
     """The CRC-32 of the archive member whose end the elements are, and the CRC-32 of the member's bytes before the
     range. Reading checks it."""

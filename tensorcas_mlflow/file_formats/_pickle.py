@@ -81,7 +81,7 @@ class _PickleSplitter:
         self._ahead: Pause | WalkEnd | None = None
         """The walker's stop while it looked past an array."""
         self._is_lost = False
-        """Whether the position of the next opcode is unknown."""
+        """True if the position of the next opcode is unknown."""
 
     def parts(self) -> Iterator[FilePart]:
         walker = self._walker

@@ -251,7 +251,7 @@ class ArrayView(NamedTuple):
     """Range of the bytes; or a short text that encodes them."""
     n_bytes: int = 0
     is_open: bool = False
-    """Whether other arrays may lie in it."""
+    """True if other arrays may lie in it."""
     fields: tuple[RecordField, ...] = ()
     """Fields of records without a name, which are listed instead; ``dtype`` is that of bytes."""
 

@@ -194,11 +194,11 @@ class PickleMachine:
         self.payload = RawBytes(0)
         """Large bytes or text that comes next, at `Pause.PAYLOAD`."""
         self.payload_is_bytes = False
-        """Whether the payload is bytes, rather than text or a number."""
+        """True if the payload is bytes, rather than text or a number."""
         self.base: int | None = None
         """Position of the walked data in its file; None if symbols record no positions."""
         self.is_cut = False
-        """Whether a limit has dropped a symbol."""
+        """True if a limit has dropped a symbol."""
         self._memo: list[Symbol] = []
         self._far_memo: dict[int, Symbol] = {}
         """Entries whose numbers leave a gap: Python 2 counts from 1, and other writers as they like."""

@@ -106,7 +106,7 @@ class Pt2Payload(NamedTuple):
     view: TensorView
     """The tensor. Its ``key`` is the name of the member that it views, in the table's folder."""
     is_pickled: bool
-    """Whether the member is a file with the tensor, or a pickled object; otherwise it is a storage."""
+    """True if the member is a file with the tensor, or a pickled object; otherwise it is a storage."""
 
 
 def pt2_payloads(table: bytes) -> Iterator[Pt2Payload]:

@@ -81,7 +81,7 @@ class LocalEntry:
     is_stored: bool
     """Neither compressed nor encrypted."""
     is_streamed: bool
-    """Whether a descriptor may follow the bytes."""
+    """True if a descriptor may follow the bytes."""
 
 
 def read_entry(tape: Tape) -> LocalEntry:

@@ -23,7 +23,7 @@ class Home:
     path: str | None
     """The root relative to the store's, or None if it lies elsewhere."""
     is_ours: bool
-    """Whether our artifact repository serves the root from this very store."""
+    """True if our artifact repository serves the root from this very store."""
 
 
 def home_of(artifact_uri: str, *, create: bool) -> Home:

@@ -67,7 +67,7 @@ class Table:
     prefix: Any
     """For each row the first eight bytes of its digest as a big-endian number, ascending."""
     is_checked: bool = True
-    """Whether a save may rely on it: each chunk was written into the pack of its row."""
+    """True if a save may rely on it: each chunk was written into the pack of its row."""
 
     def __post_init__(self) -> None:
         names = tuple(dict.fromkeys(self.packs))

@@ -76,7 +76,7 @@ class Payload:
     typesize: int
     data: Buffer
     begins_row: bool
-    """Whether this is the first chunk written of its tensor: a raw one is then aligned, so it can be memory-mapped."""
+    """True if this is the first chunk written of its tensor: a raw one is then aligned, so it can be memory-mapped."""
     base: Base | None = None
     """Base of a delta; None for other chunks."""
     effort: int = 0
@@ -94,7 +94,7 @@ class PayloadGroup:
     n_bytes: int
     """Size of all parts."""
     is_aligned: bool
-    """Whether the group has to begin at a multiple of `RAW_ALIGNMENT`, because a raw tensor begins in it."""
+    """True if the group has to begin at a multiple of `RAW_ALIGNMENT`, because a raw tensor begins in it."""
 
 
 Packed = Payload | PayloadGroup

@@ -192,9 +192,9 @@ class Intent:
     bases: frozenset[str]
     """Packs of the bases of deltas the save may write."""
     writer_is_dead: bool
-    """Whether the process is known to be gone; False if this is unknown."""
+    """True if the process is known to be gone; False if this is unknown."""
     through_carrier: bool
-    """Whether the save goes through an MLflow server, and its commit cannot be fenced."""
+    """True if the save goes through an MLflow server, and its commit cannot be fenced."""
     host: str
     created: str
     """ISO 8601, UTC."""

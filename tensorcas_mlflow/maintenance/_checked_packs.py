@@ -34,7 +34,7 @@ class CheckedPack:
     baseless: tuple[Piece, ...] = ()
     """Deltas whose bases are lost: neither good nor damaged."""
     has_table: bool = True
-    """Whether its own table can be read."""
+    """True if its own table can be read."""
 
 
 class CheckedPacks:

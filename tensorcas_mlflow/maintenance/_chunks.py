@@ -73,7 +73,7 @@ class ChunkFault:
     key: str = ""
     """Key of the blob that the storage did not give; empty where it gave all."""
     is_of_base: bool = False
-    """Whether that is the blob of the chunk's base."""
+    """True if that is the blob of the chunk's base."""
     gone: str = ""
     """Name of the pack that does not exist any more: the chunk's own, or that of its base; empty where both do."""
 

@@ -35,7 +35,7 @@ class CopyEnd:
     """Plain files beside it; None if they cannot be listed."""
     uri: str
     is_new: bool = False
-    """Whether the copy made the store, or a dry run would make it."""
+    """True if the copy made the store, or a dry run would make it."""
 
 
 def end_of(store: Store) -> CopyEnd:

@@ -158,7 +158,7 @@ class _Missed:
     damaged: list[tuple[int, str]] = field(default_factory=list)
     """Chunks that are not what they should be, and why."""
     is_index_suspect: bool = False
-    """Whether the index may be wrong. It is not if the storage itself has failed."""
+    """True if the index may be wrong. It is not if the storage itself has failed."""
 
     def add(self, number: int, fault: ChunkFault) -> None:
         if fault.gone:

@@ -63,7 +63,7 @@ class CopyPlan:
     refs: Sequence[Ref] = field(repr=False, compare=False)
     """Refs of the source to copy."""
     replace: bool
-    """Whether refs take the place of other ones at the destination."""
+    """True if refs take the place of other ones at the destination."""
     n_new: int
     """Checkpoints and files that the destination lacks, or that replace others there."""
     n_there: int
@@ -121,7 +121,7 @@ class RefToCopy:
     manifest: Manifest
     """The manifest as the destination is to have it."""
     replaces: bool
-    """Whether it may replace another ref."""
+    """True if it may replace another ref."""
     source: Ref
     """The ref as the source has it."""
 

@@ -84,7 +84,7 @@ class RecordFault:
 
     reason: str
     is_failure: bool = False
-    """Whether the storage did not give it, so that it may be sound."""
+    """True if the storage did not give it, so that it may be sound."""
 
 
 class Needs:
@@ -193,11 +193,11 @@ class Finding:
     key: str
     reason: str
     remedy: str
-    """What a repair does about it, or what else helps."""
+    """The action of a repair against it, or another remedy."""
     is_mended: bool = True
-    """Whether a repair mends it."""
+    """True if a repair mends it."""
     is_harmless: bool = False
-    """Whether it goes away without a repair."""
+    """True if it goes away without a repair."""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.reason} ({self.remedy})"

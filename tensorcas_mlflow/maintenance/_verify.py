@@ -92,7 +92,7 @@ class VerifyReport:
     n_read: int = 0
     """Chunks that were read; a chunk that lies in several packs counts each time."""
     full: bool
-    """Whether chunks were decoded and compared with their digests, and not only their stored bytes."""
+    """True if chunks were decoded and compared with their digests, and not only their stored bytes."""
     seed: int | None = None
     """Seed that draws the same sample again; None where none was drawn."""
     problems: tuple[Problem, ...]

@@ -30,4 +30,4 @@ except ImportError:
     core = None
 
 has_zstd = core is not None and bool(core.ZSTD_VERSION)
-"""Whether the core was built with libzstd, so that it encodes and decodes chunks."""
+"""True if the core was built with libzstd, so that it encodes and decodes chunks."""

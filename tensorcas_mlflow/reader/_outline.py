@@ -148,9 +148,9 @@ class NameReading:
     expert: int | None = None
     """Index of the pattern's number that counts experts; None if the pattern does not belong to one expert."""
     is_fused: bool = False
-    """Whether the tensor holds all experts of a layer, one after the other."""
+    """True if the tensor holds all experts of a layer, one after the other."""
     is_router: bool = False
-    """Whether the tensor has a row for each expert."""
+    """True if the tensor has a row for each expert."""
 
 
 def read_pattern(text: str) -> NameReading | None:
@@ -256,7 +256,7 @@ class Part:
     rows: slice | None = None
     """Rows of axis 0; None for all of it."""
     is_one: bool = False
-    """Whether it is one row, without axis 0."""
+    """True if it is one row, without axis 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -270,7 +270,7 @@ class Assignment:
     layer: Any
     expert: Any
     is_fused: Any
-    """Whether it holds all experts of its layer."""
+    """True if it holds all experts of its layer."""
     is_router: Any
 
 

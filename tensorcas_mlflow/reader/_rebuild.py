@@ -31,7 +31,7 @@ class StoreReads:
 
     @property
     def can_check(self) -> bool:
-        """Whether the store is on this machine, so that `check` costs a second read of memory and none of a network."""
+        """True if the store is on this machine, so that `check` costs a second read of memory and none of a network."""
         return self._store.chunks.can_check
 
     def check(self, names: Sequence[str]) -> None:

@@ -70,7 +70,7 @@ class Summary:
     tree: SummaryNode
     """The whole; its name is empty."""
     is_cut: bool = False
-    """Whether it omits parts with thousands of distinct names."""
+    """True if it omits parts with thousands of distinct names."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Tensors not counted above: unsupported ones by name, with their type."""
 

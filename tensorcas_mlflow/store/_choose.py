@@ -110,7 +110,7 @@ class EncodingChoice:
     """None if a base is of no use."""
     effort: Effort
     gains: bool = False
-    """Whether a delta against one of the bases would take clearly less room; a series may still start anew."""
+    """True if a delta against one of the bases would take clearly less room; a series may still start anew."""
 
 
 def choose(

@@ -49,7 +49,7 @@ class Pieces:
     begins_row: Any
     """Flags of the chunks: True for the first of its row among all requested ones."""
     are_hashed: bool = False
-    """Whether ``data`` are the very bytes that were hashed, and nobody can have changed them since."""
+    """True if ``data`` are the very bytes that were hashed, and nobody can have changed them since."""
 
     def some(self, part: slice) -> Pieces:
         """Return neighbours among these chunks."""
@@ -71,7 +71,7 @@ class Source(ABC):
     sizes: Offsets
     """Sizes of the chunks of all rows, one after the other."""
     is_live: bool = False
-    """Whether the bytes may have changed after hashing; if so, they are hashed again before they are stored."""
+    """True if the bytes may have changed after hashing; if so, they are hashed again before they are stored."""
     first_row: int | None = None
     """Number of the first row in its file; None if names alone identify rows."""
 
@@ -327,7 +327,7 @@ class TensorCopy(Source):
         self.n_copied_bytes = int(self.sizes[self._is_copied].sum())
         """Memory of the copies, until they are stored."""
         self.is_stored = False
-        """Whether a checkpoint with all chunks has been committed."""
+        """True if a checkpoint with all chunks has been committed."""
         self.stored_at: tuple[int, ...] | None = None
         """`Catalog.doubts` before that save; None if unknown."""
         self.rows = Rows(Columns.of_specs(specs, chunk_at=chunk_at, digests=digests, cuts=at_bytes))

@@ -46,7 +46,7 @@ class Said:
     raw: bytes
     base: Base | None = None
     of: bytes = b""
-    """What the delta was encoded against."""
+    """The bytes that the delta was encoded against."""
     raw_bytes: int | None = None
     data: bytes | None = None
 

@@ -468,7 +468,7 @@ class Copy:
     source: Any
     """A tensor or array of the same shape."""
     may_alias: bool = True
-    """Whether the source may be the target itself. A module with code of its own for ``load_state_dict`` may give the
+    """True if the source may be the target itself. A module with code of its own for ``load_state_dict`` may give the
     source to another tensor."""
 
 

@@ -61,7 +61,7 @@ class EarlierContents:
     n_looked_at: int
     """Checkpoints with a manifest read."""
     is_complete: bool
-    """Whether every candidate was examined."""
+    """True if every candidate was examined."""
 
 
 def look_back(store: Store, ref: Ref, manifest: Manifest) -> EarlierContents:

@@ -139,7 +139,7 @@ class Checkpoint(ABC):
     flavor: str | None
     """The adapter used for the save; None if only reading the file could tell."""
     is_cut = False
-    """Whether the save died on the way and nothing can be read. It may be dropped, and no listing shows it."""
+    """True if the save died on the way and nothing can be read. It may be dropped, and no listing shows it."""
 
     @abstractmethod
     def opened(self) -> AbstractContextManager[tuple[Manifest, ReadArrays]]:

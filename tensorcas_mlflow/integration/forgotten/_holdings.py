@@ -27,7 +27,7 @@ LAYOUT = re.compile(
     r"/artifacts)(?:/.*)?",
     re.DOTALL,
 )
-"""How MLflow lays out artifact roots below an experiment's."""
+"""Paths of artifact roots below an experiment's."""
 
 
 _OF_MLFLOW = re.compile(r"[0-9a-f]{32}|models|traces")

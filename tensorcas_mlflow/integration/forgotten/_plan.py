@@ -86,7 +86,7 @@ class Kept:
     n_holdings: int
     reason: str
     can_be_named: bool
-    """Whether naming the experiment's folder makes them orphans."""
+    """True if naming the experiment's folder makes them orphans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

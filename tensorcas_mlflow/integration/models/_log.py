@@ -45,7 +45,7 @@ class ModelStore:
     """Artifact root of the model."""
     target: RefTarget
     is_committed_on_arrival: bool
-    """Whether our artifact repository serves the destination from this very store, and commits when the manifest
+    """True if our artifact repository serves the destination from this very store, and commits when the manifest
     arrives."""
 
     def settle(self) -> None:

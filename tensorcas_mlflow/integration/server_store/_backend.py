@@ -164,7 +164,7 @@ class CarrierBackend(Backend):
         self._doubtful: set[str] = set()
         """Intents of saves with an unanswered last request: the server may still carry it out, so they must stay."""
         self._is_unreachable = False
-        """Whether the server left the last put unanswered."""
+        """True if the server left the last put unanswered."""
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
         path = _path(key)

@@ -45,10 +45,10 @@ class _Root:
     uri: str
     shelf: ArtifactShelf
     is_ours: bool
-    """Whether the server keeps its artifacts in a store of its own."""
+    """True if the server keeps its artifacts in a store of its own."""
     has_store: bool
     has_cut_format: bool
-    """Whether a process died while creating a store: its ``format`` exists and is empty."""
+    """True if a process died while creating a store: its ``format`` exists and is empty."""
     store: Store | None = None
 
 
