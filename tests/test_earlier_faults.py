@@ -273,6 +273,7 @@ def test_a_resumed_run_writes_only_what_is_new(tmp_path: Path) -> None:
     assert TensorCasStore(tmp_path, "run").load_tensors(30)["head"].tolist() == [30] * 10
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_thousand_small_tensors_make_few_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     store = TensorCasStore(tmp_path, "run")
@@ -305,6 +306,7 @@ def test_a_history_is_smaller_than_its_pickles_with_every_byte_counted(tmp_path:
 # --- what must outlast a crash of the machine
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_all_that_a_step_needs_is_durable_before_its_ref_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

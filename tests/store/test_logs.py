@@ -10,6 +10,7 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.chunk_io import _fetch
+from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import CheckpointExistsError, RefusedError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
@@ -113,3 +114,45 @@ def test_a_store_whose_logs_do_not_show_is_not_opened(tmp_path: Path) -> None:
 
     with pytest.raises(RefusedError, match="no folder `logs`"):
         Store.open(tmp_path)
+
+
+def test_new_stores_on_a_local_disk_have_logs_unless_somebody_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Store.init(tmp_path / "default").backend.has_logs
+    assert not Store.init(tmp_path / "files", logs=False).backend.has_logs
+    monkeypatch.setenv("TENSORCAS_LOGS", "false")
+    assert not Store.init(tmp_path / "by the environment").backend.has_logs
+    assert Store.open(tmp_path / "default").backend.has_logs
+    monkeypatch.delenv("TENSORCAS_LOGS")
+    assert not Store.open(tmp_path / "files").backend.has_logs
+    monkeypatch.setattr("tensorcas_mlflow.backends._logged.is_on_local_disk", lambda folder: False)
+    assert not Store.init(tmp_path / "elsewhere").backend.has_logs
+    with pytest.raises(RefusedError, match="not on a local disk"):
+        Store.init(tmp_path / "nowhere", logs=True)
+
+
+def test_copy_of_a_store_has_the_way_of_a_new_store(saved: tuple[Store, int], tmp_path: Path) -> None:
+    _, size = saved
+    for name, has_logs in (("files", False), ("logs", True)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TENSORCAS_LOGS", str(has_logs))
+            assert (
+                main(["copy", str(tmp_path / "root" if name == "files" else tmp_path / "files"), str(tmp_path / name)])
+                == 0
+            )
+        copied = Store.open(tmp_path / name)
+        assert copied.backend.has_logs is has_logs
+        assert [
+            copied.read_tensors(copied.manifest(ref))["a"].tobytes()
+            for ref in sorted(copied.checkpoints(), key=lambda ref: ref.step or 0)
+        ] == [arrays(step, size)["a"].tobytes() for step in range(N_STEPS)]
+
+
+def test_small_steps_make_next_to_no_files(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    for step in range(20):
+        with store.write_checkpoint(arrays(step, 100)) as pending:
+            pending.commit(RefTarget(run_id="run", step=step))
+
+    assert sum(path.is_file() for path in tmp_path.rglob("*")) <= 5
