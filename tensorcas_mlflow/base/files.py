@@ -43,10 +43,6 @@ def _sync_file(path: str) -> None:
         os.close(descriptor)
 
 
-def _call(function: Callable[[], object]) -> None:
-    function()
-
-
 def _sync_parent(folder: str) -> None:
     """Make the names in a folder durable; skip an unreadable one, which another user has created."""
     with contextlib.suppress(PermissionError):
@@ -79,9 +75,7 @@ class Settled:
     def __init__(self) -> None:
         self._folders: set[str] = set()
 
-    def settle(
-        self, *folders: str, names_of: Collection[str] = (), beside: Iterable[Callable[[], object]] = ()
-    ) -> None:
+    def settle(self, *folders: str, names_of: Collection[str] = (), beside: Iterable[Callable[[], None]] = ()) -> None:
         """Make the names in some folders durable; the first time also their own, and those of their parents.
 
         Another process may have created a folder and died before its name was durable. So this also syncs the parents,
@@ -99,12 +93,12 @@ class Settled:
                 if below in parents:
                     break
                 parents[below] = above
-        syncs: list[Callable[[], object]] = [
+        syncs: list[Callable[[], None]] = [
             *beside,
             *(partial(sync_folder, folder) for folder in folders),
             *(partial(_sync_parent, parent) for parent in sorted({*parents.values()}.difference(folders))),
         ]
-        threads.run_all(_call, syncs, waits=True)
+        threads.run_all(lambda sync: sync(), syncs, waits=True)
         if len(self._folders) > _MAX_SETTLED:
             self._folders.clear()
         self._folders.update(folders, names_of, parents.values())

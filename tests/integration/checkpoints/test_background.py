@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_call_waits_for_the_save_before_it_and_each_saves_its_own_state(
 
 
 @pytest.fixture
-def copies_first(slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def copies_first(slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Packs are written only once a second state is copied."""
     copy = Store.copy
     n_copied = 0
@@ -114,6 +115,8 @@ def copies_first(slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch) -
         return copied
 
     monkeypatch.setattr(Store, "copy", note)
+    yield
+    drain()
 
 
 def test_small_state_is_copied_while_the_save_before_it_goes_on(
