@@ -245,6 +245,7 @@ def test_segment_names_a_pack_once_that_two_threads_took_up(shared: Store, monke
     assert len(table) == 2
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_refresh_reads_only_new_names_of_a_local_index(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     counts = []
@@ -256,6 +257,7 @@ def test_refresh_reads_only_new_names_of_a_local_index(tmp_path: Path) -> None:
     assert counts[-1] <= counts[4]
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_refresh_takes_up_a_pack_that_another_process_has_added(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     save(store, 0)

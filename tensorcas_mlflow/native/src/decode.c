@@ -599,7 +599,8 @@ int tc_decode_part(TcDecoder *decoder, const TcBatch *batch, size_t number, cons
     if (part->last_chunk - part->first_chunk != 1 || part->last_read - part->first_read > MOST_LINKS)
         return CHUNK_MALFORMED;
     const TcChunk *chunk = batch->chunks + part->first_chunk;
-    size_t area_bytes = ((size_t)chunk->n_bytes + 2 * PAGE - 1) / PAGE * PAGE, needed = N_AREAS * area_bytes;
+    size_t area_bytes = ((size_t)chunk->n_bytes + 2 * PAGE - 1) / PAGE * PAGE;
+    size_t areas_bytes = (N_AREAS + (size_t)chunk->n_links) * area_bytes, needed = areas_bytes;
     for (uint32_t read = part->first_read; read < part->last_read; read++)
         needed += room_of(batch->reads + read);
     if (decoder->n_bytes < needed) {
@@ -611,14 +612,15 @@ int tc_decode_part(TcDecoder *decoder, const TcBatch *batch, size_t number, cons
         }
         decoder->n_bytes = needed;
     }
-    uint8_t *area = decoder->memory, *room = area + N_AREAS * area_bytes;
+    uint8_t *area = decoder->memory, *room = area + areas_bytes;
     Areas areas = {
         .context = &decoder->context,
         .out = area,
-        .bases = {area + area_bytes, area + 2 * area_bytes},
-        .planes = area + 3 * area_bytes,
-        .grouped = area + 4 * area_bytes,
-        .classes = area + 5 * area_bytes,
+        .planes = area + area_bytes,
+        .grouped = area + 2 * area_bytes,
+        .classes = area + 3 * area_bytes,
+        .levels = area + N_AREAS * area_bytes,
+        .n_bytes = area_bytes,
     };
     for (uint32_t read = part->first_read; read < part->last_read; read++)
         room = fetch(batch, batch->reads + read, room, stored + (read - part->first_read));
