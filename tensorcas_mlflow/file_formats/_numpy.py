@@ -230,7 +230,7 @@ def add_npy_member(table: LocationTable, member: FileRange, name: str) -> None:
     if not member.name.endswith(".npy") or not is_npy(memoryview(head)):
         table.leave_out(name, "no array")
         return
-    header = read_npy_header(Tape(io.BytesIO(head)))
+    header = read_npy_header(Tape(io.BytesIO(head), block_bytes=len(head)))
     if header.array_bytes is not None and header.n_bytes + header.array_bytes != member.raw_bytes:
         raise FormatError(
             f"{member.name[:80]!r} has {member.raw_bytes} bytes, of which {header.array_bytes} are its array"

@@ -17,6 +17,7 @@ import torch
 
 from tensorcas_mlflow.errors import BackendError, CorruptError, MalformedFileError
 from tensorcas_mlflow.file_formats import EXAMPLE_INPUT, FORMATS_IN, ByteSource, Listing, list_source, open_listing
+from tensorcas_mlflow.file_formats._tape import Tape
 from tests.file_formats.samples import (
     ARRAYS,
     TORCH_DTYPES,
@@ -323,3 +324,17 @@ def large_files() -> dict[str, bytes]:
         "plain.safetensors": safetensors.numpy.save(arrays, metadata),
         "plain.bt": bytes(bintensors.torch.save(tensors, metadata)),
     }
+
+
+def test_listing_of_an_archive_reads_each_header_into_memory_of_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "a.npz", **{f"w{number}": np.ones(3) for number in range(50)})
+    filled: list[int] = []
+    fill = Tape._fill
+    monkeypatch.setattr(Tape, "_fill", lambda tape, n_bytes: (filled.append(n_bytes), fill(tape, n_bytes))[1])
+
+    listing = open_listing(tmp_path / "a.npz")
+
+    assert len(listing.locations) == 50
+    assert sum(filled) <= 50 * 128
