@@ -369,6 +369,7 @@ def test_verify_of_a_sound_store_exits_with_0(tensorcas: Tensorcas, store: Store
     assert done.out == "6 checkpoints and files, 5 packs, 6 chunks, every one read: no problem found\n"
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_verify_exits_with_3_if_it_finds_problems(tensorcas: Tensorcas, store: Store) -> None:
     damage(store)
     done = tensorcas("verify", "--root", root(store))
@@ -379,6 +380,7 @@ def test_verify_exits_with_3_if_it_finds_problems(tensorcas: Tensorcas, store: S
     assert done.out.splitlines()[-1].endswith("none of them read: 3 problems")
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_verify_in_json_prints_each_problem(tensorcas: Tensorcas, store: Store) -> None:
     damage(store)
     done = tensorcas("verify", "--root", root(store), "--json")

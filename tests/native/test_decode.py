@@ -244,6 +244,7 @@ def test_every_step_of_a_history_is_read_by_the_core_and_by_python(tmp_path: Pat
 
 
 @pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.usefixtures("store_of_files")
 def test_damaged_chunk_does_not_reach_the_memory_it_is_read_into(tmp_path: Path, with_core: bool, verify: bool) -> None:
     store = Store.init(tmp_path, chunk_bytes=16 << 10)
     wanted = np.arange(20_000, dtype=np.float32)

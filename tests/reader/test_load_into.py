@@ -100,6 +100,7 @@ def test_stored_tensors_that_are_in_no_state_dict_are_named(store: TensorCasStor
     assert (left.missing, left.unexpected, left.passed_over) == ((), (), ("__tensor__/table",))
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_load_into_a_model_finds_damage_before_it_changes_anything(store: TensorCasStore, tmp_path: Path) -> None:
     flip_in_packs(Store.open(tmp_path).backend)
     live = module(2)

@@ -450,6 +450,7 @@ def fold(store: Store, n_saves: int = 70) -> list[Ref]:
     return refs
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_many_loose_packs_are_folded_and_found_by_others(store: Store) -> None:
     refs = fold(store, 140)
 
@@ -462,6 +463,7 @@ def test_many_loose_packs_are_folded_and_found_by_others(store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage" * 100, None])
+@pytest.mark.usefixtures("store_of_files")
 def test_a_garbage_segment_costs_no_checkpoint(store: Store, damage: bytes | None) -> None:
     refs = fold(store)
     for path in (folder(store) / "index").glob("*.arrow"):
@@ -471,6 +473,7 @@ def test_a_garbage_segment_costs_no_checkpoint(store: Store, damage: bytes | Non
         assert same(load(again(store), ref)["a"], np.full(10, n))
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_flipped_bit_of_a_segment_costs_no_checkpoint(store: Store) -> None:
     refs = fold(store)
     (path,) = (folder(store) / "index").glob("*.arrow")

@@ -19,10 +19,10 @@ def taken_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_history_of_skops_files_takes_less_than_half_more_than_one_of_pickles(tmp_path: Path) -> None:
+def test_a_history_of_skops_files_in_packs_takes_less_than_half_more_than_one_of_pickles(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(500, 8))
     model = GradientBoostingRegressor(random_state=0, warm_start=True)
-    stores = {"skops": Store.init(tmp_path / "skops"), "pickle": Store.init(tmp_path / "pickle")}
+    stores = {kind: Store.init(tmp_path / kind, logs=False) for kind in ("skops", "pickle")}
     for step in range(1, N_STEPS + 1):
         model.set_params(n_estimators=step).fit(X, X @ np.arange(8) + np.sin(9 * X[:, 0]))
         for kind, data in {"skops": skops.io.dumps(model), "pickle": pickle.dumps(model, 4)}.items():

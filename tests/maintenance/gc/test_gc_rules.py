@@ -109,6 +109,7 @@ def test_a_save_is_waited_for_as_long_as_the_grace_and_no_longer(local_store: St
     assert loads(local_store, "ab", 0)
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_a_dead_collection_is_finished_when_its_list_is_older_than_the_grace(local_store: Store) -> None:
     assert isinstance(local_store.backend, LocalBackend)
     store = dying_store(local_store, 0)

@@ -288,6 +288,7 @@ def test_verify_reports_all_problems_and_not_only_the_first(store: Store) -> Non
     assert len(found_in(store, full=True)) == len(DAMAGE) + 2
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_storage_that_fails_to_read_a_blob_is_a_problem_of_that_blob(tmp_path: Path) -> None:
     store = Store.init(tmp_path, chunk_bytes=CHUNK_BYTES)
     save(store, 1, {"w": noise(1)})
@@ -300,6 +301,7 @@ def test_storage_that_fails_to_read_a_blob_is_a_problem_of_that_blob(tmp_path: P
     assert "it cannot be read: it was told to fail" in problem.reason
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_one_bad_read_is_not_taken_for_damage_of_all_that_lies_near(tmp_path: Path) -> None:
     store = Store.init(tmp_path, chunk_bytes=CHUNK_BYTES)
     save(store, 1, {f"t{n}": noise(n) for n in range(9)})

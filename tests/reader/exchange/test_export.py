@@ -74,6 +74,7 @@ def test_only_tensors_whose_names_match_are_written(store: Store, tmp_path: Path
         assert sorted(found.files) == ["layers.0.attn.w", "layers.1.attn.w"]
 
 
+@pytest.mark.usefixtures("store_of_files")
 def test_nothing_is_left_of_an_export_that_meets_damage(store: Store, tmp_path: Path) -> None:
     ref = saved(store, ARRAYS)
     flip_in_packs(store.backend)
