@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -33,7 +34,7 @@ from tensorcas_mlflow.backends._root import (
     object_path,
 )
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.files import Settled, new_name
+from tensorcas_mlflow.base.files import Settled, new_name, sync_folder
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -431,8 +432,7 @@ class LocalPlainFiles(PlainFiles):
                     except IsADirectoryError:
                         path = file.place.relative_to(self._root).as_posix()
                         raise ConflictError(f"{path!r} is a folder at the destination") from None
-                with suppress(FileNotFoundError):  # somebody has removed it since
-                    _settled.settle(*folders)
+                _settled.settle(beside=[partial(_sync_names, folder) for folder in folders])
 
     def make_folder(self, path: str) -> None:
         if path:
@@ -569,6 +569,11 @@ class _Staged:
         finally:
             if self._staging is not None:
                 self._staging.unlink(missing_ok=True)
+
+
+def _sync_names(folder: str) -> None:
+    with suppress(FileNotFoundError):  # somebody has removed it since
+        sync_folder(folder)
 
 
 def settle_tree(folder: str) -> None:

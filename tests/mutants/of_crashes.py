@@ -109,8 +109,8 @@ MUTANTS = (
         fault="a power cut that takes the names of texts written together",
         test="test_a_commit_that_has_returned_is_there_after_a_cut[folders of texts and files]",
         definition="LocalPlainFiles.write_all",
-        before="_settled.settle(*folders)",
-        after="pass",
+        before="[partial(_sync_names, folder) for folder in folders]",
+        after="[]",
     ),
     Mutant(
         fault="a power cut that takes the bytes of texts written together",
