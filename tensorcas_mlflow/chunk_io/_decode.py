@@ -58,7 +58,7 @@ class Wanted:
     target: Target
     verify: bool
     checks_stored: bool = False
-    """Whether the core also compares the stored bytes of each with their own digest. Damaged bytes may decode to the
+    """True if the core also compares the stored bytes of each with their own digest. Damaged bytes may decode to the
     chunk all the same, and another release of Zstandard may refuse them."""
 
     def some(self, chunks: Any) -> Wanted:

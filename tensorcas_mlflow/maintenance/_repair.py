@@ -66,7 +66,7 @@ class Loss:
     """Size of the lost tensors; None if it is unknown."""
     reason: str
     is_in_log: bool = False
-    """Whether records of a log are lost, so that nobody knows which checkpoints they held."""
+    """True if records of a log are lost, so that nobody knows which checkpoints they held."""
 
     def __str__(self) -> str:
         what = self.checkpoint or self.key

@@ -69,7 +69,7 @@ _KEPT_BYTES = 8 << 20
 """Bound on cached chunks of headers and small tensors, read again and again."""
 
 
-class Places(Sequence[TensorLocation]):
+class TensorLocations(Sequence[TensorLocation]):
     """The locations of a listing's tensors by number, each built on access."""
 
     def __init__(self, locations: Mapping[str, TensorLocation]) -> None:
@@ -201,7 +201,7 @@ class ListedContents(Contents):
         self.metadata = listing.metadata
         self.left_out = listing.left_out
         self.tally = tally
-        self.places = Places(listing.locations)
+        self.places = TensorLocations(listing.locations)
         self.specs = listing.columns()
         self._end = end
 
