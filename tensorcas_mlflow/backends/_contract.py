@@ -217,9 +217,10 @@ class Backend(ABC):
         return None
 
     def reading_together(self) -> AbstractContextManager[None]:
-        """Let this thread's `get` of several blobs show each as it was at some moment since the context began.
+        """Let this thread's calls show each blob as it was at some moment since the context began.
 
-        A backend that has to look for the latest state before each read may then look once.
+        A backend that has to look for the latest state before each call may then look once. This is for the calls `get`,
+        `read_into`, `open_file`, `stat`, `missing` and `names`, and for the names that `put_all` refuses.
         """
         return nullcontext()
 

@@ -561,7 +561,12 @@ def _named(file: NewFile, key: str) -> Token:
 
 
 def _check_no_link(folder: str, key: str) -> None:
-    if os.path.islink(folder):
+    # Every access to a blob calls this several times, and `os.path.islink` makes two more calls.
+    try:
+        is_link = stat.S_ISLNK(os.lstat(folder).st_mode)
+    except OSError:
+        return
+    if is_link:
         raise RefusedError("use", key, f"{folder!r} is a symbolic link, and nothing of a store lies behind one")
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 from tensorcas_mlflow.backends._contract import MOST_SHARED_BYTES, BlobInfo, Children, LogDamage, Token, check_key
@@ -34,9 +35,23 @@ _PACKS = "packs/"
 
 
 class _Reading(threading.local):
-    """Reads of one thread."""
+    """Context in which one thread looks at the logs once; a class, since a generator would take twice the calls."""
 
-    is_together = False
+    depth = 0
+    """Number of these contexts around the thread's current call."""
+
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+
+    def __enter__(self) -> None:
+        if self.depth == 0:
+            _refresh(self._logs)
+        self.depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.depth -= 1
 
 
 class LoggedBackend(LocalBackend):
@@ -62,7 +77,7 @@ class LoggedBackend(LocalBackend):
         self._unsynced: dict[str, int] = {}
         """Logs with records of this object that no commit has made durable yet, and their ends."""
         self._is_local = False
-        self._reading = _Reading()
+        self._reading = _Reading(self._logs)
 
     @property
     def has_logs(self) -> bool:  # type: ignore[override]  # it may change when the store is created
@@ -90,7 +105,7 @@ class LoggedBackend(LocalBackend):
         if not self._changes_logs():
             super().put_all(blobs)
             return
-        self._refresh()
+        self._look()
         super().put_all(self._too_big(blobs))
         if self._n_held_bytes > _MOST_HELD_BYTES:
             self._flush()
@@ -138,8 +153,7 @@ class LoggedBackend(LocalBackend):
             # The names of files are durable before a record relies on them.
             self._settle_names()
             with self._locked(source, source_path, token):
-                self._make_folder(os.path.dirname(dest_path))
-                with LockedFile.alone_in(os.path.dirname(dest_path)):
+                with LockedFile.alone_in(os.path.dirname(dest_path), make=self._make_folder):
                     self._logs.refresh()
                     if self._logs.has_consumed(source):
                         raise BlobNotFoundError(source)
@@ -250,7 +264,7 @@ class LoggedBackend(LocalBackend):
     def damages(self) -> list[LogDamage]:
         if not self._logs.is_on:
             return []
-        self._refresh()
+        _refresh(self._logs)
         return self._logs.damages()
 
     def mend(self) -> dict[str, str]:
@@ -308,8 +322,7 @@ class LoggedBackend(LocalBackend):
                 self._logs.bury(key, durable=False)
             else:
                 path = self._path(key)
-                self._make_folder(os.path.dirname(path))
-                with LockedFile.alone_in(os.path.dirname(path)):
+                with LockedFile.alone_in(os.path.dirname(path), make=self._make_folder):
                     self._logs.refresh()
                     self._remove(key, path, durable=False)
 
@@ -325,7 +338,7 @@ class LoggedBackend(LocalBackend):
     def stat(self, key: str) -> BlobInfo | None:
         if not self._may_log(key):
             return super().stat(key)
-        entry = self._find(key)
+        entry = self._find(key, is_late=self._reading.depth > 0)
         if entry is not None:
             return _info(entry)
         found = super().stat(key)
@@ -337,7 +350,7 @@ class LoggedBackend(LocalBackend):
         if not self._logs.is_on:
             return super().missing(keys)
         self._flush()
-        self._refresh()
+        self._look()
         in_logs: set[str] = set()
         others: list[str] = []
         for key in keys:
@@ -356,7 +369,7 @@ class LoggedBackend(LocalBackend):
     def settle(self, prefix: str) -> None:
         if self._logs.is_on:
             self._flush()
-            self._refresh()
+            _refresh(self._logs)
             with _translated("sync", FOLDER):
                 self._logs.sync()
         super().settle(prefix)
@@ -391,11 +404,11 @@ class LoggedBackend(LocalBackend):
         if not self._may_log(key):
             return otherwise()
         with _translated("read", key):
-            while (entry := self._find(key, is_late=self._reading.is_together)) is not None:
+            while (entry := self._find(key, is_late=self._reading.depth > 0)) is not None:
                 try:
                     return read(entry)
                 except FileNotFoundError:  # its log was rewritten since
-                    self._refresh()
+                    _refresh(self._logs)
         try:
             return otherwise()
         except BlobNotFoundError:
@@ -408,17 +421,8 @@ class LoggedBackend(LocalBackend):
             raise CorruptError(entry.key, f"its log ends before byte {start + size} of it")
         return data
 
-    @contextlib.contextmanager
-    def reading_together(self) -> Iterator[None]:
-        if self._reading.is_together or not self._logs.is_on:
-            yield
-            return
-        self._refresh()
-        self._reading.is_together = True
-        try:
-            yield
-        finally:
-            self._reading.is_together = False
+    def reading_together(self) -> contextlib.AbstractContextManager[None]:
+        return self._reading if self._logs.is_on else contextlib.nullcontext()
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         if not self._may_log(prefix):
@@ -427,7 +431,7 @@ class LoggedBackend(LocalBackend):
         # The files first: a file that a log replaces stays until the blob is deleted.
         files = list(super().list(prefix, after=after))
         self._flush()
-        self._refresh()
+        _refresh(self._logs)
         with _translated("list", prefix):
             below = self._logs.below(prefix)
         in_logs = {entry.key: entry for entry in below if after is None or entry.key > after}
@@ -440,7 +444,7 @@ class LoggedBackend(LocalBackend):
         if not self._may_log(prefix):
             return blobs, names
         self._flush()
-        self._refresh()
+        _refresh(self._logs)
         with _translated("list", prefix):
             entries, more = self._logs.children(prefix)
         self._logs.check()
@@ -452,7 +456,7 @@ class LoggedBackend(LocalBackend):
         names = super().names(prefix)
         if self._may_log(prefix):
             self._flush()
-            self._refresh()
+            self._look()
             with _translated("list", prefix):
                 names |= self._logs.names(prefix)
             self._logs.check()
@@ -464,7 +468,7 @@ class LoggedBackend(LocalBackend):
             return
         files = {path for path in super().paths() if not self._logs.is_ours(path)}
         self._flush()
-        self._refresh()
+        _refresh(self._logs)
         with _translated("list", ""):
             below = self._logs.below("")
         yield from files | {entry.key for entry in below}
@@ -473,7 +477,7 @@ class LoggedBackend(LocalBackend):
         if not self._logs.is_on:
             return 0
         self._flush()
-        self._refresh()
+        _refresh(self._logs)
         with _translated("read", FOLDER):
             return self._logs.n_bytes() - sum(e.row.size for e in self._logs.below("") if e.row.in_body)
 
@@ -509,19 +513,17 @@ class LoggedBackend(LocalBackend):
                 "TENSORCAS_LOGS=false makes new stores without logs, also that of `tensorcas copy`",
             )
 
-    def _refresh(self) -> None:
-        try:
-            self._logs.refresh()
-        except OSError:
-            with _translated("read", FOLDER):
-                raise
+    def _look(self) -> None:
+        """Read the latest state of the logs, unless this thread has done so for several calls."""
+        if self._reading.depth == 0:
+            _refresh(self._logs)
 
     def _find(self, key: str, *, is_late: bool = False) -> LogEntry | None:
         """Return the blob that counts at a key: now, or if late as of the last look."""
         if key in self._held:
             self._flush()
         if not is_late:
-            self._refresh()
+            _refresh(self._logs)
         found = self._known(check_key(key))
         if found is not None and found.row.is_commit:
             # A damaged record may have replaced it.
@@ -532,6 +534,14 @@ class LoggedBackend(LocalBackend):
         """Return the blob that counted at a key at the last look."""
         with _translated("read", FOLDER):
             return self._logs.find(key)
+
+
+def _refresh(logs: Logs) -> None:
+    try:
+        logs.refresh()
+    except OSError:
+        with _translated("read", FOLDER):
+            raise
 
 
 def _is_in_files(key: str) -> bool:

@@ -121,13 +121,24 @@ class LockedFile:
 
     @classmethod
     @contextlib.contextmanager
-    def alone_in(cls, path: str, flags: int = os.O_RDONLY, mode: int = 0o666) -> Iterator[int]:
+    def alone_in(
+        cls, path: str, flags: int = os.O_RDONLY, mode: int = 0o666, *, make: Callable[[str], None] | None = None
+    ) -> Iterator[int]:
         """Open and lock a file or folder, and yield its descriptor.
+
+        Args:
+            make: Creates the folder if it is missing.
 
         Raises:
             OSError: It cannot be opened, or the file system has no locks.
         """
-        descriptor = os.open(path, flags, mode)
+        try:
+            descriptor = os.open(path, flags, mode)
+        except FileNotFoundError:
+            if make is None:
+                raise
+            make(path)
+            descriptor = os.open(path, flags, mode)
         try:
             cls.lock(descriptor)
             yield descriptor

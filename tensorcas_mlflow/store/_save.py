@@ -70,30 +70,45 @@ def look(backend: Backend, catalog: Catalog) -> Condemnation:
     return condemned
 
 
-def probe(backend: Backend, catalog: Catalog, digests: Digests, condemned: Condemnation) -> Mask:
+def probe(
+    backend: Backend,
+    catalog: Catalog,
+    digests: Digests,
+    condemned: Condemnation,
+    *,
+    check_bases: Callable[[], Iterable[str]] = tuple,
+) -> Mask:
     """Find the chunks to write: probe the index, then check that every pack to be relied on exists.
 
     Args:
         digests: Distinct digests, named by an intent older than the reading of ``condemned``.
         condemned: Blobs not to be relied on.
+        check_bases: Called once; checks other packs to be relied on, and returns the names of those that exist.
 
     Returns:
         For each digest whether the chunk is missing.
     """
     seen = catalog.seen(condemned.generation)
     doomed = set(condemned.packs)
-    # For a remote store, refresh this process's view of the index only if it lacks a chunk.
-    is_known = backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all())
+    bases: Iterable[str] | None = None
+    is_known = False
     while True:
-        if not is_known:
-            # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
-            seen |= catalog.refresh()
-        places = catalog.find_sound(digests, doomed)
-        used = {pack_key(places.packs[number]) for number in distinct(places.pack[places.found]).tolist()}
-        # A delta without its base is no copy.
-        used |= set(map(pack_key, catalog.find_chains(places)[1]))
-        unseen = used - seen
-        gone = backend.missing(unseen) if unseen else set()
+        # One look after the reading of the condemned lists serves all checks (``docs/design/protocol.md``, Logs).
+        with backend.reading_together():
+            if bases is None:
+                bases = check_bases()
+                seen |= set(map(pack_key, bases))
+                # For a remote store, refresh this process's view of the index only if it lacks a chunk.
+                is_known = backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all())
+            if not is_known:
+                # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
+                seen |= catalog.refresh()
+            places = catalog.find_sound(digests, doomed)
+            used = {pack_key(places.packs[number]) for number in distinct(places.pack[places.found]).tolist()}
+            # A delta without its base is no copy.
+            used |= set(map(pack_key, catalog.find_chains(places)[1]))
+            unseen = used - seen
+            gone = backend.missing(unseen) if unseen else set()
         seen |= used - gone
         if not gone:
             missing: Mask = ~places.found
@@ -373,22 +388,30 @@ class PendingSave:
         if self._parents is not None and missing.any():
             self._plan = self._parents.plan(self._source, np.sort(self._first[missing]))
         self._declare(self._catalog.known_manifest(self.manifest.digest))
-        if self._plan is not None:
-            self._plan.leave_out(self._backend, self._condemned.packs)
-        self._missing = probe(self._backend, self._catalog, self._unique, self._condemned)
+        self._missing = probe(
+            self._backend, self._catalog, self._unique, self._condemned, check_bases=self._check_bases
+        )
+
+    def _check_bases(self) -> Collection[str]:
+        """Leave out the possible bases in condemned or deleted packs; return the packs of the others."""
+        if self._plan is None:
+            return ()
+        self._plan.leave_out(self._backend, self._condemned.packs)
+        return self._plan.packs
 
     def _write(self, watch: CountBytes | None = None) -> None:
         """Take steps 4 and 5: afterwards everything the save relies on exists, and stays as long as the intent does."""
         # In a remote store a manifest's blob has hints of its chunks' places, known only after the packs are written.
         is_together = not self._backend.is_remote
-        if self._missing is not None:
-            payloads = self._payloads()
-            if watch is not None:
-                payloads = self._watched(payloads, watch)
-            self._put(payloads, with_manifest=is_together and not self._has_manifest)
-            self._missing = None
-        if not self._has_manifest:
-            self._put(iter(()), with_manifest=True)
+        with self._backend.reading_together():
+            if self._missing is not None:
+                payloads = self._payloads()
+                if watch is not None:
+                    payloads = self._watched(payloads, watch)
+                self._put(payloads, with_manifest=is_together and not self._has_manifest)
+                self._missing = None
+            if not self._has_manifest:
+                self._put(iter(()), with_manifest=True)
 
     def _payloads(self) -> Iterator[PayloadGroup]:
         new = self._new_chunks()

@@ -93,7 +93,7 @@ MUTANTS = (
         fault="a folder of packs that is a link to another store's",
         test="test_a_collection_deletes_no_packs_behind_a_link",
         definition="_check_no_link",
-        before="os.path.islink(folder)",
+        before="stat.S_ISLNK(os.lstat(folder).st_mode)",
         after="folder == key",
     ),
     Mutant(
