@@ -28,9 +28,13 @@ from tests.stored_bytes import pack_bytes
 X = np.random.default_rng(0).normal(size=(300, 40))
 
 
-def make_model(seed: int = 0) -> LinearRegression:
+def make_model(seed: int = 0, *, n_targets: int = 50) -> LinearRegression:
     """Fit a model that differs from those of other seeds."""
-    return LinearRegression().fit(X, np.random.default_rng(seed).normal(size=(300, 50)))
+    return LinearRegression().fit(X, np.random.default_rng(seed).normal(size=(300, n_targets)))
+
+
+ENOUGH_FOR_A_HEAD_START = 8000
+"""Targets of a model of 2.5 MB."""
 
 
 def location(experiment_id: str) -> str:
@@ -405,10 +409,29 @@ def test_name_refused_by_mlflow_leaves_no_intent_in_the_store_of_the_run(experim
     with mlflow.start_run():
         mlflow.tensorcas.log_model(make_model(), name="model")
         with pytest.raises(MlflowException, match="Invalid model name"):
-            mlflow.tensorcas.log_model(make_model(1), name="a/b")
+            mlflow.tensorcas.log_model(make_model(1, n_targets=ENOUGH_FOR_A_HEAD_START), name="a/b")
 
     assert intents(folder(experiment)) == []
     assert len(Store.open(location(experiment)).checkpoints()) == 1
+
+
+@pytest.mark.parametrize(("n_targets", "has_head_start"), [(50, False), (ENOUGH_FOR_A_HEAD_START, True)])
+def test_save_of_a_large_model_alone_has_a_thread_of_its_own(
+    experiment: str, monkeypatch: pytest.MonkeyPatch, n_targets: int, has_head_start: bool
+) -> None:
+    names: list[str] = []
+    start = threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        names.append(thread.name)
+        start(thread)
+
+    with mlflow.start_run():
+        mlflow.tensorcas.log_model(make_model(), name="model")
+        monkeypatch.setattr(threading.Thread, "start", note)
+        mlflow.tensorcas.log_model(make_model(1, n_targets=n_targets), name="model")
+
+    assert ("tensorcas-model" in names) == has_head_start
 
 
 def test_model_of_another_experiment_than_the_run_goes_to_the_store_of_its_own(experiment: str, tmp_path: Path) -> None:
@@ -417,12 +440,13 @@ def test_model_of_another_experiment_than_the_run_goes_to_the_store_of_its_own(e
         mlflow.tensorcas.log_model(make_model(), name="model")
         with mlflow.start_run(experiment_id=other, nested=True):
             theirs = mlflow.initialize_logged_model(name="theirs")
-        info = mlflow.tensorcas.log_model(make_model(1), model_id=theirs.model_id)
+        model = make_model(1, n_targets=ENOUGH_FOR_A_HEAD_START)
+        info = mlflow.tensorcas.log_model(model, model_id=theirs.model_id)
 
     assert intents(folder(experiment)) == []
     assert len(Store.open(location(experiment)).checkpoints()) == 1
     assert Store.find(location(other))[0].checkpoints()[0].model_id == theirs.model_id
-    assert_same(make_model(1), mlflow.tensorcas.load_model(info.model_uri))
+    assert_same(model, mlflow.tensorcas.load_model(info.model_uri))
 
 
 def test_a_store_of_a_newer_format_is_refused(experiment: str) -> None:
