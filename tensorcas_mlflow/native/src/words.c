@@ -40,6 +40,16 @@ typedef struct {
     else                                                                                                               \
         LOOP(__VA_ARGS__, 8);
 
+#define PLANES_1 uint8_t *restrict p0 = planes
+#define PLANES_2 PLANES_1, *restrict p1 = p0 + n_words
+#define PLANES_4 PLANES_2, *restrict p2 = p1 + n_words, *restrict p3 = p2 + n_words
+#define PLANES_8 PLANES_4, *restrict p4 = p3 + n_words, *restrict p5 = p4 + n_words, *restrict p6 = p5 + n_words, *restrict p7 = p6 + n_words
+
+#define PUT_1 p0[at] = (uint8_t)word
+#define PUT_2 PUT_1, p1[at] = (uint8_t)(word >> 8)
+#define PUT_4 PUT_2, p2[at] = (uint8_t)(word >> 16), p3[at] = (uint8_t)(word >> 24)
+#define PUT_8 PUT_4, p4[at] = (uint8_t)(word >> 32), p5[at] = (uint8_t)(word >> 40), p6[at] = (uint8_t)(word >> 48), p7[at] = (uint8_t)(word >> 56)
+
 /* The loops over words of one size. Every call passes a constant UNIT, so that the compiler unrolls them. */
 #define KERNELS(WORD, BYTES)                                                                                           \
     static inline WORD load_##WORD(const uint8_t *from) {                                                              \
@@ -47,25 +57,23 @@ typedef struct {
         memcpy(&word, from, BYTES);                                                                                    \
         return word;                                                                                                   \
     }                                                                                                                  \
-    static inline void scatter_##WORD(uint8_t *planes, size_t n_words, size_t at, WORD word) {                         \
-        for (size_t place = 0; place < BYTES; place++)                                                                 \
-            planes[place * n_words + at] = (uint8_t)(word >> (8 * place));                                             \
-    }                                                                                                                  \
-    static inline WORD difference_##WORD(WORD word, WORD base) {                                                       \
-        WORD difference = (WORD)(word - base);                                                                         \
-        WORD sign = (WORD)(0 - (difference >> (8 * BYTES - 1)));                                                       \
-        return (WORD)((WORD)(difference << 1) ^ sign);                                                                 \
+    static inline WORD zigzag_##WORD(WORD difference) {                                                                \
+        return (WORD)((WORD)(difference << 1) ^ (WORD)(0 - (difference >> (8 * BYTES - 1))));                          \
     }                                                                                                                  \
     /* Moves the differences of one unit to their places among the words of their groups. */                           \
     static inline void group_unit_##WORD(const uint8_t *words, const uint8_t *base, uint32_t *cursors,                 \
                                          uint8_t *grouped, const size_t UNIT) {                                        \
         WORD unit[UNIT_ROOM], of_base[UNIT_ROOM];                                                                      \
+        uint32_t places[UNIT_ROOM];                                                                                    \
         memcpy(unit, words, UNIT * BYTES);                                                                             \
         memcpy(of_base, base, UNIT * BYTES);                                                                           \
+        memcpy(places, cursors, UNIT * sizeof *places);                                                                \
         for (size_t place = 0; place < UNIT; place++)                                                                  \
-            unit[place] = difference_##WORD(unit[place], of_base[place]);                                              \
+            cursors[place] = places[place] + 1;                                                                        \
         for (size_t place = 0; place < UNIT; place++)                                                                  \
-            memcpy(grouped + BYTES * (size_t)cursors[place]++, &unit[place], BYTES);                                   \
+            unit[place] = (WORD)(unit[place] - of_base[place]);                                                        \
+        for (size_t place = 0; place < UNIT; place++)                                                                  \
+            memcpy(grouped + BYTES * (size_t)places[place], &unit[place], BYTES);                                      \
     }                                                                                                                  \
     static inline void group_units_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,   \
                                           uint8_t *restrict grouped, const size_t UNIT) {                              \
@@ -88,23 +96,42 @@ typedef struct {
         for (size_t at = 0; at < n_words; at++)                                                                        \
             magnitudes[at] = (uint8_t)((WORD)(load_##WORD(base + at * BYTES) << 1) >> (8 * BYTES - 8));                \
     }                                                                                                                  \
+    TC_VECTORS static void scatter_words_##WORD(const uint8_t *restrict words, size_t n_words,                         \
+                                                uint8_t *restrict planes) {                                            \
+        PLANES_##BYTES;                                                                                                \
+        for (size_t at = 0; at < n_words; at++) {                                                                      \
+            WORD word = load_##WORD(words + at * BYTES);                                                               \
+            PUT_##BYTES;                                                                                               \
+        }                                                                                                              \
+    }                                                                                                                  \
+    TC_VECTORS static void scatter_zigzag_##WORD(const uint8_t *restrict differences, size_t n_words,                  \
+                                                 uint8_t *restrict planes) {                                           \
+        PLANES_##BYTES;                                                                                                \
+        for (size_t at = 0; at < n_words; at++) {                                                                      \
+            WORD word = zigzag_##WORD(load_##WORD(differences + at * BYTES));                                          \
+            PUT_##BYTES;                                                                                               \
+        }                                                                                                              \
+    }                                                                                                                  \
+    TC_VECTORS static void scatter_differences_##WORD(const uint8_t *restrict words, const uint8_t *restrict base,     \
+                                                      size_t n_words, uint8_t *restrict planes) {                      \
+        PLANES_##BYTES;                                                                                                \
+        for (size_t at = 0; at < n_words; at++) {                                                                      \
+            WORD word = load_##WORD(words + at * BYTES), of_base = load_##WORD(base + at * BYTES);                     \
+            word = zigzag_##WORD((WORD)(word - of_base));                                                              \
+            PUT_##BYTES;                                                                                               \
+        }                                                                                                              \
+    }                                                                                                                  \
     static void split_##WORD(Order *order, const uint8_t *restrict words, const uint8_t *restrict base,                \
                              uint8_t *restrict grouped, uint8_t *restrict planes) {                                    \
         size_t n_words = order->n_words;                                                                               \
         if (order->classes != NULL) {                                                                                  \
             /* Writing a hundred places of each plane would take twice as long. */                                     \
             WITH_CONSTANT(order->unit, group_units_##WORD, order, words, base, grouped)                                \
-            words = grouped;                                                                                           \
-            base = NULL;                                                                                               \
-        }                                                                                                              \
-        if (base != NULL) {                                                                                            \
-            for (size_t at = 0; at < n_words; at++)                                                                    \
-                scatter_##WORD(planes, n_words, at,                                                                    \
-                               difference_##WORD(load_##WORD(words + at * BYTES), load_##WORD(base + at * BYTES)));    \
-        } else {                                                                                                       \
-            for (size_t at = 0; at < n_words; at++)                                                                    \
-                scatter_##WORD(planes, n_words, at, load_##WORD(words + at * BYTES));                                  \
-        }                                                                                                              \
+            scatter_zigzag_##WORD(grouped, n_words, planes);                                                           \
+        } else if (base != NULL)                                                                                       \
+            scatter_differences_##WORD(words, base, n_words, planes);                                                  \
+        else                                                                                                           \
+            scatter_words_##WORD(words, n_words, planes);                                                              \
     }
 
 KERNELS(uint8_t, 1)
