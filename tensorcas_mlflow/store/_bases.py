@@ -281,6 +281,12 @@ class BasePlan:
             data = self._read(wanted, sizes)
         return [(depth, raw) for (depth, _), raw in zip(chain, data, strict=True) if raw is not None]
 
+    def remember(self, digests: Digests, sample: Buffer) -> None:
+        """Keep a sample chunk for the next save, which compares its own sample with this one."""
+        if memoryview(sample).nbytes <= MOST_SAVED_BYTES:
+            # The owner may change the sample's bytes. The memory hashes each copy before it returns one.
+            self._catalog.recent.note(digests, [bytes(sample)])
+
     def bases(self, chunks: Any, digests: Digests, depth: int, *, is_decoded: bool = True) -> FoundBases:
         """Find the bases of some chunks with candidates.
 

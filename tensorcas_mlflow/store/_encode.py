@@ -136,8 +136,12 @@ class Recipes:
             number = int(based[sample_number(len(based))] if len(based) else mine[sample_number(len(mine))])
 
             def sample(depth: int | None) -> tuple[Buffer, list[tuple[int, Buffer]]]:
-                [raw] = next(self._source.pieces(np.array([number]))).data
-                behind = self._plan.behind(number, depth) if self._plan and len(based) and depth != -1 else []
+                pieces = next(self._source.pieces(np.array([number])))
+                [raw] = pieces.data
+                if not self._plan or not len(based) or depth == -1:
+                    return raw, []
+                behind = self._plan.behind(number, depth)
+                self._plan.remember(pieces.digests, raw)
                 return raw, [(at, base) for at, base in behind if len(base) == memoryview(raw).nbytes]
 
             choice = self._choices[row] = self._chooser.choice(

@@ -11,7 +11,7 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest_all
-from tensorcas_mlflow.chunk_io import _catalog
+from tensorcas_mlflow.chunk_io import ChunkReader, _catalog
 from tensorcas_mlflow.codecs import compiled_encoder
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import MAX_DEPTH, RefTarget, is_delta
@@ -162,6 +162,27 @@ def test_a_damaged_base_is_not_relied_on(store: Store) -> None:
     save(store, {"w": weights(1, N)}, 1)
 
     assert loads(store, 1).tobytes() == weights(1, N).tobytes()
+
+
+@pytest.mark.skipif(compiled_encoder() is None, reason="Python reads the bases of many groups together")
+def test_save_compares_its_sample_with_the_remembered_sample_of_the_last_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.init_backend(LocalBackend(tmp_path))
+    n_read: list[int] = []
+    read = ChunkReader.read
+
+    def counted(self: ChunkReader, digests: Any, *args: Any, **options: Any) -> None:
+        n_read.append(len(digests))
+        read(self, digests, *args, **options)
+
+    monkeypatch.setattr(ChunkReader, "read", counted)
+    for step in range(4):
+        save(store, {"w": weights(step, 1_000_000)}, step)
+
+    assert depths(store) == {0, 1, 2}
+    assert n_read == [1]  # the sample of the first save, which had none to compare
+    assert all(loads(store, step).tobytes() == weights(step, 1_000_000).tobytes() for step in range(4))
 
 
 @pytest.mark.skipif(compiled_encoder() is None, reason="Python reads the bases of many groups together")
