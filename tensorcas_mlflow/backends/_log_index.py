@@ -12,6 +12,7 @@ import blake3
 import numpy as np
 import zstandard
 
+from tensorcas_mlflow.backends._contract import check_key
 from tensorcas_mlflow.backends._log_digests import WORD_BYTES
 from tensorcas_mlflow.backends._log_records import HEADER_BYTES, LogRow
 
@@ -20,6 +21,7 @@ _HEAD = struct.Struct("<8s16sQ")
 _COUNTS = struct.Struct("<IIII")
 _LEVEL = 3
 _MAX_BYTES = 1 << 30
+_MAX_START = 1 << 62
 _COMMIT = np.dtype(
     [
         ("record", "<u4"),
@@ -113,7 +115,7 @@ class LogIndex:
         for blob in blobs:
             record, row = offsets.setdefault(blob.record, len(offsets)), blob.row
             if row.is_commit:
-                facts = (row.number, row.version, row.size, row.kind, row.start, int(blob.written_s * 1000))
+                facts = (row.number, row.version, row.size, row.kind, row.start, round(blob.written_s * 1000))
                 commits.append((record + len(self.records), *facts))
                 commit_keys.append(row.key)
             else:
@@ -201,8 +203,12 @@ def _parsed(payload: bytes, end: int) -> LogIndex:
     names = payload[at:].decode("ascii").split("\n")
     commit_keys = names[:n_commits]
     sums = [int(each.sum()) for each in per_record]
-    if len(commit_keys) != n_commits or sums != [n_keys, n_words] or (commits["record"] >= max(n_records, 1)).any():
+    if len(commit_keys) != n_commits or sums != [n_keys, n_words] or (commits["record"] >= n_records).any():
         raise ValueError("its columns do not fit together")
+    if (commits["start"] > _MAX_START).any():
+        raise ValueError("a blob starts behind the end of any log")
+    for key in commit_keys:
+        check_key(key)
     return LogIndex(
         end=end,
         records=records,

@@ -96,6 +96,11 @@ class LogRow(NamedTuple):
         return self.kind == _IN_BODY
 
 
+def meta_bytes(row: LogRow) -> int:
+    """Return the bytes that a blob takes in the meta of its record."""
+    return _ROW.size + len(row.key) + (len(row.words) if row.in_body else row.size)
+
+
 class Record(NamedTuple):
     """A record that has been read, without its body; a tuple, since an opened log has many."""
 
@@ -198,7 +203,7 @@ def encode_record(
     for key in keys[len(blobs) :]:
         table += _ROW.pack(_CONSUMED, 0, len(key), 0, 0, 0)
     hasher = blake3.blake3()
-    written_ms = int((time.time() if written_s is None else written_s) * 1000)
+    written_ms = round((time.time() if written_s is None else written_s) * 1000)
     rest = b"".join([bytes(table), *keys, *inline])
     # The leading zero bytes depend on the size of the packed meta, so the digest in the meta leaves them out.
     for piece in body:
@@ -336,7 +341,9 @@ class LogReader:
         """
         if start == 0:
             if not check_header(self._id, os.pread(self._descriptor, HEADER_BYTES, 0), self._key):
-                return [], 0, None
+                # A durable record has a durable header.
+                is_damaged = not self._is_torn(HEADER_BYTES, size)
+                return [], 0, CorruptError(self._key, "its header is damaged") if is_damaged else None
             start = HEADER_BYTES
         records: list[Record] = []
         at = durable = start
@@ -369,6 +376,8 @@ class LogReader:
         while at < size:
             record = self._whole(at, size)
             if record is None:
+                if self._is_torn(at, size):
+                    break
                 found = (self._whole(place, size) for place in self._magics(at + 1, size))
                 record = next((each for each in found if each is not None), None)
                 if record is None:
@@ -376,7 +385,7 @@ class LogReader:
                 lost.append((at, record.offset))
             records.append(record)
             at = record.end
-        if at < size and any(self._sound(place, size) is not None for place in self._magics(at, size)):
+        if at < size and not self._is_torn(at, size):
             lost.append((at, size))
         durable = max((record.durable_before for record in records), default=0)
         return [record for record in records if record.end <= durable or self._has_body(record)], lost
@@ -525,8 +534,8 @@ class LogReader:
 
     def _is_torn(self, at: int, size: int) -> bool:
         """Tell whether no whole record behind a broken one says that the broken one was durable."""
-        undurable = (self._sound(place, size) for place in self._magics(at + 1, size))
-        return not any(place is not None and place > at for place in undurable)
+        ends = (self._sound(place, size) for place in self._magics(at + 1, size))
+        return not any(end is not None and end > at for end in ends)
 
     def _magics(self, begin: int, size: int) -> Iterator[int]:
         """Yield the places at which a record may begin."""

@@ -174,13 +174,17 @@ class LoggedBackend(LocalBackend):
                         except BaseException:
                             self._give_back(held)
                             raise
+                        # Some blobs may be another thread's, whose commit has to sync them too.
+                        self._unsynced[writer.id] = end
+                        unsynced = dict(self._unsynced)
             try:
-                others = [log for log in self._unsynced if log != writer.id]
-                self._logs.sync(others)
+                self._logs.sync(log for log in unsynced if log != writer.id)
             finally:
-                writer.sync(end)
-            for log in [*others, writer.id]:
-                self._unsynced.pop(log, None)
+                writer.sync(end, self._logs)
+            with self._holding:
+                for log, synced in unsynced.items():
+                    if self._unsynced.get(log) == synced:
+                        del self._unsynced[log]
             self._logs.note_durable(writer.id, end)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(source_path)

@@ -36,6 +36,7 @@ from tensorcas_mlflow.backends._log_records import (
     encode_record,
     header,
     inode_in,
+    meta_bytes,
     read_tombstones,
     tombstone,
 )
@@ -222,6 +223,10 @@ class _Log:
     may_have_index: bool = True
     lost_tombstones: list[int] = field(default_factory=list)
     """Places of damaged tombstones."""
+    n_stored_bytes: int = 0
+    """Size of the heads and stored metas of the records that were read."""
+    n_meta_bytes: int = 0
+    """Size of their metas."""
 
 
 class Logs:
@@ -321,31 +326,34 @@ class Logs:
             if self._generation() != generation:
                 return False
             self._listed = generation
-        self._damage = None
+        damages: list[FormatError] = []
         # Tombstones as of one moment, and records as of later ones: otherwise a deletion meanwhile may show a blob that
         # was replaced long ago.
-        while self._read_tombstones():
+        while self._read_tombstones(damages):
             pass
         try:
             for log in self._logs.values():
                 try:
                     self._read_log(log)
                     if log.end < log.closed_at and not self._salvages:
-                        self._damage = CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.closed_at}")
+                        damages.append(CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.closed_at}"))
                 except CorruptError as error:
-                    self._damage = error
+                    damages.append(error)
         except FileNotFoundError:  # removed since the listing
             self._listed = None
             return False
+        # In one step: `check` in another thread may run at any moment.
+        self._damage = damages[-1] if damages else None
         return True
 
-    def _read_tombstones(self) -> bool:
+    def _read_tombstones(self, damages: list[FormatError]) -> bool:
+        """Read the new tombstones of all logs; return whether there are any."""
         has_new = False
         for log in self._logs.values():
             try:
                 has_new |= self._read_dead(log)
             except CorruptError as error:
-                self._damage = error
+                damages.append(error)
         return has_new
 
     def _list(self) -> None:
@@ -368,8 +376,9 @@ class Logs:
         Raises:
             CorruptError: A log is damaged.
         """
-        if self._damage is not None:
-            raise self._damage
+        damage = self._damage
+        if damage is not None:
+            raise damage
 
     def find(self, key: str) -> LogEntry | None:
         """Return the blob that counts at a key, as of the last refresh."""
@@ -470,11 +479,15 @@ class Logs:
         """Read every whole record of a log, and note what is lost."""
         key = f"{FOLDER}/{log.id}.log"
         damages: list[LogDamage] = []
-        try:
-            check_header(log.id, os.pread(descriptor, HEADER_BYTES, 0), key)
-        except CorruptError as error:
-            damages.append(LogDamage(key=key, start=0, n_bytes=min(HEADER_BYTES, size), reason=error.reason))
         records, lost = LogReader(log.id, descriptor, key).salvage(size)
+        reason: str | None = None
+        try:
+            if not check_header(log.id, os.pread(descriptor, HEADER_BYTES, 0), key) and records:
+                reason = "its header is damaged"
+        except CorruptError as error:
+            reason = error.reason
+        if reason is not None:
+            damages.append(LogDamage(key=key, start=0, n_bytes=min(HEADER_BYTES, size), reason=reason))
         for record in records:
             self._add(log, record)
         if size < log.closed_at:
@@ -551,6 +564,8 @@ class Logs:
     def _add(self, log: _Log, record: Record) -> None:
         log.consumed.update(record.consumed)
         log.durable = max(log.durable, record.durable_before)
+        log.n_stored_bytes += record.body_start - record.offset
+        log.n_meta_bytes += len(record.meta)
         for row in record.rows:
             place = record.offset, row.number
             if place in log.dead or place in log.entries:
@@ -932,12 +947,14 @@ class Logs:
             with self._lock:
                 self._read_below("")
             self.check()
-            freed = 0
+            freed = self._remove_orphans()
             for log in list(self._logs):
                 with self._lock:
                     known = self._logs.get(log)
                     is_worth_it = known is not None and (
-                        not known.entries or self._live_bytes(known) * _REWRITTEN_AT < known.end
+                        not known.entries
+                        or self._live_bytes(known) * _REWRITTEN_AT < known.end
+                        or self._has_torn_tail(known)
                     )
                 if is_worth_it:
                     freed += self._alone_with(log, partial(self._rewrite, log))
@@ -945,8 +962,37 @@ class Logs:
         finally:
             LockedFile.release(descriptor)
 
-    def _live_bytes(self, log: _Log) -> int:
-        return sum(entry.row.size for entry in log.entries.values() if self.find(entry.key) is entry)
+    def _has_torn_tail(self, log: _Log) -> bool:
+        """Tell whether an idle log ends with a torn record: nobody appends to it, and every look reads that tail."""
+        try:
+            return os.stat(self.path(log.id)).st_size > log.end
+        except FileNotFoundError:
+            return False
+
+    def _live_bytes(self, log: _Log) -> float:
+        """Estimate how many bytes of a log its live blobs need."""
+        in_bodies = in_metas = 0
+        for entry in log.entries.values():
+            if self.find(entry.key) is entry:
+                in_bodies += entry.row.size if entry.row.in_body else 0
+                in_metas += meta_bytes(entry.row)
+        return in_bodies + in_metas * log.n_stored_bytes / max(log.n_meta_bytes, 1)
+
+    def _remove_orphans(self) -> int:
+        """Remove tombstones and indexes without a log, with the folder locked; return the bytes freed."""
+        names = [name for name in os.listdir(self.folder) if _FILE.fullmatch(name) and not name.endswith(".log")]
+        orphans = [name for name in names if not os.path.lexists(self.path(name.partition(".")[0]))]
+        if orphans:
+            # The removal of the log may not be durable yet.
+            sync_folder(self.folder)
+        freed = 0
+        for name in orphans:
+            path = f"{self.folder}{os.sep}{name}"
+            with contextlib.suppress(FileNotFoundError):
+                n_bytes = os.lstat(path).st_size
+                os.unlink(path)
+                freed += n_bytes
+        return freed
 
     def _alone_with(self, log: str, act: Callable[[int, int], int]) -> int:
         """Act on an idle log while nobody appends to it or to its tombstones; return the result, 0 if it is in use."""
@@ -993,6 +1039,7 @@ class Logs:
         log, descriptor, end = create_log(self)
         prefixes = _Prefixes()
         try:
+            durable = end
             for _, entries in sorted(by_record.items()):
                 blobs = [
                     LogBlob(
@@ -1009,7 +1056,7 @@ class Logs:
                     end,
                     blobs,
                     consumed,
-                    durable_before=end,
+                    durable_before=durable,
                     prefix=prefixes.next(),
                     written_s=entries[0].written_s,
                 )
@@ -1020,9 +1067,17 @@ class Logs:
                 end = record.end
             os.fsync(descriptor)
             self._settled.settle(self.folder)
+            # An empty record tells readers that the others are durable.
+            pieces, record = encode_record(log, end, (), (), durable_before=end, prefix=None)
+            _write_all(descriptor, pieces[0])
+        except BaseException:
+            # The blobs still lie in the log that was to be rewritten.
+            with contextlib.suppress(OSError):
+                self._remove_files(log)
+            raise
         finally:
             LockedFile.release(descriptor)
-        return end
+        return record.end
 
     def _remove_files(self, log: str) -> None:
         self.begin_generation()
@@ -1043,6 +1098,8 @@ def create_log(logs: Logs) -> tuple[str, int, int]:
         _write_all(descriptor, header(log, inode_of(descriptor)))
         logs.begin_generation()
     except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(logs.path(log))
         LockedFile.release(descriptor)
         raise
     return log, descriptor, HEADER_BYTES
@@ -1096,6 +1153,8 @@ class LogWriter:
         self._prefixes = _Prefixes()
 
     def _adopted(self) -> tuple[str, int, int] | None:
+        if self._logs._salvages:  # the known end of a log may lie behind a torn tail
+            return None
         self._logs.refresh()
         with self._logs._lock:
             idle = [log for log in self._logs._logs.values() if not log.is_closed and 0 < log.end < _FULL_BYTES]
@@ -1153,8 +1212,12 @@ class LogWriter:
         except OSError:
             self.is_usable = False
 
-    def sync(self, end: int) -> None:
+    def sync(self, end: int, logs: Logs) -> None:
         """Make the log durable up to a byte, and its name. For any thread, after `append`.
+
+        Args:
+            end: End of the record that was appended.
+            logs: The caller's view, which has this record; it may write an index.
 
         Raises:
             OSError: The disk failed. Nobody appends to this log any more.
@@ -1163,7 +1226,7 @@ class LogWriter:
             # One after the other: of two syncs at once only one may hear of a failure.
             with self._syncing:
                 self._sync(end)
-            self._logs.write_index(self.id, end)
+            logs.write_index(self.id, end)
         finally:
             with self.lock:
                 self._n_syncing -= 1

@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import LoggedBackend, _logs
+from tensorcas_mlflow.backends._log_index import LogIndex, index_bytes, read_index
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, verify
@@ -230,3 +233,41 @@ def test_a_reader_finds_the_blobs_of_an_indexed_log_that_is_rewritten_meanwhile(
     assert load(reader, 5)
     assert not load(reader, 30)
     shutil.rmtree(root)
+
+
+def test_a_process_that_opens_its_store_anew_for_each_save_writes_indexes(tmp_path: Path) -> None:
+    Store.init(tmp_path / "root", logs=True)
+    for step in range(N_STEPS):
+        save(Store.open(tmp_path / "root"), step)
+    close(Store.open(tmp_path / "root"))
+
+    store = Store.open(tmp_path / "root")
+    assert load(store, N_STEPS - 1)
+    (log,) = logs_of(store)._logs.values()
+    assert log.index is not None
+    assert log.index.end > the_file(tmp_path / "root", "log").stat().st_size * 0.7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: {"commit_keys": ["refs/../../x", *index.commit_keys[1:]]},
+        lambda index: {"commits": changed(index.commits, "start", 1 << 63)},
+        lambda index: {"commits": changed(index.commits, "record", 1 << 31)},
+    ],
+    ids=["key", "start", "record"],
+)
+def test_a_forged_index_is_ignored(root: Path, change: Callable[[LogIndex], dict[str, Any]]) -> None:
+    path = the_file(root, "index")
+    index = read_index(path.stem, path.read_bytes())
+    assert index is not None
+    path.write_bytes(index_bytes(path.stem, replace(index, **change(index))))
+    store = Store.open(root)
+
+    assert all(load(store, step) == (step not in (3, 50)) for step in range(N_STEPS))
+
+
+def changed(commits: np.ndarray, name: str, value: int) -> np.ndarray:
+    out = commits.copy()
+    out[name][0] = value
+    return out

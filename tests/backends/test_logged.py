@@ -15,7 +15,7 @@ from tensorcas_mlflow.backends import PAGE_BYTES, LoggedBackend, _logs, aligned_
 from tensorcas_mlflow.backends._log_digests import PACK, RECORD
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW
-from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, RefusedError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, RefusedError
 from tensorcas_mlflow.layout import PackWriter, Payload
 from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.testing import BackendConformance
@@ -274,3 +274,118 @@ def test_a_store_and_its_copy_append_to_logs_of_different_names(tmp_path: Path, 
     (new,) = names["two"] - names["one"]
     shutil.copy2(tmp_path / "two" / "logs" / new, tmp_path / "one" / "logs" / new)
     assert {info.key for info in LoggedBackend(tmp_path / "one").list("refs")} == {"refs/@a", "refs/@b", "refs/@c"}
+
+
+def test_remains_of_a_removed_log_are_swept(tmp_path: Path) -> None:
+    backend = made(tmp_path)
+    commit(backend, "a")
+    kept = files(backend)
+    for ending in ("dead", "index"):
+        (tmp_path / "logs" / f"{uuid.uuid4().hex}.{ending}").write_bytes(bytes(32))
+
+    assert backend.sweep(3600) == 64
+    assert files(backend) == kept
+
+
+def test_a_log_that_could_not_be_created_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = made(tmp_path)
+
+    def refuse(descriptor: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "disk full")
+
+    monkeypatch.setattr(_logs, "_write_all", refuse)
+    with pytest.raises(BackendError, match="disk full"):
+        commit(backend, "a")
+
+    assert not list((tmp_path / "logs").glob("*.log"))
+    monkeypatch.undo()
+    commit(backend, "b")
+    assert [info.key for info in LoggedBackend(tmp_path).list("refs")] == ["refs/@b"]
+
+
+def test_a_full_disk_during_a_rewriting_leaves_the_log_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    for number in range(8):
+        commit(backend, str(number))
+    for number in range(7):
+        for key in (f"packs/{number}", f"manifests/{number}", f"refs/@{number}"):
+            backend.delete(key)
+    before = {path for path in files(backend) if path.endswith(".log")}
+    write_all = _logs._write_all
+
+    def refuse(descriptor: int, data: bytes) -> None:
+        if data[:4] == b"TCLR":
+            raise OSError(errno.ENOSPC, "disk full")
+        write_all(descriptor, data)
+
+    monkeypatch.setattr(_logs, "_write_all", refuse)
+    with pytest.raises(BackendError, match="disk full"):
+        backend.sweep(3600)
+    monkeypatch.undo()
+
+    assert {path for path in files(backend) if path.endswith(".log")} == before
+    assert LoggedBackend(tmp_path).get("packs/7") == b"7" * 100
+
+
+def test_a_log_of_blobs_that_share_most_bytes_is_rewritten_once_most_are_deleted(tmp_path: Path) -> None:
+    backend = made(tmp_path)
+    shared = os.urandom(8000)
+    for number in range(40):
+        intent = f"intents/{uuid.uuid4().hex}"
+        token = backend.put_new(intent, [b"x"], durable=False)
+        backend.put_all([(f"manifests/{number}", [shared, os.urandom(500)])])
+        backend.promote(intent, f"refs/@{number}", b"ref", token=token, replace=False)
+    (log,) = (tmp_path / "logs").glob("*.log")
+    before = log.stat().st_size
+    for number in range(30):
+        for key in (f"manifests/{number}", f"refs/@{number}"):
+            backend.delete(key)
+
+    backend.sweep(3600)
+    (log,) = (tmp_path / "logs").glob("*.log")
+    assert log.stat().st_size < before * 0.6
+    assert backend.sweep(3600) == 0
+
+
+def test_a_log_with_a_torn_tail_is_rewritten_by_a_sweep(tmp_path: Path) -> None:
+    backend = made(tmp_path)
+    backend.put_all([("manifests/large", [os.urandom(5000)])])
+    commit(backend, "a")
+    _logs.close_writer(backend._logs)
+    (log,) = (tmp_path / "logs").glob("*.log")
+    with log.open("ab") as file:
+        file.write(b"TCLR" + bytes(1000))
+
+    assert LoggedBackend(tmp_path).sweep(3600) > 900
+    commit(LoggedBackend(tmp_path), "b")
+    assert len(list((tmp_path / "logs").glob("*.log"))) == 1
+    assert LoggedBackend(tmp_path).get("packs/a") == b"a" * 100
+
+
+def test_a_commit_syncs_its_blobs_that_another_commit_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    tokens = {name: backend.put_new(f"intents/{name}", [b"x"], durable=False) for name in "ab"}
+    backend.put_all([("packs/of-b", [b"pack"])])
+    fsync, synced = os.fsync, list[str]()
+
+    def fail(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.endswith(".log") and not synced:
+            synced.append(path)
+            raise OSError(errno.EIO, "no disk")
+        synced.append(path)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(BackendError, match="no disk"):
+        backend.promote("intents/a", "refs/@a", b"a", token=tokens["a"], replace=False)
+    backend.promote("intents/b", "refs/@b", b"b", token=tokens["b"], replace=False)
+
+    first, *others = synced
+    assert first in others
+    assert any(path.endswith(".log") and path != first for path in others)
+    assert backend._unsynced == {}

@@ -23,7 +23,7 @@ from tensorcas_mlflow.backends._log_records import (
 )
 from tensorcas_mlflow.errors import BackendError, FormatError, TensorCasError
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.maintenance import plan_repair, verify
+from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify
 from tensorcas_mlflow.store import Store
 
 N_STEPS = 4
@@ -341,3 +341,77 @@ def test_an_error_of_the_system_while_a_log_is_read_is_an_error_of_the_backend(
     ):
         with pytest.raises(BackendError):
             call()
+
+
+def test_a_log_whose_header_is_lost_is_damaged(folder: Path) -> None:
+    path = the_file(folder, "log")
+    with path.open("r+b") as file:
+        file.write(bytes(HEADER_BYTES))
+
+    with pytest.raises(FormatError, match="its header is damaged"):
+        list(Store.open(folder).backend.list("refs"))
+    assert [problem.key for problem in verify(Store.open(folder)).problems] == [f"logs/{path.name}"]
+    plan_repair(Store.open(folder)).execute()
+    assert loads(folder).keys() == {0, 2, 3}
+    assert verify(Store.open(folder)).problems == ()
+
+
+def test_damage_is_known_while_another_thread_looks_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip(the_file(folder, "log"), records_of(folder)[1].offset + 9)
+    backend = LoggedBackend(folder / ".tensorcas")
+    with pytest.raises(FormatError):
+        list(backend.list("refs"))
+    lstat, n_checks = os.lstat, 0
+
+    def look_between(path: str) -> os.stat_result:
+        nonlocal n_checks
+        if path.endswith((".dead", "generation")):
+            n_checks += 1
+            with pytest.raises(FormatError):
+                backend._logs.check()
+        return lstat(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", look_between)
+        patch.setattr(os, "lstat", look_between)
+        backend._logs.refresh()
+
+    assert n_checks > 1
+
+
+def test_a_power_cut_during_the_rewriting_of_a_log_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "root"
+    store = Store.init(folder, logs=True)
+    for step in range(60):
+        with store.write_checkpoint({"w": np.random.default_rng(step).random(100)}) as pending:
+            pending.commit(target(step))
+    for step in range(40):
+        ref = store.ref(target(step).key)
+        assert ref is not None
+        store.drop(ref)
+    old = the_file(folder, "log")
+    kept = old.read_bytes(), old.with_suffix(".dead").read_bytes()
+    copies: list[tuple[str, bytes]] = []
+    fsync = os.fsync
+
+    def cut(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.endswith(".log") and path != str(old):
+            # The disk has some pages of the copy, and not the one in the middle.
+            data = bytearray(Path(path).read_bytes())
+            data[4096:8192] = bytes(4096)
+            copies.append((path, bytes(data)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", cut)
+    plan_gc(store, grace_s=0).execute()
+    monkeypatch.undo()
+    [(path, data)] = copies
+    old.write_bytes(kept[0])
+    old.with_suffix(".dead").write_bytes(kept[1])
+    Path(path).write_bytes(data)
+
+    assert len(list(Store.open(folder).backend.list("refs"))) == 20
+    assert verify(Store.open(folder)).problems == ()

@@ -374,7 +374,7 @@ def records_before_tombstones(patch: pytest.MonkeyPatch) -> None:
 
 def tombstones_in_one_pass(patch: pytest.MonkeyPatch) -> None:
     read = _logs.Logs._read_tombstones
-    patch.setattr(_logs.Logs, "_read_tombstones", lambda self: read(self) and False)
+    patch.setattr(_logs.Logs, "_read_tombstones", lambda self, damages: read(self, damages) and False)
 
 
 def append_behind_a_torn_record(patch: pytest.MonkeyPatch) -> None:
