@@ -263,6 +263,8 @@ class Logs:
         self._metas: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._blobs: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
         self._settled = Settled()
+        self._copies: dict[str, int] = {}
+        """Logs that this object has written in place of others, and their durable ends."""
         self._damage: FormatError | None = None
         self._is_on = False
         self._listed: _Generation | None = None
@@ -729,7 +731,7 @@ class Logs:
         """Write the index of a log anew if many records are behind it; nothing relies on it.
 
         Args:
-            name: The log, which this process appends to.
+            name: The log, which this process appends to or has written in place of another one.
             end: Every byte of the log before this one is durable, and a record ends there.
         """
         with self._lock:
@@ -948,6 +950,7 @@ class Logs:
                 self._read_below("")
             self.check()
             freed = self._remove_orphans()
+            self._copies.clear()
             for log in list(self._logs):
                 with self._lock:
                     known = self._logs.get(log)
@@ -958,6 +961,9 @@ class Logs:
                     )
                 if is_worth_it:
                     freed += self._alone_with(log, partial(self._rewrite, log))
+            self.refresh()
+            for log, end in self._copies.items():
+                self.write_index(log, end)
             return freed
         finally:
             LockedFile.release(descriptor)
@@ -1067,6 +1073,7 @@ class Logs:
                 end = record.end
             os.fsync(descriptor)
             self._settled.settle(self.folder)
+            self._copies[log] = end
             # An empty record tells readers that the others are durable.
             pieces, record = encode_record(log, end, (), (), durable_before=end, prefix=None)
             _write_all(descriptor, pieces[0])

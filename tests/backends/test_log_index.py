@@ -271,3 +271,26 @@ def changed(commits: np.ndarray, name: str, value: int) -> np.ndarray:
     out = commits.copy()
     out[name][0] = value
     return out
+
+
+def test_a_log_that_a_collection_has_rewritten_has_an_index(root: Path) -> None:
+    store = Store.open(root)
+    for step in range(0, N_STEPS, 3):
+        ref = store.ref(target(step).key)
+        if ref is not None:
+            store.drop(ref)
+    for step in range(0, N_STEPS, 2):
+        ref = store.ref(target(step).key)
+        if ref is not None:
+            store.drop(ref)
+    before = the_file(root, "log")
+    close(store)
+    plan_gc(Store.open(root), grace_s=0).execute()
+
+    assert the_file(root, "log") != before
+    fresh = Store.open(root)
+    assert load(fresh, N_STEPS - 1)
+    (log,) = logs_of(fresh)._logs.values()
+    assert log.index is not None
+    assert all(load(Store.open(root), step) == bool(step % 2 and step % 3) for step in range(N_STEPS))
+    assert verify(Store.open(root), full=True).problems == ()
