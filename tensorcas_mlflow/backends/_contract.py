@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
 from tensorcas_mlflow.base.digest import Buffer, Digests
@@ -43,8 +43,7 @@ def is_segment(name: str) -> bool:
     return name not in (".", "..") and is_listed_segment(name) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlobInfo:
+class BlobInfo(NamedTuple):
     """A listing's description of one blob."""
 
     key: str
@@ -59,8 +58,7 @@ class BlobInfo:
     """True if it shares its bytes on disk with other blobs; see `Backend.shared_bytes`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogDamage:
+class LogDamage(NamedTuple):
     """A damaged part of a log."""
 
     key: str

@@ -10,10 +10,9 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -275,8 +274,7 @@ class BlobFile:
         return _translated(self.key)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MappedStretch:
+class MappedStretch(NamedTuple):
     """A memory-mapped stretch of a file; mapped for as long as its data is in use."""
 
     key: str

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -145,8 +145,7 @@ _BLOCK_ROWS = 3 << 12
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowCuts:
+class RowCuts(NamedTuple):
     """The cuts of many tensors, one after the other. If no tensor has cuts, None replaces the whole object."""
 
     given: Any

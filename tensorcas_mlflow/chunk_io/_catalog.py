@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,8 +54,7 @@ def distinct(numbers: Any) -> list[int]:
     return which
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class Places(NamedTuple):
     """Places of some chunks."""
 
     found: Mask
@@ -75,7 +73,7 @@ class Places:
     def nowhere(self) -> Places:
         """Return the same chunks with none of them found."""
         found, entries = np.zeros(len(self.found), dtype=bool), np.zeros(len(self.found), ENTRY)
-        return replace(self, found=found, entries=entries, chain=None)
+        return self._replace(found=found, entries=entries, chain=None)
 
     def spread(self, rows: Any, among: Places) -> Places:
         """Return these places at some rows among as many as others have, and nothing found in the other rows."""
@@ -130,7 +128,7 @@ def find_places(tables: Sequence[Table], digests: Digests, without: Collection[s
     levels = follow(tables, places, without)
     broken = (places.found & ~_are_whole(places, levels)).nonzero()[0]
     if len(broken) == 0:
-        return replace(places, chain=levels)
+        return places._replace(chain=levels)
     waiting = [(broken, frozenset(without))]
     while waiting:
         rows, besides = waiting.pop()

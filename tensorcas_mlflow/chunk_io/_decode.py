@@ -8,8 +8,8 @@ fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,8 +50,7 @@ NOWHERE = 0xFFFFFFFF
 """The block of a chunk that is verified and not kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(NamedTuple):
     """Chunks to read, and the place of each."""
 
     digests: Digests
@@ -63,11 +62,10 @@ class Wanted:
 
     def some(self, chunks: Any) -> Wanted:
         """Return some of them, by number."""
-        return replace(self, digests=self.digests[chunks], target=self.target.some(chunks))
+        return self._replace(digests=self.digests[chunks], target=self.target.some(chunks))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainLinks:
+class ChainLinks(NamedTuple):
     """The links of the chains of some chunks: every stored chunk needed to decode them."""
 
     places: Places
@@ -290,8 +288,7 @@ def tables_of(
     return reads, table, chunks, parts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(NamedTuple):
     """The faulty link of a chain."""
 
     number: int

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -53,8 +53,7 @@ _LEAST_DIRECT_RATE = 200e6
 """Bytes a second of a disk that is fast enough to read the same bytes twice: filling the page cache takes longer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
+class Damage(NamedTuple):
     """An unreadable or damaged copy of a chunk."""
 
     chunk: int
@@ -169,7 +168,7 @@ class Load:
         # The load after the check reads deltas through the page cache, and should find them there.
         is_short = len(links.begins) <= len(order)
         for choice, mine in self._planner.ways(stored, np.arange(len(firsts))):
-            through_cache = replace(choice, way="pread") if choice.way == "direct" and is_short else choice
+            through_cache = choice._replace(way="pread") if choice.way == "direct" and is_short else choice
             is_good[mine] = self._check(stored.some(mine), through_cache)
         of_link = np.empty(len(order), dtype=bool)
         of_link[order] = is_good[is_first.cumsum() - 1]
@@ -186,7 +185,7 @@ class Load:
             numbers, which = np.unique(places.pack[start:stop], return_inverse=True)
             begin_s = time.perf_counter()
             with self.open_packs([pack_key(places.packs[number]) for number in numbers.tolist()]) as files:
-                way = replace(choice, way="pread") if is_slow else choice
+                way = choice._replace(way="pread") if is_slow else choice
                 is_good[start:stop] = check_payloads(files, which, places.entries[start:stop], way)
             # A slow disk should deliver the bytes once: the load after the check finds them in the page cache.
             is_slow |= int(sizes[start:stop].sum()) < _LEAST_DIRECT_RATE * (time.perf_counter() - begin_s)

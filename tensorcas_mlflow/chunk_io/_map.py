@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ _CHECKED_BYTES = 4 << 20
 """Bytes one thread hashes at a time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pieces:
+class _Pieces(NamedTuple):
     """Rows stored raw and in one piece each, by position among the wanted rows."""
 
     rows: Offsets

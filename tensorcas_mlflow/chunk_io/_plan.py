@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -291,8 +291,7 @@ class OpenFiles:
                     held.file.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadGroup:
+class ReadGroup(NamedTuple):
     """Reads executed in one way."""
 
     choice: WayChoice
@@ -335,7 +334,7 @@ class Planner:
         choices = [choice for choice, _ in self.ways(links, np.arange(len(links.found)))]
         chosen = next((choice for choice in choices if choice.waits), choices[0])
         is_exact = any(choice.is_exact for choice in choices)
-        return replace(chosen, way="pread" if chosen.way == "direct" else chosen.way, is_exact=is_exact)
+        return chosen._replace(way="pread" if chosen.way == "direct" else chosen.way, is_exact=is_exact)
 
     def reads(self, places: Places, chunks: Any) -> tuple[PackRead, ...]:
         """Return for each pack the planned read of some wanted chunks.
@@ -442,4 +441,4 @@ def _extents(places: Places, chunks: Any, choice: WayChoice) -> list[Extent]:
         max_gap_bytes=choice.gap_bytes,
         max_read_bytes=choice.read_bytes,
     )
-    return [replace(extent, members=chunks[extent.members]) for extent in extents]
+    return [extent._replace(members=chunks[extent.members]) for extent in extents]

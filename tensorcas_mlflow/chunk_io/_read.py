@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import ExtentCache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkOwner:
+class ChunkOwner(NamedTuple):
     """The checkpoint or file of some consecutive chunks."""
 
     label: str | None = None
@@ -367,14 +365,14 @@ class ChunkReader:
         possible = np.delete(whole, list(reasons)) if reasons else whole
         links = ChainLinks.of(self._catalog.find_bases, places if not reasons else places.some(possible))
         impossible = self._impossible(links, wanted.target.n_bytes[possible])
-        found += [replace(damage, chunk=int(possible[damage.chunk])) for damage in impossible]
+        found += [damage._replace(chunk=int(possible[damage.chunk])) for damage in impossible]
         if impossible:
             left = np.delete(np.arange(len(possible)), [damage.chunk for damage in impossible])
             links, possible = links.some(left), possible[left]
         with Load(self._backend, self._cache, self._store_id, way) as load:
             damaged = load.read(links, wanted if len(possible) == len(whole) else wanted.some(possible))
-        found += [replace(damage, chunk=int(possible[damage.chunk])) for damage in damaged]
-        return [replace(damage, chunk=int(numbers[damage.chunk])) for damage in found]
+        found += [damage._replace(chunk=int(possible[damage.chunk])) for damage in damaged]
+        return [damage._replace(chunk=int(numbers[damage.chunk])) for damage in found]
 
     @staticmethod
     def _impossible(links: ChainLinks, sizes: Any) -> list[Damage]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ _MOST_PACKS = 64
 """Bound of the packs kept open for the chunks of one save."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredChunks:
+class StoredChunks(NamedTuple):
     """Tables of stored chunks and their bases, as the core reads them; valid while their packs are open.
 
     Each chunk is a part of its own, with the chunk's number.

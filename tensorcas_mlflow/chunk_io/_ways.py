@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -34,8 +33,7 @@ MAX_READ_BYTES = 8 << 20
 """Longer reads are split, so threads share them and memory stays bounded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class Extent(NamedTuple):
     """One read: a range of one pack, and the chunks in it."""
 
     pack: int
@@ -103,8 +101,7 @@ _LEAST_STRETCH_BYTES = 256 << 10
 """Direct reads of shorter stretches fetch more than is wanted, and readahead does not help them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class Situation(NamedTuple):
     """Wanted bytes of one pack, and their storage."""
 
     n_bytes: int
@@ -126,8 +123,7 @@ class Situation:
     """Tells whether the file system supports direct reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WayChoice:
+class WayChoice(NamedTuple):
     """A way, and its parameters."""
 
     way: Way
@@ -154,7 +150,7 @@ PLAIN_READ = WayChoice(
     way="pread", reason="it failed once", read_bytes=_WARM_READ_BYTES, gap_bytes=0, waits=False, is_alone=True
 )
 """The way to read a single chunk again."""
-BASES_READ = replace(PLAIN_READ, reason="they are bases", gap_bytes=LOCAL_GAP_BYTES)
+BASES_READ = PLAIN_READ._replace(reason="they are bases", gap_bytes=LOCAL_GAP_BYTES)
 """The way to read the bases of deltas that are in memory."""
 
 
@@ -203,7 +199,7 @@ def choose(situation: Situation, forced: Way | None = None) -> WayChoice:
         if missing is None:
             return _taken(situation, forced, "it was asked for", is_cold=forced == "direct")
         chosen = choose(situation)
-        return replace(chosen, reason=f"{missing}; {chosen.reason}")
+        return chosen._replace(reason=f"{missing}; {chosen.reason}")
     if situation.n_bytes < LEAST_ASKED_BYTES:
         return _taken(situation, "pread", "it is small", is_cold=False, is_exact=True)
     if situation.total_bytes < _LEAST_ASKED_IN_ALL_BYTES:
@@ -254,8 +250,7 @@ def _is_for_one(situation: Situation) -> bool:
     return situation.total_bytes < (_RAW_THREADS_FROM_BYTES if situation.is_raw else _THREADS_FROM_BYTES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackRead:
+class PackRead(NamedTuple):
     """The reads of one pack."""
 
     key: str
@@ -276,8 +271,7 @@ class PackRead:
         return f"{said}because {self.choice.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPlan:
+class ReadPlan(NamedTuple):
     """The way some tensors of a checkpoint would be read now. The page cache changes, and the plan with it."""
 
     n_tensors: int

@@ -9,8 +9,7 @@ import re
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -50,8 +49,7 @@ Generation = frozenset[tuple[str, Token]]
 lists, so every other blob seen after the first still exists at the second (``docs/design/protocol.md``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condemned:
+class Condemned(NamedTuple):
     """The blobs one collector is about to delete."""
 
     key: str
@@ -61,8 +59,7 @@ class Condemned:
     """Names of foreign files, condemned by earlier builds. They are ignored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condemnation:
+class Condemnation(NamedTuple):
     """The blobs all collectors are about to delete, at one time."""
 
     lists: Sequence[Condemned]

@@ -10,8 +10,7 @@ import json
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
@@ -39,8 +38,7 @@ _COLUMNS = (
 _ROW_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in _COLUMNS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hints:
+class Hints(NamedTuple):
     """Places of chunks, one row a chunk, ascending by digest."""
 
     packs: tuple[str, ...]

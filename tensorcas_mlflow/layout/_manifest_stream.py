@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,8 +35,7 @@ _MOST_COLUMNS = 16
 _BLOCK_BYTES = 1 << 15
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnStream:
+class OwnStream(NamedTuple):
     """Contents of a manifest's stream."""
 
     said: bytes

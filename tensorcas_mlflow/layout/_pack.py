@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,8 +55,7 @@ _FOOTER = struct.Struct("<8sIIQII32s")
 FOOTER_BYTES = _FOOTER.size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class Base(NamedTuple):
     """Base of a delta: the copy of a chunk in one pack."""
 
     pack: str
@@ -66,8 +64,7 @@ class Base:
     """Number of other chunks needed to decode that copy; 0 if it is stored in full."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Payload:
+class Payload(NamedTuple):
     """One encoded chunk on its way into a pack."""
 
     digest: bytes
@@ -83,8 +80,7 @@ class Payload:
     """Encoding effort: 0 for a save, more for `tensorcas optimize`, which leaves chunks of its own effort alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadGroup:
+class PayloadGroup(NamedTuple):
     """Encoded chunks on their way into a pack, laid out by their encoder: a writer need not look at each."""
 
     entries: Entries

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -181,8 +181,7 @@ class Ref(RefTarget):
         return self.path or self.copy_path or self.uri or f"run {self.run_id}{name} step {self.step}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intent:
+class Intent(NamedTuple):
     """A save under way, as seen by a collector."""
 
     info: BlobInfo

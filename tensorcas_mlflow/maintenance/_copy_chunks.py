@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
@@ -264,7 +263,7 @@ class CopyReader:
             return payload
         base = self._base_of(payload)
         if base is not None:
-            return dataclasses.replace(payload, base=base)
+            return payload._replace(base=base)
         try:
             return self._bases.payload(entry, payload.data, begins_row=payload.begins_row)
         except BlobNotFoundError as error:

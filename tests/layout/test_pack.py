@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -176,7 +175,7 @@ class Delta(Codec):
 
 
 def delta(raw: bytes, stored: bytes, base: Base = BASE) -> Payload:
-    return replace(payload(raw), codec=Delta(), data=stored, base=base)
+    return payload(raw)._replace(codec=Delta(), data=stored, base=base)
 
 
 OTHER = Base(pack="cd" * 16, digest=digest(b"d"))
