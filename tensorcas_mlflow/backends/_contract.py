@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.errors import RefusedError
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 Token = str
 """Identifies the bytes at a key, like an ETag. Opaque; only the backend that returned it compares it. After a key is
@@ -272,6 +276,18 @@ class Backend(ABC):
             RefusedError: It does not; no store may be kept there.
         """
         return
+
+    def ordered_map(self, call: Callable[[T], R], items: Iterable[T], *, window: int | None = None) -> Iterator[R]:
+        """Apply a function that calls this backend on several threads; see `threads.ordered_map`."""
+        return threads.ordered_map(call, items, window=window, waits=self.is_remote)
+
+    def run_all(self, call: Callable[[T], None], items: Iterable[T]) -> None:
+        """Apply a function that calls this backend on several threads; see `threads.run_all`."""
+        threads.run_all(call, items, waits=self.is_remote)
+
+    def map_requests(self, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Apply a function to items, in their order: on several threads if each call waits for another machine."""
+        return self.ordered_map(call, items) if self.is_remote else map(call, items)
 
     def shared_bytes(self) -> int:
         """Return the bytes on disk that belong to no blob alone: those of logs, large blobs in them left out."""

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.chunk_io import BlockScreen, Places, find_sound, plan_reads
@@ -292,7 +291,7 @@ def read_chunks(
     places = ((extent.pack, extent.start, extent.stop, rows[extent.members]) for extent in plan)
     table = bases.table_for(entries[rows]) if decode and not backend.is_remote else EMPTY
     with BlockScreen(backend, table) as screen:
-        yield from threads.ordered_map(read_extent, places, window=window, waits=backend.is_remote)
+        yield from backend.ordered_map(read_extent, places, window=window)
 
 
 def _not_read(shard: Shard, *, decode: bool) -> Iterator[Look]:

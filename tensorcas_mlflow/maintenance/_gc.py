@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.errors import (
     BlobNotFoundError,
@@ -31,7 +30,6 @@ from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
 from tensorcas_mlflow.maintenance._gc_survey import Survey, is_damaged, learn, read_manifest, survey
-from tensorcas_mlflow.maintenance._inventory import map_reads
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -138,7 +136,7 @@ def find_reasons(
     if not packs:
         return reasons
     unknown = [name for name in manifests if name not in census.manifests]
-    learn(census, map_reads(backend, partial(_unneeded_manifest, backend), unknown))
+    learn(census, backend.map_requests(partial(_unneeded_manifest, backend), unknown))
     inventory = census.inventory
     of_dropped = inventory.chunks_of([name for name in manifests if name not in died])
     of_died, live = inventory.chunks_of(died), np.zeros(len(inventory.digests), dtype=bool)
@@ -422,16 +420,10 @@ def _execute(plan: GcPlan) -> GcReport:
         # copies that count may be of writers that were killed before these were durable.
         for prefix in ("intents", "refs", "packs"):
             backend.settle(prefix)
-        waits = backend.is_remote
         keys = [f"manifests/{name}" for name in sorted(manifests)]
-        infos = threads.ordered_map(backend.stat, keys, waits=True) if waits else map(backend.stat, keys)
-        freed_bytes += sum(info.size for info in infos if info is not None)
+        freed_bytes += sum(info.size for info in backend.map_requests(backend.stat, keys) if info is not None)
         for some in (keys, [pack_key(name) for name in sorted(dead_packs)]):
-            if waits:
-                threads.run_all(backend.delete, some, waits=True)
-            else:
-                for each in some:
-                    backend.delete(each)
+            list(backend.map_requests(backend.delete, some))
         plan.store.catalog.forget(dead_packs)
         backend.delete(key)
         for condemned in finishing:

@@ -26,7 +26,6 @@ from tensorcas_mlflow.maintenance._inventory import (
     RefSeen,
     copies_in,
     list_manifests,
-    map_reads,
     read_tables,
 )
 from tensorcas_mlflow.store import protocol as p
@@ -306,7 +305,7 @@ def _read_refs(backend: Backend, census: Census, *, but: Collection[str]) -> _Re
     unknown = [info.key for info in infos if info.key not in known]
     found: dict[str, Ref | None] = {}
     damaged: dict[str, CorruptError] = {}
-    for key, read in zip(unknown, map_reads(backend, partial(_ref_or_fault, backend), unknown), strict=True):
+    for key, read in zip(unknown, backend.map_requests(partial(_ref_or_fault, backend), unknown), strict=True):
         if isinstance(read, CorruptError):
             damaged[key] = read
         else:
@@ -362,7 +361,7 @@ def _kept_by_damaged(backend: Backend, census: Census, refs: _Refs, manifests: M
             return None  # another collector, which could read all refs, has deleted it
 
     unknown = [name for name in sorted(kept) if census.manifests.get(name) != manifests[name]]
-    learn(census, map_reads(backend, read, unknown))
+    learn(census, backend.map_requests(read, unknown))
     return kept
 
 
@@ -373,9 +372,9 @@ def _learn_needed(backend: Backend, census: Census, refs: _Refs, half_committed:
         CorruptError: One cannot be read, and is still needed.
     """
     holders = [(name, keys) for name, keys in refs.holders.items() if name not in census.manifests]
-    learn(census, map_reads(backend, lambda held: _of_refs(backend, *held), holders))
+    learn(census, backend.map_requests(lambda held: _of_refs(backend, *held), holders))
     intents = [intent for intent in half_committed if intent.manifest not in census.manifests]
-    learn(census, map_reads(backend, partial(_of_intent, backend), intents))
+    learn(census, backend.map_requests(partial(_of_intent, backend), intents))
 
 
 def learn(census: Census, manifests: Iterable[tuple[str, Manifest, int] | None]) -> None:

@@ -7,15 +7,14 @@ inventories merge into one. `PackTables` holds the tables themselves, for work t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, prefixes, unique_rows
 from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
@@ -38,9 +37,6 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 RowNumbers = Any
 """One-dimensional array of integers."""
@@ -506,12 +502,7 @@ def read_tables(
         except (FormatError, BackendError) as error:
             return error
 
-    return zip(packs, map_reads(backend, read, packs), strict=True)
-
-
-def map_reads(backend: Backend, read: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Apply a function that reads to items, in their order: in a remote store to many at once."""
-    return threads.ordered_map(read, items, waits=True) if backend.is_remote else map(read, items)
+    return zip(packs, backend.map_requests(read, packs), strict=True)
 
 
 def list_manifests(backend: Backend) -> dict[str, int]:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import LogDamage
-from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -142,7 +141,7 @@ class Needs:
         def read(item: tuple[str, list[Ref]]) -> Manifest | RecordFault | None:
             return _read_manifest(self._store, *item)
 
-        found = threads.ordered_map(read, self.holders.items(), waits=self._store.backend.is_remote)
+        found = self._store.backend.ordered_map(read, self.holders.items())
         yield from zip(self.holders, found, strict=True)
 
 

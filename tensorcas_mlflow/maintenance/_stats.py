@@ -17,7 +17,6 @@ from tensorcas_mlflow.maintenance._inventory import (
     Inventory,
     list_manifests,
     manifest_of,
-    map_reads,
     read_tables,
 )
 from tensorcas_mlflow.store import Store
@@ -404,7 +403,7 @@ def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
         by_manifest.setdefault(ref.manifest, []).append(ref)
     manifests = list_manifests(backend)
     unknown = [held for name, held in by_manifest.items() if census.manifests.get(name) != manifests.get(name)]
-    found = map_reads(backend, lambda held: manifest_of(store, held), unknown)
+    found = backend.map_requests(lambda held: manifest_of(store, held), unknown)
     for held, manifest in zip(unknown, found, strict=True):
         if manifest is not None:
             name = held[0].manifest

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import as_keys, hex_of, unique_rows
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
@@ -219,7 +218,7 @@ class _Packs:
     def check_heads(self) -> None:
         """Check that packs begin with the magic bytes, which nobody needs to read them."""
         names = list(self._tables.entries)
-        for found in threads.ordered_map(self._head_problem, names, waits=self._backend.is_remote):
+        for found in self._backend.ordered_map(self._head_problem, names):
             if found is not None:
                 self.problems.append(found)
 

@@ -117,7 +117,7 @@ class Refs:
                     name = unquote(segment)  # unless the name was long
             return name
 
-        names = threads.ordered_map(name_of, segments, waits=True) if self.backend.is_remote else map(name_of, segments)
+        names = self.backend.map_requests(name_of, segments)
         return refs, sorted({name for name in names if name is not None})
 
     def walk_artifacts(self, directory: str = "", *, damaged: list[str] | None = None) -> list[Ref]:
@@ -153,7 +153,7 @@ class Refs:
         keys = [info.key for info in list_blobs(self.backend, artifact_prefix(path))]
         if path and self.backend.stat(artifact_key(path)) is not None:
             keys.append(artifact_key(path))
-        threads.run_all(self.backend.delete, keys, waits=self.backend.is_remote)
+        self.backend.run_all(self.backend.delete, keys)
         return len(keys)
 
     def drop(self, ref: Ref) -> None:
