@@ -221,8 +221,8 @@ class Backend(ABC):
     def reading_together(self) -> AbstractContextManager[None]:
         """Let this thread's calls show each blob as it was at some moment since the context began.
 
-        A backend that has to look for the latest state before each call may then look once. This is for the calls `get`,
-        `read_into`, `open_file`, `stat`, `missing` and `names`, and for the names that `put_all` refuses.
+        A backend that has to look for the latest state before each call may then look once. This is for the calls
+        `get`, `read_into`, `open_file`, `stat`, `missing` and `names`, and for the names that `put_all` refuses.
         """
         return nullcontext()
 

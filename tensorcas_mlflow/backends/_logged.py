@@ -152,31 +152,33 @@ class LoggedBackend(LocalBackend):
         with _translated("commit", dest):
             # The names of files are durable before a record relies on them.
             self._settle_names()
-            with self._locked(source, source_path, token):
-                with LockedFile.alone_in(os.path.dirname(dest_path), make=self._make_folder):
-                    self._logs.refresh()
-                    if self._logs.has_consumed(source):
-                        raise BlobNotFoundError(source)
-                    last = self._logs.find(dest)
-                    self._logs.check()
-                    if not replace and (last is not None or os.path.lexists(dest_path)):
-                        raise BlobExistsError(dest)
-                    ref = LogBlob(
-                        key=dest,
-                        data=bytes(data),
-                        is_commit=True,
-                        version=1 + (last.row.version if last is not None else 0),
-                    )
-                    with self._holding:
-                        held = self._take_held()
-                        try:
-                            writer, end = self._logs.append([ref, *held], [source], syncs=True)
-                        except BaseException:
-                            self._give_back(held)
-                            raise
-                        # Some blobs may be another thread's, whose commit has to sync them too.
-                        self._unsynced[writer.id] = end
-                        unsynced = dict(self._unsynced)
+            with (
+                self._locked(source, source_path, token),
+                LockedFile.alone_in(os.path.dirname(dest_path), make=self._make_folder),
+            ):
+                self._logs.refresh()
+                if self._logs.has_consumed(source):
+                    raise BlobNotFoundError(source)
+                last = self._logs.find(dest)
+                self._logs.check()
+                if not replace and (last is not None or os.path.lexists(dest_path)):
+                    raise BlobExistsError(dest)
+                ref = LogBlob(
+                    key=dest,
+                    data=bytes(data),
+                    is_commit=True,
+                    version=1 + (last.row.version if last is not None else 0),
+                )
+                with self._holding:
+                    held = self._take_held()
+                    try:
+                        writer, end = self._logs.append([ref, *held], [source], syncs=True)
+                    except BaseException:
+                        self._give_back(held)
+                        raise
+                    # Some blobs may be another thread's, whose commit has to sync them too.
+                    self._unsynced[writer.id] = end
+                    unsynced = dict(self._unsynced)
             try:
                 self._logs.sync(log for log in unsynced if log != writer.id)
             finally:

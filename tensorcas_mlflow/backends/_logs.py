@@ -594,15 +594,16 @@ class Logs:
 
     def _add_entry(self, log: _Log, entry: LogEntry) -> None:
         log.entries[entry.record, entry.row.number] = entry
-        versions = self._entries.get(entry.key)
+        key = entry.row.key
+        versions = self._entries.get(key)
         if versions is not None:
             versions.append(entry)
             return
-        self._entries[entry.key] = [entry]
-        if entry.key.startswith(_COMMITS):
-            self._enter(entry.key)
+        self._entries[key] = [entry]
+        if key.startswith(_COMMITS):
+            self._enter(key)
         else:  # most processes list refs alone
-            self._unentered.append(entry.key)
+            self._unentered.append(key)
 
     def _enter(self, key: str) -> None:
         above, _, _ = key.rpartition("/")

@@ -29,9 +29,9 @@ from tensorcas_flavors.pytorch._tensors import (
     StorageView,
     as_array,
     as_tensor,
-    dtype_name,
     geometry,
     memory_refusal,
+    name_of,
     pytorch_error,
     refusal,
     share,
@@ -95,7 +95,7 @@ class ModelRows:
         else:
             self.arrays[name] = self.arrays[first]
         self._places[name] = view
-        dtype = dtype_name(tensor)
+        dtype = name_of(tensor.dtype)
         if dtype not in ROW_DTYPES:
             self.kinds[name] = dtype
         return name

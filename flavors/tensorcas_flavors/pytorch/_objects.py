@@ -62,8 +62,13 @@ def unwrap(model: Any) -> Any:
 
 
 def own_tensors(module: torch.nn.Module, prefix: str = "") -> Iterable[tuple[str, torch.Tensor]]:
-    """Yield the parameters and buffers of a module and its submodules under each of their names."""
-    for name, part in module.named_modules(prefix=prefix, remove_duplicate=False):
+    """Return the parameters and buffers of a module and its submodules under each of their names."""
+    return tensors_of(module.named_modules(prefix=prefix, remove_duplicate=False))
+
+
+def tensors_of(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterable[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers of named modules, without those of submodules."""
+    for name, part in modules:
         start = name + "." if name else ""
         for tensors in (part._parameters, part._buffers):
             for key, tensor in tensors.items():
@@ -258,15 +263,17 @@ def attributes_of(module: torch.nn.Module) -> tuple[dict[str, Any], bool]:
         except Exception as error:  # it is code of the module's class, which may raise anything
             raise pytorch_error(f"a {kind.__name__} cannot be pickled: {error}") from error
         own = state if type(state) is dict else own
-    kept = {name: value for name, value in own.items() if name not in torch_attributes() and not _is_of_hooks(value)}
+    of_torch = torch_attributes()
+    kept = {name: value for name, value in own.items() if name not in of_torch and not _is_of_hooks(value)}
     return kept, is_itself
 
 
 def _is_of_hooks(value: Any) -> bool:
     from torch.utils.hooks import RemovableHandle
 
-    handles = value if type(value) is list and value else [value]
-    return all(type(handle) is RemovableHandle for handle in handles)
+    if type(value) is list:
+        return set(map(type, value)) == {RemovableHandle}
+    return type(value) is RemovableHandle
 
 
 @lru_cache(maxsize=1)

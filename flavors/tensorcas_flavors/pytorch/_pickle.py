@@ -10,6 +10,7 @@ from __future__ import annotations
 import copyreg
 import io
 import itertools
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ import numpy as np
 
 from tensorcas_flavors._pickling import MAGIC, load_skeleton
 from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, ModelRows, check_row
-from tensorcas_flavors.pytorch._tensors import dtype_name, pytorch_error, row_dtype
+from tensorcas_flavors.pytorch._tensors import name_of, pytorch_error, row_dtype
 from tensorcas_flavors.pytorch._tree import TreeWriter
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base import dtypes
@@ -132,6 +133,21 @@ def the_same(module: Any) -> Any:
     return module
 
 
+_BY_NAME = frozenset(["builtins", "collections", "tensorcas_flavors", "torch"])
+"""Packages whose classes and functions are pickled by name."""
+
+
+def _is_by_name(part: Any) -> bool:
+    """Tell whether a class or function is one of these packages, without the searches of cloudpickle."""
+    module = part.__module__
+    return (
+        type(module) is str
+        and module.partition(".")[0] in _BY_NAME
+        and not cloudpickle.list_registry_pickle_by_value()
+        and getattr(sys.modules.get(module), part.__qualname__, None) is part
+    )
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, rows: ModelRows, tree: TreeWriter) -> None:
         import torch
@@ -157,6 +173,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind in self.kinds and id(part) not in self._tree.unwrapped:
             return NotImplemented
         if issubclass(kind, type | types.FunctionType):
+            if _is_by_name(part):
+                return NotImplemented
             reduced = super().reducer_override(part)
             if isinstance(part, type) and isinstance(reduced, tuple) and len(reduced) > 2:
                 # Pickling an instance leaves this cache on its class. With it the second save of an unchanged model
@@ -206,7 +224,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if row is None:
             row = self._rows.add(ELSEWHERE + str(next(self._unnamed)), part)
         is_parameter = type(part) is self._torch.nn.Parameter
-        facts = (row, dtype_name(part), tuple(part.shape), part.requires_grad, is_parameter)
+        facts = (row, name_of(part.dtype), tuple(part.shape), part.requires_grad, is_parameter)
         attributes = vars(part)
         if not attributes:
             return restore, facts

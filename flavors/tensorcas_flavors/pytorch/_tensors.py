@@ -75,11 +75,12 @@ def geometry(tensor: torch.Tensor) -> Geometry:
 
 def dtype_name(tensor: torch.Tensor) -> str:
     """Return a dtype's short name, which torch, numpy and ml_dtypes share."""
-    return _name_of(tensor.dtype)
+    return name_of(tensor.dtype)
 
 
 @cache
-def _name_of(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """Return a dtype's short name; a lookup without a Python call after the first."""
     return str(dtype)[6:]
 
 
@@ -116,11 +117,12 @@ def refusal(tensor: torch.Tensor) -> str | None:
 
 def memory_refusal(tensor: torch.Tensor, place: Geometry) -> str | None:
     """Return why the memory or dtype of a tensor that `refusal` accepts cannot be read, None if it can."""
-    stop = place.start + tensor.nbytes if tensor.is_contiguous() else place.stop
+    stop = place.offset * tensor.itemsize + tensor.nbytes if tensor.is_contiguous() else place.stop
     if stop > tensor.untyped_storage().nbytes():
         return "has no memory behind it (its storage was resized): gather the weights before storing the model"
-    if row_dtype(dtype_name(tensor), tensor.itemsize) is None:
-        return f"has the dtype {dtype_name(tensor)}, which no array holds: convert it, or view it as uint8"
+    name = name_of(tensor.dtype)
+    if name not in ROW_DTYPES and row_dtype(name, tensor.itemsize) is None:
+        return f"has the dtype {name}, which no array holds: convert it, or view it as uint8"
     return None
 
 
@@ -134,7 +136,7 @@ def as_array(tensor: torch.Tensor) -> Array:
     plain = tensor.detach()
     if not plain.is_cpu:
         plain = plain.cpu()
-    name = dtype_name(tensor)
+    name = name_of(tensor.dtype)
     if name in _NATIVE:
         return plain.numpy()
     array = plain.view(getattr(torch, _WORDS[plain.itemsize])).numpy()

@@ -61,16 +61,18 @@ from tensorcas_flavors.pytorch._objects import (
     is_part,
     is_tensor,
     make_generator,
-    own_tensors,
+    tensors_of,
     torch_attributes,
     unwrap,
 )
-from tensorcas_flavors.pytorch._tensors import dtype_name, pytorch_error, row_dtype
+from tensorcas_flavors.pytorch._tensors import name_of, pytorch_error, row_dtype
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.base import dtypes
 from tensorcas_mlflow.errors import AdapterError, FormatError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
 FACTORIES: dict[str, Any] = {
@@ -80,6 +82,7 @@ FACTORIES: dict[str, Any] = {
 MANY = 32
 """Lists of at least so many whole numbers or floats are a row."""
 _ATOMS = frozenset([str, int, bool, type(None)])
+_TEXT = frozenset([str])
 _IN_KEYS = _ATOMS | {float, complex, bytes, tuple, frozenset}
 
 
@@ -170,7 +173,7 @@ class TreeWriter:
     def _tensor(self, tensor: torch.Tensor, path: str) -> Any:
         found = self._rows.find(tensor) if path.startswith(ELSEWHERE) else None
         row = found or self._rows.add(path, tensor)
-        node: dict[str, Any] = {"tensor": [row, dtype_name(tensor), tensor.shape]}
+        node: dict[str, Any] = {"tensor": [row, name_of(tensor.dtype), tensor.shape]}
         if tensor.requires_grad:
             node["grad"] = True
         if type(tensor) is self._parameter:
@@ -220,7 +223,7 @@ class TreeWriter:
             node["factory"] = None if factory is None else getattr(factory, "__name__", None)
             if factory is not None and FACTORIES.get(node["factory"]) is not factory:
                 return self._opaque(mapping, path)
-        if not all(type(key) in _ATOMS or _is_key(key) for key in mapping):
+        if not (_ATOMS.issuperset(map(type, mapping)) or all(map(_is_key, mapping))):
             return self._opaque(mapping, path)
         met = self._met(mapping)
         if met is not None:
@@ -321,20 +324,26 @@ class TreeWriter:
         if isinstance(value, self._module):
             prefix = path + "." if path else ""
             beside = []
-            for name, part in own_tensors(value):
+            modules = list(value.named_modules(remove_duplicate=False))
+            for name, part in tensors_of(modules):
                 # A state dict has plain tensors in place of subclasses, which a pickle would lose.
                 if name not in state or type(part) not in self._writers:
                     beside.append([name, self.node(part, prefix + name)])
             if beside:
                 node["beside"] = beside
-            self._later.append((node, lambda: self._modules(value, path)))
+            self._later.append((node, lambda: self._modules(modules, path)))
         return node
 
-    def _modules(self, module: torch.nn.Module, path: str) -> list[Any]:
-        """Write the attributes of a module and its submodules that are in no state dict."""
+    def _modules(self, modules: Iterable[tuple[str, torch.nn.Module]], path: str) -> list[Any]:
+        """Write the attributes of modules that are in no state dict.
+
+        Args:
+            modules: A module and its submodules, with their names.
+            path: Path of the module.
+        """
         entries = []
         start = elsewhere(path)
-        for name, part in module.named_modules(remove_duplicate=False):
+        for name, part in modules:
             prefix = f"{start}{'.' if path else ''}{name}{'.' if name else ''}"
             attributes, is_itself = attributes_of(part)
             written = [
@@ -401,7 +410,7 @@ def value_of(number: complex) -> Any:
 def is_json(value: object) -> bool:
     """Tell whether JSON keeps a value exactly, types included."""
     if type(value) is dict:
-        return all(type(key) is str and is_json(part) for key, part in value.items())
+        return _TEXT.issuperset(map(type, value)) and all(map(is_json, value.values()))
     if type(value) is list:
         return all(map(is_json, value))
     return value is None or type(value) in (bool, str) or (type(value) is int and abs(value) < 2**63)
