@@ -357,16 +357,12 @@ class LoggedBackend(LocalBackend):
             return super().missing(keys)
         self._flush()
         self._look()
-        in_logs: set[str] = set()
-        others: list[str] = []
-        for key in keys:
-            entry = self._known(check_key(key))
-            if entry is None:
-                others.append(key)
-            else:
-                in_logs.add(entry.log)
+        keys = list(map(check_key, keys))
+        with _translated("read", FOLDER):
+            entries = self._logs.find_each(keys)
+        others = [key for key, entry in zip(keys, entries, strict=True) if entry is None]
         with _translated("sync", FOLDER):
-            self._logs.sync(in_logs)
+            self._logs.sync({entry.log for entry in entries if entry is not None})
         gone = super().missing(others) if others else set()
         if gone:
             self._logs.check()

@@ -389,6 +389,12 @@ class Logs:
             found = self._entries.get(key)
             return _last(found) if found else None
 
+    def find_each(self, keys: Sequence[str]) -> list[LogEntry | None]:
+        """Return for each key the blob that counts there, as of the last refresh."""
+        with self._lock:
+            self._draw(lambda index: sorted({at for key in keys for at in index.with_key(key)}))
+            return [_last(found) if (found := self._entries.get(key)) else None for key in keys]
+
     def find_packs(self, digests: Digests) -> set[str]:
         """Return the keys of packs that may hold some chunks, as of the last refresh."""
         words = np.ascontiguousarray(digests[:, :WORD_BYTES]).tobytes()

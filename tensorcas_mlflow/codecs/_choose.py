@@ -55,6 +55,8 @@ _ENOUGH = 0.96
 """Single words are not tried if units take less than this share of words in order: single words decode slowest, and
 units gain little from order."""
 
+_CODINGS = {coding.value: coding for coding in PlaneCoding}
+"""Codings by number: the class of an enumeration takes two calls to find one."""
 _GUESSED_BYTES = 16 * 1024
 _LEAST_GUESSED_BYTES = 2048
 _CLEARLY_BITS = 0.2
@@ -178,7 +180,7 @@ def choose_codings(raw: Buffer, width: int, *, base: Buffer | None = None) -> tu
     """Choose codings for the planes of a chunk, or of its differences from a base; see `estimate_share`."""
     encoder = compiled_encoder()
     if encoder is not None:
-        return tuple(map(PlaneCoding, encoder.choose_codings(raw, width, base)))
+        return tuple([_CODINGS[number] for number in encoder.choose_codings(raw, width, base)])
     words = _sample(raw, width)
     if base is not None:
         words = _differences(words, _sample(base, width))

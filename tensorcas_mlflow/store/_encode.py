@@ -91,7 +91,7 @@ class Recipes:
             is_decoded: Whether to decode all bases here; see `BasePlan.bases`.
         """
         out: list[Recipe | None] = [None] * len(pieces.data)
-        chosen = np.flatnonzero(self._is_chosen[pieces.rows])
+        chosen = self._is_chosen[pieces.rows].nonzero()[0]
         if len(chosen) == 0:
             return out
         choices = [self._choice(row) for row in pieces.rows[chosen].tolist()]
@@ -131,7 +131,7 @@ class Recipes:
         if choice is None:
             columns = self._source.columns
             begin, end = (int(at) for at in columns.chunk_at[row : row + 2])
-            mine = self._chunks[np.searchsorted(self._chunks, begin) : np.searchsorted(self._chunks, end)]
+            mine = self._chunks[self._chunks.searchsorted(begin) : self._chunks.searchsorted(end)]
             based = mine[self._plan.has(mine)] if self._plan else mine[:0]
             number = int(based[sample_number(len(based))] if len(based) else mine[sample_number(len(mine))])
 
@@ -333,7 +333,7 @@ def _encode(
 
 
 def _name_bases(entries: Entries, recipes: list[Recipe | None]) -> None:
-    deltas = np.flatnonzero(is_delta(entries))
+    deltas = is_delta(entries).nonzero()[0]
     if len(deltas) == 0:
         return
     named = [recipe.named for recipe in (recipes[at] for at in deltas.tolist()) if recipe is not None]
@@ -503,7 +503,7 @@ def _checked_copies(pieces: Pieces, origin: OriginOf, copy: Callable[[memoryview
         ConflictError: They do not.
     """
     copies = [piece if type(piece) is bytes else copy(piece) for piece in pieces.data]
-    changed = np.flatnonzero((digest_each(copies) != pieces.digests).any(axis=1))
+    changed = (digest_each(copies) != pieces.digests).any(axis=1).nonzero()[0]
     if len(changed):
         raise _changed_meanwhile(origin(int(pieces.rows[changed[0]])))
     return copies
