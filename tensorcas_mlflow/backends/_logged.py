@@ -252,6 +252,13 @@ class LoggedBackend(LocalBackend):
                 raise
             self._unsynced[writer.id] = end
 
+    def _flush_below(self, prefix: str) -> None:
+        """Append the held blobs if a listing of a prefix has to show any of them."""
+        with self._holding:
+            is_shown = any(key.startswith(prefix) for key in self._held)
+        if is_shown:
+            self._flush()
+
     def discard(self, keys: Iterable[str]) -> None:
         with self._holding:
             for key in keys:
@@ -432,7 +439,7 @@ class LoggedBackend(LocalBackend):
             return
         # The files first: a file that a log replaces stays until the blob is deleted.
         files = list(super().list(prefix, after=after))
-        self._flush()
+        self._flush_below(prefix)
         _refresh(self._logs)
         with _translated("list", prefix):
             below = self._logs.below(prefix)
@@ -445,7 +452,7 @@ class LoggedBackend(LocalBackend):
         blobs, names = self._list_folder(prefix)
         if not self._may_log(prefix):
             return blobs, names
-        self._flush()
+        self._flush_below(prefix)
         _refresh(self._logs)
         with _translated("list", prefix):
             entries, more = self._logs.children(prefix)
@@ -457,7 +464,7 @@ class LoggedBackend(LocalBackend):
     def names(self, prefix: str) -> set[str]:
         names = super().names(prefix)
         if self._may_log(prefix):
-            self._flush()
+            self._flush_below(prefix)
             self._look()
             with _translated("list", prefix):
                 names |= self._logs.names(prefix)

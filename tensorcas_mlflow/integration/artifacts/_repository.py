@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
 import mimetypes
 import os
@@ -15,7 +16,7 @@ from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeAlias, TypeVar
 
 from mlflow.entities.file_info import FileInfo
 from mlflow.exceptions import MlflowException
@@ -33,6 +34,7 @@ from tensorcas_mlflow.backends import (
     open_plain_files,
 )
 from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.threads import ordered_map, start
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -141,6 +143,10 @@ class Held:
         return posixpath.join(self.path, path.removeprefix(self.in_store).removeprefix("/"))
 
 
+Checked: TypeAlias = set[tuple[Store, str]]
+"""Stores and folders in them with no file at the folder or above it."""
+
+
 class StoreFinder:
     """Finds the stores at, above and below one artifact root."""
 
@@ -168,8 +174,14 @@ class StoreFinder:
                 raise self._refusal() from None
             return None, ""
 
-    def find_to_write(self, path: str, *, as_folder: bool = False) -> tuple[Store, str]:
+    def find_to_write(self, path: str, checked: Checked, *, as_folder: bool = False) -> tuple[Store, str]:
         """Find the store for a new file or folder; create it if there is none.
+
+        Args:
+            path: The file or folder.
+            checked: Folders that this upload has checked; receives those checked by this call. They stay folders: this
+                upload makes or fills them, and other uploads refuse to write a file there.
+            as_folder: Whether the path is to be a folder.
 
         Raises:
             ValueError: The other kind occupies the path, or one of its folders is a file.
@@ -180,11 +192,12 @@ class StoreFinder:
             store, in_store = self.find(path)
             assert store is not None
         folder, in_folder = (path, in_store) if as_folder else (posixpath.dirname(path), posixpath.dirname(in_store))
-        blocker = self._plain.blocker(folder) or next(
-            (part for part in (in_folder, *parents(in_folder)) if has_ref(store, part)), None
-        )
+        places = [(store, part) for part in (in_folder, *parents(in_folder))]
+        unchecked = itertools.takewhile(lambda place: place not in checked, places)
+        blocker = self._plain.blocker(folder) or next((part for _, part in unchecked if has_ref(store, part)), None)
         if blocker is not None:
             raise ValueError(f"{path!r} cannot be written: {blocker!r} is not a folder")
+        checked.update(places)
         if not as_folder and (self._plain.is_folder(path) or any(store.artifacts(in_store))):
             raise ValueError(f"{path!r} cannot be written as a file: it is a folder")
         return store, in_store
@@ -294,7 +307,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def log_artifact(self, local_file: str | Path, artifact_path: str | None = None) -> None:
         with for_mlflow():
             source = Path(local_file)
-            self._write_file(source, path_to_write(source.name, artifact_path))
+            self._write_file(source, path_to_write(source.name, artifact_path), set())
 
     def log_artifacts(self, local_dir: str | Path, artifact_path: str | None = None) -> None:
         with for_mlflow():
@@ -303,27 +316,28 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 raise ValueError(f"there is no folder {str(local_dir)!r} to log")
             # All names are checked before the first file is written.
             paths = {source: path_to_write(name, top) for source, name in _walk(Path(local_dir))}
-            self._write_folder(top)
+            checked: Checked = set()
+            self._write_folder(top, checked)
             texts: list[_Text] = []
             for source, path in paths.items():
                 # As everywhere in MLflow, a link to a folder becomes an empty folder.
                 if source.is_dir():
-                    self._write_folder(path)
+                    self._write_folder(path, checked)
                 elif (text := self._new_text(source, path)) is not None:
                     texts.append(text)
                 else:
-                    self._write_file(source, path)
+                    self._write_file(source, path, checked)
                 if len(texts) == _MAX_TEXTS:
-                    self._write_texts(texts)
+                    self._write_texts(texts, checked)
                     texts.clear()
-            self._write_texts(texts)
+            self._write_texts(texts, checked)
 
     def log_artifact_from_stream(
         self, stream: BinaryIO, artifact_file_name: str, artifact_path: str | None = None
     ) -> None:
         with for_mlflow():
             path = self._path_of_upload(posixpath.basename(artifact_file_name), artifact_path)
-            self._write(UploadStream(stream, n_announced=n_announced(stream)), path)
+            self._write(UploadStream(stream, n_announced=n_announced(stream)), path, set())
 
     async def log_artifact_from_async_stream(
         self, chunks: AsyncIterable[bytes], artifact_file_name: str, artifact_path: str | None = None
@@ -334,7 +348,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
 
             def write() -> None:
                 try:
-                    self._write(inflow, path)
+                    self._write(inflow, path, set())
                 finally:
                     inflow.close()
 
@@ -521,11 +535,11 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             return None
         return _Text(source=source, path=path, data=head, modified_ns=found.st_mtime_ns)
 
-    def _write_texts(self, texts: Sequence[_Text]) -> None:
+    def _write_texts(self, texts: Sequence[_Text], checked: Checked) -> None:
         """Write small texts together; see `_write`."""
         folders: dict[str, tuple[Store, str]] = {}
         for folder in {posixpath.dirname(text.path) for text in texts}:
-            folders[folder] = self._stores.find_to_write(folder, as_folder=True)
+            folders[folder] = self._stores.find_to_write(folder, checked, as_folder=True)
 
         def look(text: _Text) -> Token | None:
             store, in_store = place_of(text)
@@ -556,7 +570,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             store, in_store = place_of(text)
             store.drop_artifact(in_store, replaced)
             if not self._plain.has_file(text.path) and store.artifact_token(in_store) is None:
-                self._write_file(text.source, text.path)
+                self._write_file(text.source, text.path, checked)
 
         replaced = self._each(look, texts)
         _against_removals(write)
@@ -566,7 +580,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         """Call a function for each item; together, if calls are requests to another machine."""
         return list(ordered_map(act, items, waits=True) if self._plain.calls_are_requests else map(act, items))
 
-    def _write_file(self, source: Path, path: str) -> None:
+    def _write_file(self, source: Path, path: str, checked: Checked) -> None:
         if not source.is_file():
             raise ValueError(f"there is no file {str(source)!r} to log")
         is_itself = self._plain.is_file(path, source)
@@ -575,18 +589,28 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 with source.open("rb", buffering=0) as file:
-                    self._write(file, path, modified_ns=source.stat().st_mtime_ns, keeps_plain=is_itself)
+                    modified_ns = source.stat().st_mtime_ns
+                    self._write(file, path, checked, modified_ns=modified_ns, keeps_plain=is_itself)
                 return
             except FencedError:  # unlike a stream, a file can be read again
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise
 
-    def _write(self, stream: Readable, path: str, *, modified_ns: int | None = None, keeps_plain: bool = False) -> None:
+    def _write(
+        self,
+        stream: Readable,
+        path: str,
+        checked: Checked,
+        *,
+        modified_ns: int | None = None,
+        keeps_plain: bool = False,
+    ) -> None:
         """Write an artifact.
 
         Args:
             stream: Its bytes.
             path: Its artifact path.
+            checked: Folders that this upload has checked.
             modified_ns: Modification time of the source file, if any; a plain artifact gets the same time.
             keeps_plain: Whether to leave a plain file at the path, hidden by the store's copy, because another program
                 wrote it.
@@ -595,7 +619,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         if carried is not None:
             self._carried.write(stream, carried)
             return
-        store, in_store = self._stores.find_to_write(path)
+        store, in_store = self._stores.find_to_write(path, checked)
         head = read_head(stream, PLAIN_BYTES + 1)
         _against_removals(lambda: self._plain.make_folder(posixpath.dirname(path)))
 
@@ -627,8 +651,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         path = path_to_read(posixpath.join(folder or "", name))
         return path if self._carried.find(path) is not None else path_to_write(name, folder)
 
-    def _write_folder(self, path: str) -> None:
-        self._stores.find_to_write(path, as_folder=True)
+    def _write_folder(self, path: str, checked: Checked) -> None:
+        self._stores.find_to_write(path, checked, as_folder=True)
         _against_removals(lambda: self._plain.make_folder(path))
 
     def _save(
@@ -641,15 +665,14 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         # A server checks only if it has logged a model itself: a manifest from elsewhere is a plain file to it.
         if Manifest.looks_like(head) and (has_pending(store) or not config.in_mlflow_server()):
             head += read_head(rest, MANIFEST_BYTES)
-            manifest = _manifest_in(head)
+            held = take_pending(store, digest(head).hex(), in_store) if has_pending(store) else None
+            if held is not None:
+                return held
+            # In a server, knowledge of digests must not give access to other people's weights.
+            manifest = None if config.in_mlflow_server() else _manifest_in(head)
             if manifest is not None and manifest.store_id == store.id and manifest.kind == "checkpoint":
-                held = take_pending(store, manifest.digest, in_store)
-                if held is not None:
-                    return held
-                # In a server, knowledge of digests must not give access to other people's weights.
-                if not config.in_mlflow_server():
-                    with suppress(ChunkNotFoundError, WrongStoreError):
-                        return store.adopt(manifest), target
+                with suppress(ChunkNotFoundError, WrongStoreError):
+                    return store.adopt(manifest), target
         return store.write_stream(Rejoined(head, rest)), target
 
     def _fetch(self, path: str, out: Path) -> bool:
