@@ -272,6 +272,26 @@ def test_step_syncs_few_files_and_waits_for_the_disk_a_few_times(experiment: str
     assert waits.n_in_turn <= 8
 
 
+def test_small_model_is_one_record_of_its_store(experiment: str) -> None:
+    with mlflow.start_run():
+        mlflow.tensorcas.log_model(make_model(), name="model")
+        with calls_of("encode_record") as records:
+            mlflow.tensorcas.log_model(make_model(1), name="model")
+
+    assert len(records) == 1
+
+
+def test_upload_looks_once_for_files_in_place_of_its_folders(tracking_uri: str, tmp_path: Path) -> None:
+    experiment = mlflow.create_experiment("served", artifact_location=f"tensorcas://{tmp_path}/served")
+    with mlflow.start_run(experiment_id=experiment):
+        mlflow.tensorcas.log_model(make_model(), name="model")
+        with calls_of("has_ref") as looks:
+            mlflow.tensorcas.log_model(make_model(1), name="model")
+
+    # One look for models/<id>/artifacts/data and each of the three folders above it. A look at the root reads nothing.
+    assert len(looks) == 4
+
+
 class DiskWaits:
     """Files and folders synced through `os.fsync`, and how often a sync began while no other was under way."""
 
