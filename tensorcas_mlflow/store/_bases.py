@@ -24,8 +24,8 @@ from tensorcas_mlflow.chunk_io import (
 )
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import (
+    PACK_NAME_BYTES,
     STAND_INS,
-    Base,
     Manifest,
     Mask,
     Ref,
@@ -185,19 +185,25 @@ _MOST_HELD = 4096
 """Bound of the candidates with remembered places; more would take megabytes."""
 
 
+NAMED = np.dtype([("pack", "u1", (PACK_NAME_BYTES,)), ("digest", "u1", (DIGEST_BYTES,)), ("depth", "u1")])
+"""Name of a base, as a pack's table has it, and the base's depth; zeros for none (``native/src/encode.c``)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundBases:
     """The bases of some chunks."""
 
-    named: Sequence[Base | None]
-    """For each chunk its base, or None."""
+    is_found: Mask
+    """Flags of the chunks with a base."""
+    named: Any
+    """The bases, rows of `NAMED`."""
     data: Sequence[Buffer | None]
     """The same bases, decoded; None also for those that the encoder decodes."""
     stored: StoredChunks | None = None
     """The bases that the encoder decodes; None if there are none."""
-    number: Sequence[int]
+    number: Any
     """For each chunk the number of its base among these; -1 if it is another one."""
-    sizes: Sequence[int]
+    sizes: Any
     """Size of each base; 0 if there is none."""
 
 
@@ -314,22 +320,25 @@ class BasePlan:
                 found = self._look_up(rows).up_to(depth)
                 is_same = self._is_held(found)[usable] & ~_differ(_digests(found)[usable], wanted)
                 data = [raw if same else None for raw, same in zip(data, is_same.tolist(), strict=True)]
-        named: list[Base | None] = [None] * len(chunks)
-        decoded: list[Buffer | None] = [None] * len(chunks)
-        numbers, sizes = [-1] * len(chunks), [0] * len(chunks)
+        n_chunks = len(chunks)
+        decoded: list[Buffer | None] = [None] * n_chunks
+        number = np.full(n_chunks, -1, np.int32)
+        if stored is not None:
+            number[usable] = np.arange(len(usable))
+        else:
+            for at, raw in zip(usable.tolist(), data, strict=True):
+                decoded[at] = raw
+            usable = usable[[raw is not None for raw in data]]
+        is_found, sizes = np.zeros(n_chunks, dtype=bool), np.zeros(n_chunks, dtype=np.int64)
         nearest = found.levels[0]
-        for number, (at, raw) in enumerate(zip(usable.tolist(), data, strict=True)):
-            if stored is not None:
-                numbers[at] = number
-            if raw is not None or stored is not None:
-                entry = nearest.entries[at]
-                named[at] = Base(
-                    pack=nearest.packs[int(nearest.pack[at])],
-                    digest=entry["digest"].tobytes(),
-                    depth=int(entry["depth"]),
-                )
-                decoded[at], sizes[at] = raw, int(entry["raw_bytes"])
-        return FoundBases(named=named, data=decoded, stored=stored, number=numbers, sizes=sizes)
+        entries = nearest.entries[usable]
+        is_found[usable], sizes[usable] = True, entries["raw_bytes"]
+        named = np.zeros(n_chunks, dtype=NAMED)
+        packs, pack = np.unique(nearest.pack[usable], return_inverse=True)
+        names = bytes.fromhex("".join([nearest.packs[at] for at in packs.tolist()]))
+        named["pack"][usable] = np.frombuffer(names, np.uint8).reshape(-1, PACK_NAME_BYTES)[pack]
+        named["digest"][usable], named["depth"][usable] = entries["digest"], entries["depth"]
+        return FoundBases(is_found=is_found, named=named, data=decoded, stored=stored, number=number, sizes=sizes)
 
     def _ancestry(self, rows: Any) -> Ancestry:
         return self._look_up(rows) if self._found is None else self._found.some(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base import config, threads
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests, digest, digest_each
+from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each
 from tensorcas_mlflow.chunk_io import StoredChunks
 from tensorcas_mlflow.codecs import RAW, Codec, Effort, compiled_encoder, encode_best, samples_alike
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import (
     ENTRY,
-    PACK_NAME_BYTES,
     RAW_ALIGNMENT,
     STORED_DIGEST_BYTES,
-    Base,
     Entries,
+    Mask,
     PayloadGroup,
     is_delta,
 )
-from tensorcas_mlflow.store._bases import MAX_DEPTH, BasePlan
+from tensorcas_mlflow.store._bases import MAX_DEPTH, NAMED, BasePlan, FoundBases
 from tensorcas_mlflow.store._choose import Arrangements, Chooser, EncodingChoice, Policy, encode_chosen, sample_number
 from tensorcas_mlflow.store._sources import Pieces, Source
 
@@ -39,19 +38,81 @@ def new_chooser(policy: Policy, arrangements: Arrangements | None = None) -> Cho
     return Chooser(max_depth=MAX_DEPTH, effort=effort, arrangements=arrangements)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Encoding of one chunk."""
+_RECIPE = np.dtype(
+    [
+        ("plain_share", "<f8"),
+        ("itemsize", "<u4"),
+        ("effort", "u1"),
+        ("has_codings", "u1"),
+        ("has_delta", "u1"),
+        ("has_delta_codings", "u1"),
+        ("transform", "u1"),
+        ("unit", "u1"),
+        ("codings", "S8"),
+        ("delta_codings", "S8"),
+        ("unused", "V6"),
+    ]
+)
+"""A choice, in the form that the compiled encoder reads (``native/src/encode.c``)."""
 
-    choice: EncodingChoice
-    named: Base | None = None
-    """Possible base of the chunk."""
-    base: Buffer | None = None
-    """The same base, decoded; None if the encoder decodes it."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRecipes:
+    """Encodings of some chunks, one entry a chunk."""
+
+    choices: Sequence[EncodingChoice]
+    table: Any
+    """The same choices, rows of `_RECIPE`."""
+    choice: Any
+    """The number of each chunk's choice among these; -1 for chunks too small to be examined one by one."""
+    has_base: Mask
+    """Flags of the chunks with a possible base."""
+    named: Any
+    """The possible bases, rows of `NAMED`."""
+    bases: Sequence[Buffer | None]
+    """The same bases, decoded; None if the encoder decodes it."""
     stored: StoredChunks | None = None
-    """Bases that the encoder decodes; the same object for all chunks of a group."""
-    number: int = -1
-    """Number of the base among these."""
+    """Bases that the encoder decodes."""
+    number: Any
+    """The number of each base among these; -1 for others."""
+
+    @classmethod
+    def new(cls, choices: Sequence[EncodingChoice], choice: Any) -> ChunkRecipes:
+        """Describe chunks without bases; see the attributes."""
+        return cls(
+            choices=choices,
+            table=np.array([_recipe_row(each) for each in choices], dtype=_RECIPE),
+            choice=choice,
+            has_base=np.zeros(len(choice), dtype=bool),
+            named=np.zeros(len(choice), dtype=NAMED),
+            bases=[None] * len(choice),
+            number=np.full(len(choice), -1, dtype=np.int32),
+        )
+
+    def with_bases(self, at: Any, found: FoundBases, fits: Mask) -> ChunkRecipes:
+        """Add bases; at most one call may leave bases to the encoder.
+
+        Args:
+            at: Numbers of the chunks.
+            found: Their bases.
+            fits: Flags of the bases to use.
+        """
+        bases = list(self.bases)
+        for number, base, is_used in zip(at.tolist(), found.data, fits.tolist(), strict=True):
+            bases[number] = base if is_used else None
+        self.has_base[at], self.named[at], self.number[at] = fits, found.named, np.where(fits, found.number, -1)
+        return replace(self, bases=bases, stored=self.stored or found.stored)
+
+    def some(self, part: slice) -> ChunkRecipes:
+        """Return the recipes of neighbours among these chunks."""
+        return replace(
+            self,
+            choice=self.choice[part],
+            has_base=self.has_base[part],
+            named=self.named[part],
+            bases=self.bases[part],
+            number=self.number[part],
+        )
 
 
 class Recipes:
@@ -83,42 +144,36 @@ class Recipes:
             if len(rows):  # the first tensor asked for decides the depth of bases
                 self._choice(int(rows[np.argmax(columns.n_bytes[rows])]))
 
-    def of(self, pieces: Pieces, *, is_decoded: bool = False) -> list[Recipe | None]:
-        """Return the recipe of each chunk; None for chunks too small to be examined one by one.
+    def of(self, pieces: Pieces, *, is_decoded: bool = False) -> ChunkRecipes | None:
+        """Return the recipes of chunks; None if all are too small to be examined one by one.
 
         Args:
             pieces: The chunks.
             is_decoded: Whether to decode all bases here; see `BasePlan.bases`.
         """
-        out: list[Recipe | None] = [None] * len(pieces.data)
         chosen = self._is_chosen[pieces.rows].nonzero()[0]
         if len(chosen) == 0:
-            return out
-        choices = [self._choice(row) for row in pieces.rows[chosen].tolist()]
-        for at, choice in zip(chosen.tolist(), choices, strict=True):
-            out[at] = Recipe(choice=choice)
+            return None
+        rows, row = np.unique(pieces.rows[chosen], return_inverse=True)
+        of_row = [self._choice(number) for number in rows.tolist()]
+        choices = {id(choice): choice for choice in of_row}  # tensors of one role share one
+        numbers = {key: number for number, key in enumerate(choices)}
+        choice = np.full(len(pieces.data), -1, dtype=np.int32)
+        choice[chosen] = np.array([numbers[id(each)] for each in of_row], dtype=np.int32)[row]
+        out = ChunkRecipes.new(list(choices.values()), choice)
         if self._plan:
-            by_depth: dict[int, list[int]] = {}
-            has = self._plan.has(pieces.chunks[chosen])
-            for at, choice, with_base in zip(chosen.tolist(), choices, has.tolist(), strict=True):
-                if with_base and choice.delta is not None:
-                    by_depth.setdefault(choice.delta.depth, []).append(at)
+            depth = np.array([-1 if each.delta is None else each.delta.depth for each in of_row])[row]
+            depth[~self._plan.has(pieces.chunks[chosen])] = -1
+            depths, n_chunks = np.unique(depth[depth >= 0], return_counts=True)
             is_here = is_decoded or compiled_encoder() is None
             # All but a few small tensors have bases of one depth. The encoder takes one set of tables.
-            for depth, members in sorted(by_depth.items(), key=lambda each: -len(each[1])):
-                found = self._plan.bases(pieces.chunks[members], pieces.digests[members], depth, is_decoded=is_here)
+            for each in depths[np.argsort(-n_chunks, kind="stable")].tolist():
+                at = chosen[depth == each]
+                found = self._plan.bases(pieces.chunks[at], pieces.digests[at], each, is_decoded=is_here)
+                # A manifest of another writer may have a chunk of another size at a place.
+                fits = found.is_found & (found.sizes == [len(pieces.data[number]) for number in at.tolist()])
+                out = out.with_bases(at, found, fits)
                 is_here = True
-                sizes = found.sizes
-                for nth, at in enumerate(members):
-                    # A manifest of another writer may have a chunk of another size at a place.
-                    if found.named[nth] is not None and sizes[nth] == len(pieces.data[at]):
-                        out[at] = Recipe(
-                            choice=self._choice(int(pieces.rows[at])),
-                            named=found.named[nth],
-                            base=found.data[nth],
-                            stored=found.stored,
-                            number=found.number[nth],
-                        )
         return out
 
     def close(self) -> None:
@@ -266,11 +321,11 @@ def encode_pieces(
     """
     encode = partial(_encode, policy=policy, is_text=is_text, leaves_text=leaves_text, origin=origin, keep=keep)
 
-    def with_recipes() -> Iterator[tuple[Pieces, list[Recipe | None]]]:
+    def with_recipes() -> Iterator[tuple[Pieces, ChunkRecipes | None]]:
         for batch in batches:
-            of_batch: list[Recipe | None] = recipes.of(batch) if recipes else [None] * len(batch.data)
+            of_batch = recipes.of(batch) if recipes else None
             for part in groups_of([len(piece) for piece in batch.data], most_bytes):
-                yield batch.some(part), of_batch[part]
+                yield batch.some(part), of_batch and of_batch.some(part)
 
     apply = map if one_by_one else threads.ordered_map
     for encoded in apply(encode, with_recipes()):
@@ -294,7 +349,7 @@ def groups_of(sizes: Any, most_bytes: int = GROUP_BYTES) -> Iterator[slice]:
 
 
 def _encode(
-    group: tuple[Pieces, list[Recipe | None]],
+    group: tuple[Pieces, ChunkRecipes | None],
     *,
     policy: Policy,
     is_text: Any,
@@ -323,7 +378,8 @@ def _encode(
         encoded = _encoded(data, pieces.itemsizes, is_candidate, is_sampled, recipes)
         groups, parts = _laid_out(encoded, sizes, pieces)
         for laid_out, part in zip(groups, parts, strict=True):
-            _name_bases(laid_out.entries, recipes[part])
+            if recipes is not None:
+                _name_bases(laid_out.entries, recipes.named[part])
     else:
         call = _Call(pieces, data, is_candidate, is_sampled, recipes)
         if not call.run(encoder, origin, checks=checks):
@@ -332,40 +388,16 @@ def _encode(
     return groups
 
 
-def _name_bases(entries: Entries, recipes: list[Recipe | None]) -> None:
+def _name_bases(entries: Entries, named: Any) -> None:
     deltas = is_delta(entries).nonzero()[0]
-    if len(deltas) == 0:
-        return
-    named = [recipe.named for recipe in (recipes[at] for at in deltas.tolist()) if recipe is not None]
-    bases = [base for base in named if base is not None]
-    entries["depth"][deltas] = [base.depth + 1 for base in bases]
-    packs = bytes.fromhex("".join([base.pack for base in bases]))
-    entries["base_pack"][deltas] = np.frombuffer(packs, np.uint8).reshape(len(deltas), -1)
-    entries["base_digest"][deltas] = np.frombuffer(b"".join([base.digest for base in bases]), np.uint8).reshape(-1, 32)
+    entries["depth"][deltas] = named["depth"][deltas] + 1
+    entries["base_pack"][deltas], entries["base_digest"][deltas] = named["pack"][deltas], named["digest"][deltas]
 
 
 def _changed_meanwhile(owner: str | None) -> ConflictError:
     return ConflictError(f"{owner} was changed while it was saved: save it again")
 
 
-_RECIPE = np.dtype(
-    [
-        ("plain_share", "<f8"),
-        ("itemsize", "<u4"),
-        ("effort", "u1"),
-        ("has_codings", "u1"),
-        ("has_delta", "u1"),
-        ("has_delta_codings", "u1"),
-        ("transform", "u1"),
-        ("unit", "u1"),
-        ("codings", "S8"),
-        ("delta_codings", "S8"),
-        ("unused", "V6"),
-    ]
-)
-"""A choice, in the form that the compiled encoder reads (``native/src/encode.c``)."""
-_NAMED = np.dtype([("pack", "u1", (PACK_NAME_BYTES,)), ("digest", "u1", (DIGEST_BYTES,)), ("depth", "u1")])
-"""A possible base, in the same form; zeros for none."""
 _AS_IT_IS, _BY_ELEMENTS = -2, -1
 """Instead of the number of a recipe: the chunk is stored raw, or `encode_best` decides."""
 
@@ -397,47 +429,25 @@ class _Call:
         data: list[Any],
         is_candidate: Any,
         is_sampled: Any,
-        recipes: list[Recipe | None],
+        recipes: ChunkRecipes | None,
     ) -> None:
         """Describe the chunks; see `_encoded`."""
         self._pieces = pieces
         self._data = data
         self._is_sampled = is_sampled
         self._how = np.where(is_candidate, _BY_ELEMENTS, _AS_IT_IS).astype(np.int32)
-        self._bases: list[Any] | None = None
+        self._bases: Sequence[Any] | None = None
         self._named: Any = None
         self._tables: Any = None
-        choices: dict[int, int] = {}
-        rows: list[tuple[Any, ...]] = []
-        if any(recipes):
-            for at, recipe in enumerate(recipes):
-                if recipe is not None and is_candidate[at]:
-                    number = choices.setdefault(id(recipe.choice), len(rows))
-                    if number == len(rows):
-                        rows.append(_recipe_row(recipe.choice))
-                    self._how[at] = number
-            self._describe_bases(recipes)
-        self._choices = np.array(rows, dtype=_RECIPE)
+        self._choices = np.empty(0, dtype=_RECIPE)
+        if recipes is not None:
+            np.copyto(self._how, recipes.choice, where=is_candidate & (recipes.choice >= 0))
+            self._choices = recipes.table
+            if recipes.has_base.any():
+                self._bases, self._named = recipes.bases, recipes.named
+            if recipes.stored is not None:
+                self._tables = (*recipes.stored.tables, recipes.number)
         self._entries: Entries = np.empty(len(data), dtype=ENTRY)
-
-    def _describe_bases(self, recipes: list[Recipe | None]) -> None:
-        based = [at for at, recipe in enumerate(recipes) if recipe is not None and recipe.named is not None]
-        if not based:
-            return
-        self._bases = [None if recipe is None else recipe.base for recipe in recipes]
-        names = [recipe.named for recipe in recipes if recipe is not None and recipe.named is not None]
-        packs, digests = (
-            bytes.fromhex("".join([base.pack for base in names])),
-            b"".join([base.digest for base in names]),
-        )
-        self._named = np.zeros(len(recipes), dtype=_NAMED)
-        self._named["pack"][based] = np.frombuffer(packs, np.uint8).reshape(len(based), -1)
-        self._named["digest"][based] = np.frombuffer(digests, np.uint8).reshape(len(based), -1)
-        self._named["depth"][based] = [base.depth for base in names]
-        stored = next((recipe.stored for recipe in recipes if recipe is not None and recipe.stored is not None), None)
-        if stored is not None:
-            numbers = [-1 if recipe is None or recipe.stored is None else recipe.number for recipe in recipes]
-            self._tables = (*stored.tables, np.array(numbers, dtype=np.int32))
 
     def run(self, encoder: ModuleType, origin: OriginOf | None, *, checks: bool) -> bool:
         """Encode.
@@ -521,7 +531,7 @@ _Encoded = tuple[Codec, int, Buffer]
 
 
 def _encoded(
-    data: list[Any], itemsizes: Any, is_candidate: Any, is_sampled: Any, recipes: list[Recipe | None]
+    data: list[Any], itemsizes: Any, is_candidate: Any, is_sampled: Any, recipes: ChunkRecipes | None
 ) -> list[_Encoded]:
     """Encode chunks: those of large tensors as chosen for these, others by a look at each.
 
@@ -544,13 +554,12 @@ def _encoded(
         else:
             alike = samples_alike((data[at], int(itemsizes[at])) for at in samples)
     for at in np.flatnonzero(is_candidate).tolist():
-        recipe = recipes[at]
-        if recipe is None:
+        if recipes is None or recipes.choice[at] < 0:
             out[at] = encode_best(
                 data[at], int(itemsizes[at]), alike.get(int(itemsizes[at])) if is_sampled[at] else None
             )
         else:
-            out[at] = encode_chosen(data[at], recipe.choice, recipe.base)
+            out[at] = encode_chosen(data[at], recipes.choices[recipes.choice[at]], recipes.bases[at])
     return out
 
 

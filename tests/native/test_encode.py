@@ -33,10 +33,10 @@ from tensorcas_mlflow.codecs import (
 )
 from tensorcas_mlflow.codecs._zstd import CONTEXTS
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.layout import ENTRY, Base, PackWriter, PayloadGroup, decode_chunk, is_delta
+from tensorcas_mlflow.layout import ENTRY, PackWriter, PayloadGroup, decode_chunk, is_delta
 from tensorcas_mlflow.store import Policy
 from tensorcas_mlflow.store._choose import choose
-from tensorcas_mlflow.store._encode import _RECIPE, Recipe, _encode, _recipe_row
+from tensorcas_mlflow.store._encode import ChunkRecipes, _encode
 from tensorcas_mlflow.store._sources import Pieces
 
 core: Any = compiled_encoder()
@@ -184,14 +184,20 @@ def pieces_of(data: Sequence[bytes], itemsize: int, begins_row: Sequence[bool]) 
     )
 
 
-def recipe_of(raw: bytes, base: bytes | None, itemsize: int, effort: Effort) -> Recipe:
-    bases = [] if base is None else [(0, base)]
-    choice = choose(raw, itemsize, is_float=True, bases=bases, max_depth=2, effort=effort)
-    named = None if base is None else Base(pack="ab" * 16, digest=digest(base), depth=1)
-    return Recipe(choice=choice, named=named, base=base)
+def recipes_of(data: Sequence[bytes], bases: Sequence[bytes | None], itemsize: int, effort: Effort) -> ChunkRecipes:
+    choices = [
+        choose(raw, itemsize, is_float=True, bases=[] if base is None else [(0, base)], max_depth=2, effort=effort)
+        for raw, base in zip(data, bases, strict=True)
+    ]
+    recipes = replace(ChunkRecipes.new(choices, np.arange(len(data), dtype=np.int32)), bases=bases)
+    for number, base in enumerate(bases):
+        if base is not None:
+            recipes.has_base[number] = True
+            recipes.named[number] = (np.full(16, 0xAB), np.frombuffer(digest(base), np.uint8), 1)
+    return recipes
 
 
-def encoded(pieces: Pieces, recipes: list[Recipe | None], policy: Policy, *, is_live: bool) -> list[PayloadGroup]:
+def encoded(pieces: Pieces, recipes: ChunkRecipes | None, policy: Policy, *, is_live: bool) -> list[PayloadGroup]:
     made = _encode(
         (pieces, recipes), policy=policy, is_text=None, leaves_text=False, origin=str if is_live else None, keep=None
     )
@@ -219,8 +225,7 @@ def test_groups_of_the_core_are_those_of_python(content: str, policy: Policy, ef
     data = [STEPS[content][begin:end] for begin, end in ends] + [CONTENTS["noise"][:100], CONTENTS["noise"][:70_001]]
     bases: list[bytes | None] = [*(BASES[content][begin:end] for begin, end in ends), None, None]
     pieces = pieces_of(data, itemsize, [False, True, False, True, True, True])
-    recipes = [recipe_of(raw, base, itemsize, effort) for raw, base in zip(data, bases, strict=True)]
-    given = [None] * len(data) if policy is Policy.FAST else recipes
+    given = None if policy is Policy.FAST else recipes_of(data, bases, itemsize, effort)
 
     groups = encoded(pieces, given, policy, is_live=is_live)
 
@@ -242,10 +247,10 @@ def test_many_small_chunks_are_sampled_as_python_samples_them(content: str, n_ch
     data = [CONTENTS[content][900 * at :][:900] for at in range(n_chunks)]
     pieces = pieces_of(data, 4, [True] * n_chunks)
 
-    groups = encoded(pieces, [None] * n_chunks, Policy.BALANCED, is_live=is_live)
+    groups = encoded(pieces, None, Policy.BALANCED, is_live=is_live)
 
     with in_python():
-        expected = encoded(pieces, [None] * n_chunks, Policy.BALANCED, is_live=is_live)
+        expected = encoded(pieces, None, Policy.BALANCED, is_live=is_live)
     check(groups, data, [None] * n_chunks)
     assert (groups[0].entries["codec"] == expected[0].entries["codec"]).all()
     assert (groups[0].entries["offset"] == expected[0].entries["offset"]).all()
@@ -282,11 +287,11 @@ def test_small_chunks_like_their_samples_take_as_little_room_as_chunks_alone(kin
     itemsize = {"halves": 2, "doubles of few values": 8}.get(kind, 4)
     pieces = pieces_of(data, itemsize, [True] * len(data))
 
-    groups = encoded(pieces, [None] * len(data), Policy.BALANCED, is_live=True)
+    groups = encoded(pieces, None, Policy.BALANCED, is_live=True)
 
     alone = sum(len(encode_best(raw, itemsize)[2]) for raw in data)
     with in_python():
-        expected = encoded(pieces, [None] * len(data), Policy.BALANCED, is_live=True)
+        expected = encoded(pieces, None, Policy.BALANCED, is_live=True)
     check(groups, data, [None] * len(data))
     assert [group.entries.tobytes() for group in groups] == [group.entries.tobytes() for group in expected]
     assert b"".join(bytes(part) for group in groups for part in group.parts) == b"".join(
@@ -302,7 +307,7 @@ def test_a_chunk_that_does_not_hash_to_its_digest_is_refused(policy: Policy) -> 
     pieces.data[1] = memoryview(CONTENTS["noise"][1:50_001])
 
     with pytest.raises(ConflictError, match="1 was changed while it was saved"):
-        encoded(pieces, [None, None], policy, is_live=True)
+        encoded(pieces, None, policy, is_live=True)
 
 
 def call(**changed: Any) -> tuple[int, int, Any, int, int]:
@@ -368,12 +373,12 @@ def test_bases_that_the_encoder_decodes_give_the_payloads_of_bases_in_memory(
     payloads = [PLANES.encode_as(base, itemsize, None) for base in bases]
     stored = opened(stored_bases(bases, payloads, tmp_path / "bases"))
     pieces = pieces_of(data, itemsize, [True, False, True])
-    known = [recipe_of(raw, base, itemsize, Effort.BALANCED) for raw, base in zip(data, bases, strict=True)]
-    recipes = [replace(each, base=None, stored=stored, number=number) for number, each in enumerate(known)]
+    known = recipes_of(data, bases, itemsize, Effort.BALANCED)
+    recipes = replace(known, bases=[None] * 3, stored=stored, number=np.arange(3, dtype=np.int32))
 
-    groups = encoded(pieces, [*recipes], Policy.BALANCED, is_live=is_live)
+    groups = encoded(pieces, recipes, Policy.BALANCED, is_live=is_live)
 
-    expected = encoded(pieces, [*known], Policy.BALANCED, is_live=is_live)
+    expected = encoded(pieces, known, Policy.BALANCED, is_live=is_live)
     check(groups, data, bases)
     assert any(is_delta(group.entries).any() for group in groups)
     for group, other in zip(groups, expected, strict=True):
@@ -388,11 +393,11 @@ def test_no_delta_is_encoded_against_a_base_with_other_bytes(
     raw, base = STEPS["weights"][:40_000], BASES["weights"][:40_000]
     payload = PLANES.encode_as(BASES["weights"][4:40_004] if fault == "of a file" else base, 4, None)
     stored = opened(stored_bases([base], [payload], tmp_path / "bases"))
-    recipe = recipe_of(raw, base, 4, Effort.BALANCED)
+    recipes = recipes_of([raw], [base], 4, Effort.BALANCED)
     if fault == "in memory":
-        recipe = replace(recipe, base=BASES["weights"][4:40_004])
+        recipes = replace(recipes, bases=[BASES["weights"][4:40_004]])
     else:
-        recipe = replace(recipe, base=None, stored=stored, number=0)
+        recipes = replace(recipes, bases=[None], stored=stored, number=np.zeros(1, dtype=np.int32))
     if fault == "beside it":
         stored.tables[2]["digest"][0, 31] ^= 1
     elif fault == "truncated":
@@ -400,7 +405,7 @@ def test_no_delta_is_encoded_against_a_base_with_other_bytes(
     pieces = pieces_of([raw], 4, [True])
 
     assert (
-        _encode((pieces, [recipe]), policy=Policy.BALANCED, is_text=None, leaves_text=False, origin=str, keep=None)
+        _encode((pieces, recipes), policy=Policy.BALANCED, is_text=None, leaves_text=False, origin=str, keep=None)
         is pieces
     )
 
@@ -446,8 +451,7 @@ def test_arguments_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
     "place", [("transform", 3), ("unit", 3), ("unit", 8), ("unit", 0), ("itemsize", 3), ("itemsize", 0)], ids=str
 )
 def test_a_recipe_that_no_chooser_writes_is_refused(place: tuple[str, int]) -> None:
-    recipe = recipe_of(STEPS["weights"][:40_000], BASES["weights"][:40_000], 4, Effort.BALANCED)
-    row = np.array([_recipe_row(recipe.choice)], dtype=_RECIPE)
+    row = recipes_of([STEPS["weights"][:40_000]], [BASES["weights"][:40_000]], 4, Effort.BALANCED).table
     assert call(recipes=row, how=np.zeros(2, np.int32))[0] == -1
     row[place[0]] = place[1]
 
