@@ -216,6 +216,8 @@ _LEAST_GROUP_BYTES = 256 << 10
 """Handing over fewer bytes takes longer than encoding them."""
 _BASED_BYTES = 32 << 20
 """The bases of so many bytes are looked up together."""
+_LEAST_LAST_BYTES = 512 << 10
+"""Bound of the shrinking of the last groups."""
 _MOST_ALONE_BYTES = 512 << 10
 """The calling thread encodes so many bytes by itself: another thread would hardly have begun."""
 _MOST_COPIED_BYTES = 8 << 20
@@ -269,7 +271,8 @@ def encode_chunks(
     is_text &= source.itemsizes == 1
     # Small amounts are divided among the threads: the caller is waiting.
     n_bytes = int(source.sizes[chunks].sum())
-    most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, n_bytes // (2 * config.n_threads())))
+    most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, _share(n_bytes)))
+    one_by_one = n_bytes <= (_MOST_COPIED_BYTES if policy is Policy.FAST else _MOST_ALONE_BYTES)
     recipes = Recipes(source, chunks, policy, plan, chooser)
     origin = source.origin if source.is_live else None
     try:
@@ -282,7 +285,8 @@ def encode_chunks(
             recipes=recipes,
             keep=keep,
             most_bytes=most_bytes,
-            one_by_one=n_bytes <= (_MOST_COPIED_BYTES if policy is Policy.FAST else _MOST_ALONE_BYTES),
+            one_by_one=one_by_one,
+            n_bytes=None if one_by_one else n_bytes,
         )
     finally:
         recipes.close()
@@ -299,6 +303,7 @@ def encode_pieces(
     keep: KeepChunks | None = None,
     most_bytes: int = GROUP_BYTES,
     one_by_one: bool = False,
+    n_bytes: int | None = None,
 ) -> Iterator[PayloadGroup]:
     """Encode chunks, in groups.
 
@@ -312,6 +317,7 @@ def encode_pieces(
         keep: See `encode_chunks`.
         most_bytes: Maximum bytes of a group, unless it is a single chunk.
         one_by_one: Whether the calling thread encodes all groups.
+        n_bytes: Bytes of all batches. If they are known, the last groups are smaller; see `groups_of`.
 
     Yields:
         Input of a pack writer, in the order of the chunks.
@@ -322,9 +328,12 @@ def encode_pieces(
     encode = partial(_encode, policy=policy, is_text=is_text, leaves_text=leaves_text, origin=origin, keep=keep)
 
     def with_recipes() -> Iterator[tuple[Pieces, ChunkRecipes | None]]:
+        n_left = n_bytes
         for batch in batches:
             of_batch = recipes.of(batch) if recipes else None
-            for part in groups_of([len(piece) for piece in batch.data], most_bytes):
+            sizes = [len(piece) for piece in batch.data]
+            n_left = None if n_left is None else n_left - sum(sizes)
+            for part in groups_of(sizes, most_bytes, n_after=n_left):
                 yield batch.some(part), of_batch and of_batch.some(part)
 
     apply = map if one_by_one else threads.ordered_map
@@ -336,16 +345,31 @@ def encode_pieces(
         yield from encoded
 
 
-def groups_of(sizes: Any, most_bytes: int = GROUP_BYTES) -> Iterator[slice]:
-    """Split chunks, given by their sizes, into neighbours encoded together."""
+def groups_of(sizes: Any, most_bytes: int = GROUP_BYTES, *, n_after: int | None = None) -> Iterator[slice]:
+    """Split chunks, given by their sizes, into neighbours encoded together.
+
+    Args:
+        sizes: Sizes of the chunks.
+        most_bytes: Maximum bytes of a group, unless it is a single chunk.
+        n_after: Bytes that follow these chunks. If they are known, the last groups are smaller, so that all threads
+            end at about the same time.
+    """
     ends = np.cumsum(sizes)
     begin = 0
     while begin < len(ends):
         before = int(ends[begin - 1]) if begin else 0
-        end = max(int(np.searchsorted(ends, before + most_bytes, side="right")), begin + 1)
+        most = most_bytes
+        if n_after is not None:
+            most = min(most, max(_LEAST_LAST_BYTES, _share(int(ends[-1]) - before + n_after)))
+        end = max(int(np.searchsorted(ends, before + most, side="right")), begin + 1)
         end = min(end, begin + GROUP_PIECES)
         yield slice(begin, end)
         begin = end
+
+
+def _share(n_bytes: int) -> int:
+    """Return half of a thread's part of some bytes."""
+    return n_bytes // (2 * config.n_threads())
 
 
 def _encode(

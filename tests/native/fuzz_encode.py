@@ -12,7 +12,8 @@ import numpy as np
 from tensorcas_mlflow.chunk_io._decode import CHUNK, FILE, LINK, PART, READ
 from tensorcas_mlflow.codecs import DELTA, PLANES, codec_numbered
 from tensorcas_mlflow.layout import ENTRY
-from tensorcas_mlflow.store._encode import _NAMED, _RECIPE
+from tensorcas_mlflow.store._bases import NAMED
+from tensorcas_mlflow.store._encode import _RECIPE
 from tests.native.fuzz import bytes_of, number
 
 WIDTHS = (1, 2, 4, 8)
@@ -119,7 +120,7 @@ def recipes(rng: np.random.Generator) -> Any:
 
 def named_bases(bases: Any) -> Any:
     """Return names for bases, right ones."""
-    named = np.zeros(len(bases), _NAMED)
+    named = np.zeros(len(bases), NAMED)
     for row, base in zip(named, bases, strict=True):
         row["digest"] = np.frombuffer(blake3.blake3(base or b"").digest(), np.uint8)
     return named

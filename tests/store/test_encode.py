@@ -49,6 +49,18 @@ def grouped(contents: Sequence[bytes]) -> Iterator[Pieces]:
         yield pieces(contents[part])
 
 
+def test_last_groups_of_a_save_are_smaller_than_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORCAS_THREADS", "2")
+    chunk = 256 << 10
+    alike = [part.stop - part.start for part in groups_of([chunk] * 64)]
+    before_others = [part.stop - part.start for part in groups_of([chunk] * 64, n_after=8 << 20)]
+    last = [part.stop - part.start for part in groups_of([chunk] * 64, n_after=0)]
+
+    assert alike == before_others == [8] * 8
+    assert last == [8, 8, 8, 8, 8, 6, 4, 3, 2, 2, 2, 2, 2, 1]
+    assert list(groups_of([chunk] * 3, chunk, n_after=0)) == [slice(0, 1), slice(1, 2), slice(2, 3)]
+
+
 def packed(groups: Sequence[PayloadGroup]) -> tuple[bytes, list[bytes], list[int]]:
     """The bytes of a pack, and of each entry what is stored there and its codec; all are right."""
     blob = b"".join(bytes(piece) for piece in PackWriter().pieces(groups))
