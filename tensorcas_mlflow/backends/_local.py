@@ -24,6 +24,7 @@ from tensorcas_mlflow.backends._contract import (
     is_segment,
 )
 from tensorcas_mlflow.backends._file import BlobFile
+from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._root import UPLOADING
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer
@@ -155,9 +156,6 @@ def writer_is_dead(name: str) -> bool:
     return False
 
 
-if os.name == "posix":
-    import fcntl
-
 _READ = os.O_RDONLY | O_BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """Follow no link, and do not wait for the other end of a pipe."""
 _STARVED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -181,32 +179,12 @@ def _alone_in(folder: str) -> Iterator[None]:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
-    _locking.add(descriptor)
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            LockedFile.lock(descriptor)
         yield
     finally:
-        _locking.discard(descriptor)
-        # A child forked meanwhile has the file open too, and closing it here alone would leave it locked.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-_locking: set[int] = set()
-"""Descriptors of folders locked, or about to be locked, by threads of this process."""
-
-
-def _let_go() -> None:
-    """Close the descriptors locked by the parent's threads, in a child made by fork; otherwise the locks would stay."""
-    while _locking:
-        with contextlib.suppress(OSError):
-            os.close(_locking.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+        LockedFile.release(descriptor)
 
 
 class LocalBackend(Backend):

@@ -14,8 +14,9 @@ from typing import TypeVar
 from tensorcas_mlflow.backends._contract import MOST_SHARED_BYTES, BlobInfo, Children, LogDamage, Token, check_key
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, _translated, token_of, write_all
+from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._log_records import LogBlob
-from tensorcas_mlflow.backends._logs import FOLDER, LockedFile, LogEntry, Logs
+from tensorcas_mlflow.backends._logs import FOLDER, LogEntry, Logs
 from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.files import is_on_local_disk
 from tensorcas_mlflow.base.threads import Lock

@@ -11,16 +11,17 @@ import os
 import re
 import stat
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tensorcas_mlflow.backends._contract import LogDamage, Token
+from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._log_digests import WORD_BYTES, pack_words, with_digests
 from tensorcas_mlflow.backends._log_index import EMPTY as EMPTY_INDEX
 from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_bytes, read_index
@@ -44,9 +45,6 @@ from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.files import Settled, new_name, sync_folder
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import CorruptError, FormatError, RefusedError
-
-if os.name == "posix":
-    import fcntl
 
 FOLDER = "logs"
 _GENERATION = "generation"
@@ -86,87 +84,6 @@ _MOST_PREFIX_BYTES = 256 << 10
 
 _Generation = tuple[int, int, int]
 """Device, inode and size of the file of that name."""
-
-
-class LockedFile:
-    """Exclusive locks (`flock`) of open files: free after the process has died, and in its forked children."""
-
-    _held: ClassVar[set[int]] = set()
-
-    @classmethod
-    def lock(cls, descriptor: int, *, waits: bool = True) -> bool:
-        """Lock a file; return whether it is locked.
-
-        Raises:
-            OSError: The file system has no locks.
-        """
-        cls._held.add(descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-        except BlockingIOError:
-            cls._held.discard(descriptor)
-            return False
-        except BaseException:
-            cls._held.discard(descriptor)
-            raise
-        return True
-
-    @classmethod
-    def release(cls, descriptor: int) -> None:
-        """Unlock and close a file."""
-        cls._held.discard(descriptor)
-        # A child forked meanwhile has the file open too, and closing it here alone would leave it locked.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-    @classmethod
-    @contextlib.contextmanager
-    def alone_in(
-        cls, path: str, flags: int = os.O_RDONLY, mode: int = 0o666, *, make: Callable[[str], None] | None = None
-    ) -> Iterator[int]:
-        """Open and lock a file or folder, and yield its descriptor.
-
-        Args:
-            make: Creates the folder if it is missing.
-
-        Raises:
-            OSError: It cannot be opened, or the file system has no locks.
-        """
-        try:
-            descriptor = os.open(path, flags, mode)
-        except FileNotFoundError:
-            if make is None:
-                raise
-            make(path)
-            descriptor = os.open(path, flags, mode)
-        try:
-            cls.lock(descriptor)
-            yield descriptor
-        finally:
-            cls.release(descriptor)
-
-    @classmethod
-    def works_in(cls, folder: str) -> bool:
-        """Tell whether locks of a folder keep out others."""
-        try:
-            with cls.alone_in(folder):
-                other = os.open(folder, os.O_RDONLY)
-                is_locked = False
-                try:
-                    is_locked = cls.lock(other, waits=False)
-                finally:
-                    cls.release(other)
-                return not is_locked
-        except OSError:
-            return False
-
-    @classmethod
-    def close_all(cls) -> None:
-        """Close the files locked by the parent's threads, in a child made by fork."""
-        while cls._held:
-            with contextlib.suppress(OSError):
-                os.close(cls._held.pop())
 
 
 class LogEntry(NamedTuple):
@@ -1312,7 +1229,6 @@ def close_writer(logs: Logs) -> None:
 def forget_writers() -> None:
     """Leave the parent's logs to the parent, in a child made by fork."""
     _writers.clear()
-    LockedFile.close_all()
 
 
 if hasattr(os, "register_at_fork"):

@@ -15,6 +15,7 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.backends._local import _alone_in
+from tensorcas_mlflow.backends._locked_file import LockedFile
 
 
 def is_free(folder: Path, *, within_s: float = 5) -> bool:
@@ -81,10 +82,10 @@ def test_child_without_fork_hooks_does_not_keep_a_folder_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As where a library forks by itself: nothing of Python's runs in the child.
-    monkeypatch.setattr("tensorcas_mlflow.backends._local._locking", set())
+    monkeypatch.setattr(LockedFile, "_held", set())
     with contextlib.ExitStack() as stack:
         with locked_by_a_thread(tmp_path):
-            monkeypatch.setattr("tensorcas_mlflow.backends._local._locking", set())
+            monkeypatch.setattr(LockedFile, "_held", set())
             stack.enter_context(forked(lambda: None))
 
         assert is_free(tmp_path)

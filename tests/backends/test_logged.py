@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import uuid
@@ -213,7 +214,7 @@ def test_a_store_on_a_file_system_without_working_locks_has_no_logs(
         if error is not None:
             raise error
 
-    monkeypatch.setattr(_logs.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     backend = LoggedBackend(tmp_path / "store")
 
     with pytest.raises(RefusedError, match="does not lock files"):

@@ -16,6 +16,7 @@ import numpy as np
 from mlflow.exceptions import MlflowException
 
 from tensorcas_mlflow.backends import LocalBackend, _logs, _plain_files, open_backend
+from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.errors import StoreNotFoundError
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
@@ -140,6 +141,7 @@ def forget_stores() -> None:
     _plain_files._settled = Settled()
     _plain_files._stores.clear()
     _logs.forget_writers()
+    LockedFile.close_all()
     opening._open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
 
 

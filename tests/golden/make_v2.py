@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tensorcas_mlflow.backends import LoggedBackend, _logs
+from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
@@ -64,7 +65,7 @@ def main() -> None:
     close(store)
     # Two processes at once: the second one makes a log of its own.
     (first,) = (HERE / "root" / ".tensorcas" / "logs").glob("*.log")
-    with _logs.LockedFile.alone_in(str(first)):
+    with LockedFile.alone_in(str(first)):
         other = Store.open(HERE / "root")
         save(other, expected, "small", N_SMALL, small(N_SMALL))
         close(other)

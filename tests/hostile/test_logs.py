@@ -12,6 +12,7 @@ import pytest
 import zstandard
 
 from tensorcas_mlflow.backends import LoggedBackend, _log_records, _logs
+from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._log_records import (
     CLOSED,
     HEAD_BYTES,
@@ -290,7 +291,7 @@ def test_repair_names_a_damaged_tombstone(folder: Path) -> None:
 def test_repair_leaves_a_damaged_log_to_the_process_that_appends_to_it(folder: Path) -> None:
     path = the_file(folder, "log")
     flip(path, records_of(folder)[1].offset + 9)
-    with _logs.LockedFile.alone_in(str(path)):
+    with LockedFile.alone_in(str(path)):
         report = plan_repair(Store.open(folder)).execute()
 
     assert list(report.left) == [f"logs/{path.name}"]

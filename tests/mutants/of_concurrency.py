@@ -42,16 +42,16 @@ MUTANTS = (
     Mutant(
         fault="a fork while a folder is locked",
         test="test_child_without_fork_hooks_does_not_keep_a_folder_locked",
-        definition="_alone_in",
+        definition="LockedFile",
         before="fcntl.flock(descriptor, fcntl.LOCK_UN)",
         after="",
     ),
     Mutant(
         fault="a kill of a process that has locked a folder and forked",
         test="test_a_parent_killed_while_it_has_locked_a_folder_leaves_no_lock_in_its_child",
-        definition="_let_go",
-        before="os.close(_locking.pop())",
-        after="_locking.pop()",
+        definition="LockedFile",
+        before="os.close(cls._held.pop())",
+        after="cls._held.pop()",
     ),
     Mutant(
         fault="an interrupt while a lock is taken",
@@ -121,7 +121,7 @@ MUTANTS = (
         fault="a ref that is replaced while another process withdraws the old one",
         test="test_a_ref_is_not_withdrawn_in_place_of_the_one_that_was_looked_at",
         definition="_alone_in",
-        before="fcntl.flock(descriptor, fcntl.LOCK_EX)",
+        before="LockedFile.lock(descriptor)",
         after="",
     ),
     Mutant(

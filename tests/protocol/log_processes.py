@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from tensorcas_mlflow.backends import LoggedBackend, _local, _logged, _logs
+from tensorcas_mlflow.backends import LoggedBackend, _local, _locked_file, _logged, _logs
 from tensorcas_mlflow.base import files
 from tests.protocol.interleave import KilledError
 
@@ -239,9 +239,9 @@ def _runner_before(run: Run, at: int) -> int:
 def _patched() -> Iterator[None]:
     watched = _WatchedOs()
     with contextlib.ExitStack() as stack:
-        for module in (_logs, _logged, _local):
+        for module in (_logs, _logged, _local, _locked_file):
             stack.enter_context(patch.object(module, "os", watched))
-        stack.enter_context(patch.object(_logs, "fcntl", _WatchedLocks()))
+        stack.enter_context(patch.object(_locked_file, "fcntl", _WatchedLocks()))
         stack.enter_context(patch.object(_logs, "_writers", _Writers()))
         stack.enter_context(patch.object(_logs, "_writers_lock", contextlib.nullcontext()))
         stack.enter_context(patch.object(uuid, "uuid4", _drawn))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tensorcas_mlflow.backends import LoggedBackend, _logs
+from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, FormatError
 from tests.protocol.log_processes import Act, Run, explore
 
@@ -79,11 +80,11 @@ def replaced(folder: Path) -> None:
     _logs.close_writer(backend._logs)
     (first,) = (folder / "logs").glob("*.log")
     # As if another process still wrote to the first log. Readers read it before the second one.
-    with _logs.LockedFile.alone_in(str(first)):
+    with LockedFile.alone_in(str(first)):
         while (created := _logs.create_log(backend._logs))[0] < first.stem:
-            _logs.LockedFile.release(created[1])
+            LockedFile.release(created[1])
             os.unlink(backend._logs.path(created[0]))
-        _logs.LockedFile.release(created[1])
+        LockedFile.release(created[1])
         committed(backend, "new")
     _logs.close_writer(backend._logs)
 
@@ -323,13 +324,13 @@ def without_lock(matches: Callable[[str], bool]) -> Patch:
     """Let locks of some files be no locks."""
 
     def switch_off(patch: pytest.MonkeyPatch) -> None:
-        lock = _logs.LockedFile.lock
+        lock = LockedFile.lock
 
         def maybe_lock(descriptor: int, *, waits: bool = True) -> bool:
             path = os.path.realpath(f"/proc/self/fd/{descriptor}")
             return matches(path) or lock(descriptor, waits=waits)
 
-        patch.setattr(_logs.LockedFile, "lock", maybe_lock)
+        patch.setattr(LockedFile, "lock", maybe_lock)
 
     return switch_off
 
