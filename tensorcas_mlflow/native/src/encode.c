@@ -1,7 +1,8 @@
 /* The encoder: payloads of chunks, and their entries in a pack's table (docs/format.md, Codecs and Packs).
  *
  * `encode_group` encodes the chunks of one group into one buffer, without the interpreter's lock; it reads and decodes the base
- * of a delta just before it encodes the delta. The functions below it encode one chunk with one codec. All make the decisions that the Python code in `codecs` and `store/_choose.py` makes.
+ * of a delta just before it encodes the delta. The functions below it encode one chunk with one codec. All make the decisions
+ * that the Python code in `codecs` and `store/_choose.py` makes.
  *
  * A worker holds the Zstandard contexts and the scratch memory of one call. Workers are kept for later calls, so a context is
  * set up once.
@@ -75,7 +76,19 @@ enum {
     MAX_CHUNK_BYTES = 1 << 30,
 };
 
-enum { AREA_COPY, AREA_PLANES, AREA_FRAME, AREA_OTHER_FRAME, AREA_CLASSES, AREA_DECAYED, AREA_OTHER, AREA_OTHER_PAYLOAD, AREA_SHUFFLED, AREA_GROUPED, N_AREAS };
+enum {
+    AREA_COPY,
+    AREA_PLANES,
+    AREA_FRAME,
+    AREA_OTHER_FRAME,
+    AREA_CLASSES,
+    AREA_DECAYED,
+    AREA_OTHER,
+    AREA_OTHER_PAYLOAD,
+    AREA_SHUFFLED,
+    AREA_GROUPED,
+    N_AREAS
+};
 enum { FAST_ENTROPY = 0, FAST_RECORDS = N_LEVELS, N_CONTEXTS };               /* others are levels of Zstandard's */
 
 typedef struct Worker {
@@ -1113,8 +1126,9 @@ static int take_stored(PyObject *tables, Py_buffer *views, Group *group, TcBytes
     uintptr_t places = 0;
     for (int table = 0; table < 4; table++)
         places |= (uintptr_t)views[table].buf;
-    int fits = places % 8 == 0 && (uintptr_t)views[4].buf % 4 == 0 && (size_t)views[0].len % sizeof(TcRead) == 0 && (size_t)views[1].len % sizeof(TcLink) == 0 &&
-               (size_t)views[2].len % sizeof(TcChunk) == 0 && (size_t)views[3].len % sizeof(TcPart) == 0 &&
+    int fits = places % 8 == 0 && (uintptr_t)views[4].buf % 4 == 0 && (size_t)views[0].len % sizeof(TcRead) == 0 &&
+               (size_t)views[1].len % sizeof(TcLink) == 0 && (size_t)views[2].len % sizeof(TcChunk) == 0 &&
+               (size_t)views[3].len % sizeof(TcPart) == 0 &&
                (size_t)views[4].len == 4 * group->n_chunks && tc_check_batch(&group->stored);
     for (size_t number = 0; fits && number < group->n_chunks; number++) {
         if (group->parts[number] < 0)
@@ -1179,7 +1193,8 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
     int fits = (size_t)itemsizes.len == 4 * count && (size_t)how.len == 4 * count && (size_t)sampled.len == count &&
                (size_t)begins.len == count && (size_t)digests.len == 32 * count &&
                (size_t)recipes.len == n_recipes * sizeof(Recipe) &&
-               (named.buf == NULL || (size_t)named.len == count * sizeof(Named)) && (size_t)entries.len == count * sizeof(Entry) &&
+               (named.buf == NULL || (size_t)named.len == count * sizeof(Named)) &&
+               (size_t)entries.len == count * sizeof(Entry) &&
                (uintptr_t)itemsizes.buf % 4 == 0 && (uintptr_t)how.buf % 4 == 0 && (uintptr_t)recipes.buf % 8 == 0;
     for (size_t number = 0; fits && number < n_recipes; number++)
         fits = is_sound(&group.recipes[number]);
@@ -1211,7 +1226,6 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
     if ((payloads = make_payloads(needed)) == NULL)
         goto done;
     group.out = payloads->data;
-
     Py_BEGIN_ALLOW_THREADS;
     encode_chunks(worker, &group);
     Py_END_ALLOW_THREADS;
