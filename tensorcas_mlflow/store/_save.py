@@ -401,6 +401,8 @@ class PendingSave:
 
     def _write(self, watch: CountBytes | None = None) -> None:
         """Take steps 4 and 5: afterwards everything the save relies on exists, and stays as long as the intent does."""
+        if self._missing is None and self._has_manifest:
+            return
         # In a remote store a manifest's blob has hints of its chunks' places, known only after the packs are written.
         is_together = not self._backend.is_remote
         with self._backend.reading_together():

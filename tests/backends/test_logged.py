@@ -193,6 +193,19 @@ def test_a_look_lists_the_folder_only_if_a_log_was_created_or_removed(
     assert other.stat("refs/@c") is not None
 
 
+def test_calls_made_together_look_at_the_logs_once_and_later_calls_look_again(tmp_path: Path) -> None:
+    one, other = made(tmp_path), LoggedBackend(tmp_path)
+    commit(one, "a")
+
+    with other.reading_together(), other.reading_together():
+        commit(one, "b")
+        assert other.missing(["packs/a", "packs/b"]) == {"packs/b"}
+        assert other.names("manifests") == {"a"}
+        assert other.stat("manifests/b") is None
+    assert other.missing(["packs/a", "packs/b"]) == set()
+    assert other.names("manifests") == {"a", "b"}
+
+
 def test_a_blob_of_a_collection_is_a_file_in_a_store_with_logs(tmp_path: Path) -> None:
     backend = made(tmp_path)
     for number in range(2):
