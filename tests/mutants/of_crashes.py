@@ -107,14 +107,14 @@ MUTANTS = (
     ),
     Mutant(
         fault="a power cut that takes the names of texts written together",
-        test="test_a_commit_that_has_returned_is_there_after_a_cut[folders of texts and files]",
+        test="test_a_cut_at_any_moment_loses_nothing_that_was_committed[folders of texts and files]",
         definition="LocalPlainFiles.write_all",
         before="[partial(_sync_names, folder) for folder in folders]",
         after="[]",
     ),
     Mutant(
         fault="a power cut that takes the bytes of texts written together",
-        test="test_a_commit_that_has_returned_is_there_after_a_cut[folders of texts and files]",
+        test="test_a_cut_at_any_moment_loses_nothing_that_was_committed[folders of texts and files]",
         definition="LocalPlainFiles.write_all",
         before="[file.sync for file in staged]",
         after="[]",
@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="an fsync of a file that fails once",
-        test="test_a_commit_fails_if_any_of_its_fsyncs_failed_once[fsync]",
+        test="test_a_commit_fails_if_any_of_its_fsyncs_failed_once[files-fsync]",
         definition="NewFile.sync",
         before="os.fsync(self._descriptor)",
         after="""
@@ -152,7 +152,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="an fsync of a folder that fails once",
-        test="test_a_commit_fails_if_any_of_its_fsyncs_failed_once[sync]",
+        test="test_a_commit_fails_if_any_of_its_fsyncs_failed_once[files-sync]",
         definition="sync_folder",
         before="(errno.EINVAL, errno.ENOTSUP)",
         after="(errno.EINVAL, errno.ENOTSUP, errno.EIO)",

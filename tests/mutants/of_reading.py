@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         fault="a manifest that calls a tensor the skeleton",
-        test="test_a_skeleton_is_no_tensor_whatever_a_manifest_says_of_it[checkpoint]",
+        test="test_a_skeleton_is_no_tensor_whatever_a_manifest_says_of_it",
         definition="_tensor_rows",
         before="is_tensor[columns.names.find(SKELETON)] = False",
         after="",
