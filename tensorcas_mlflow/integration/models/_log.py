@@ -264,7 +264,9 @@ def log_model(
         metadata=metadata,
     )
     # Before MLflow creates a logged model, so a refused model leaves none behind.
-    flavor = _StoringFlavor(model, adapter, take_apart(adapter, model), extras)
+    run = mlflow.active_run()
+    series = None if run is None or name is None else f"models/{run.info.run_id}/{name}"
+    flavor = _StoringFlavor(adapter, take_apart(adapter, model), extras, series)
     try:
         flavor.start_ahead()
         info: ModelInfo = Model.log(
@@ -298,10 +300,12 @@ class _StoringFlavor:
 
     __name__ = "mlflow.tensorcas"
 
-    def __init__(self, model: Any, adapter: Adapter, tensors: dict[str, Array], extras: Extras) -> None:
+    def __init__(self, adapter: Adapter, tensors: dict[str, Array], extras: Extras, series: str | None) -> None:
         self._adapter = adapter
         self._tensors = tensors
         self._extras = extras
+        self._series = series
+        """Name shared by the models that a run logs under one name: the last one has the bases of the next."""
         self._ahead: Future[tuple[Store, PendingSave] | None] | None = None
         """A save begun before MLflow names the destination, and the store it goes to."""
         self._held: PendingSave | None = None
@@ -409,4 +413,6 @@ class _StoringFlavor:
 
     def _save_to(self, store: Store) -> PendingSave:
         cuts, left_out = self._adapter.cuts(self._tensors), self._adapter.left_out(self._tensors)
-        return store.write_checkpoint(self._tensors, flavor=self._adapter.name, cuts=cuts, left_out=left_out)
+        return store.write_checkpoint(
+            self._tensors, flavor=self._adapter.name, cuts=cuts, left_out=left_out, series=self._series
+        )

@@ -281,6 +281,16 @@ def test_small_model_is_one_record_of_its_store(experiment: str) -> None:
     assert len(records) == 1
 
 
+def test_next_model_of_a_name_has_its_bases_in_the_last_one(experiment: str) -> None:
+    with mlflow.start_run(), calls_of("share") as comparisons:
+        for seed, name in enumerate(["first", "second", "first"]):
+            mlflow.tensorcas.log_model(make_model(seed, n_targets=500), name=name)
+        assert comparisons == []
+        mlflow.tensorcas.log_model(make_model(3, n_targets=500), name="third")
+
+    assert comparisons != []
+
+
 def test_upload_looks_once_for_files_in_place_of_its_folders(tracking_uri: str, tmp_path: Path) -> None:
     experiment = mlflow.create_experiment("served", artifact_location=f"tensorcas://{tmp_path}/served")
     with mlflow.start_run(experiment_id=experiment):
