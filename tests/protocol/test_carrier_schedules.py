@@ -115,9 +115,7 @@ def give_it_up_by_its_age(patch: pytest.MonkeyPatch) -> None:
     parse = protocol.parse_intent
 
     def like_any_other(*args: object) -> protocol.Intent:
-        intent = parse(*args)  # type: ignore[arg-type]
-        object.__setattr__(intent, "through_carrier", False)
-        return intent
+        return parse(*args)._replace(through_carrier=False)  # type: ignore[arg-type]
 
     patch.setattr(protocol, "parse_intent", like_any_other)
 
