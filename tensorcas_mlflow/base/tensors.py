@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,34 +105,10 @@ def empty_array(spec: Spec) -> Array:
 
 
 def aligned_bytes(n_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Allocate bytes at a multiple of `ALIGNMENT`; many of them in huge pages, if the system has them.
-
-    The kernel takes three times as long to provide ordinary pages as a copy into them takes.
-    """
-    if n_bytes >= HUGE_PAGE_BYTES and _HAS_HUGE_PAGES:
-        return _in_huge_pages(n_bytes)
+    """Allocate bytes at a multiple of `ALIGNMENT`. NumPy asks the system for huge pages from 4 MiB on."""
     block = np.empty(n_bytes + ALIGNMENT, dtype=np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + n_bytes]
-
-
-HUGE_PAGE_BYTES = 2 << 20
-_HAS_HUGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
-_LEAST_TAIL_BYTES = 3 * HUGE_PAGE_BYTES // 4
-"""A shorter end of a block lies in ordinary pages: the rest of a huge page would be lost."""
-
-
-def _in_huge_pages(n_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    try:
-        whole = mmap.mmap(-1, n_bytes + 2 * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"no memory for an array of {n_bytes} bytes") from error
-    memory = np.frombuffer(whole, dtype=np.uint8)
-    start = -memory.ctypes.data % HUGE_PAGE_BYTES
-    n_whole = (n_bytes + HUGE_PAGE_BYTES - _LEAST_TAIL_BYTES) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-    with contextlib.suppress(OSError):  # a kernel may be built without them
-        whole.madvise(mmap.MADV_HUGEPAGE, start, n_whole)
-    return memory[start : start + n_bytes]
 
 
 DEFAULT_CHUNK_BYTES = 256 * 1024

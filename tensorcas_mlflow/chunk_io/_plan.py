@@ -13,7 +13,7 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, BlobFile
 from tensorcas_mlflow.base.dtypes import DType, parse_dtype
-from tensorcas_mlflow.base.tensors import ALIGNMENT, HUGE_PAGE_BYTES, Offsets, aligned_bytes, ranges
+from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, aligned_bytes, ranges
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io._catalog import Places, distinct
 from tensorcas_mlflow.chunk_io._ways import (
@@ -34,7 +34,7 @@ from tensorcas_mlflow.layout import Columns, Row, pack_key
 if TYPE_CHECKING:
     pass
 
-_SHARES_BELOW = HUGE_PAGE_BYTES
+_SHARES_BELOW = 2 << 20
 """Smaller arrays share blocks of memory: one allocation for many, mostly one read, and huge pages."""
 _SHARED_BYTES = 4 << 20
 """Size of such a block, about: as long as one of its arrays is in use, the whole block is."""
