@@ -92,7 +92,7 @@ class LogRow(NamedTuple):
 
     @property
     def in_body(self) -> bool:
-        """Whether the blob lies in the body."""
+        """True if the blob lies in the body."""
         return self.kind == _IN_BODY
 
 

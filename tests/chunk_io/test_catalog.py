@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from tensorcas_mlflow.layout import Ref, RefTarget, read_segment
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
+from tests.python_calls import calls_of
 
 
 class Watched(MemoryBackend):
@@ -251,7 +250,9 @@ def test_refresh_reads_only_new_names_of_a_local_index(tmp_path: Path) -> None:
     counts = []
     for seed in range(24):
         save(store, seed)
-        counts.append(calls_of(store.catalog.refresh))
+        with calls_of() as calls:
+            store.catalog.refresh()
+        counts.append(len(calls))
 
     assert len(list(store.backend.list("index"))) == 24
     assert counts[-1] <= counts[4]
@@ -266,22 +267,6 @@ def test_refresh_takes_up_a_pack_that_another_process_has_added(tmp_path: Path) 
 
     assert save(store, 1) == 0
     assert len(store.catalog._loose) == 2
-
-
-def calls_of(act: Callable[[], object]) -> int:
-    """Count the Python calls of this thread."""
-    n_calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal n_calls
-        n_calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return n_calls
 
 
 class Noting(MemoryBackend):

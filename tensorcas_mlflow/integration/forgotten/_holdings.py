@@ -191,7 +191,7 @@ class Holding:
     """Plain files below its artifact root; none of those that lie elsewhere."""
     plain_bytes: int
     newest_s: float
-    """When something of it was written last, in seconds of Unix time."""
+    """Time of its last write, in seconds of Unix time."""
 
 
 def find_holdings(store: Store) -> list[Holding]:

@@ -387,7 +387,7 @@ static size_t compress_plane(Worker *worker, const uint8_t *plane, size_t length
             uint8_t *swapped = best;
             best = other, other = swapped, least = size;
         }
-        /* What a Huffman code does not make smaller, level 1 does not either. */
+        /* Level 1 does not make smaller a plane that a Huffman code does not make smaller. */
         if (effort != SMALL_EFFORT && (least == NOT_SMALLER || (double)least >= LEAST_PLANE_GAIN * (double)length))
             break;
     }
@@ -546,7 +546,7 @@ static Encoded encode_best(Worker *worker, const uint8_t *raw, size_t n_bytes, s
             uint8_t *other = area_of(worker, AREA_OTHER, room);
             if (other != NULL)
                 plain = compress(worker, MIXED_TRIED_LEVEL, other, room, raw, n_bytes);
-            /* Where a fast level is far behind, the slow one loses too. */
+            /* If a fast level is far behind, the slow level loses too. */
             if (plain != NOT_SMALLER && (double)plain < (double)size + MOST_BEHIND * (double)n_bytes)
                 plain = compress(worker, level_for(n_bytes), other, room, raw, n_bytes);
             else
@@ -907,7 +907,7 @@ typedef struct {
     Py_ssize_t baseless;                    /* a chunk whose base does not decode or has another digest; -1 for none */
 } Group;
 
-/* What the sampled small chunks of a group have in common, for each size of words. */
+/* Figures of the sampled small chunks of a group, for each size of words. */
 typedef struct {
     int n_samples[4];
     Alike planes[4][MOST_PLANES];

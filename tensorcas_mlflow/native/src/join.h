@@ -16,7 +16,7 @@
 #define TC_VECTORS
 #endif
 
-/* What the planes hold: words, zigzag differences to be kept as differences, or zigzag differences from a base. */
+/* Contents of planes: words, zigzag differences to be kept as differences, or zigzag differences from a base. */
 typedef enum { TC_WORDS, TC_DIFFERENCES, TC_SUMS } TcMeaning;
 
 /* Put words together from `width` planes of `n_words` bytes each, the least significant first. With TC_SUMS each is added to a

@@ -82,25 +82,8 @@ def test_change_after_a_background_call_is_not_logged(
     assert np.array_equal(weights_of(0), expected)
 
 
-def test_call_waits_for_the_save_before_it_and_each_saves_its_own_state(
-    experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
-) -> None:
-    with mlflow.start_run():
-        first = log(weights, 0)
-        weights[0] = 1
-        threading.Timer(0.2, slow_packs.set).start()
-        second = log(weights, 1)
-        assert first._saved is not None
-        assert first._saved.done()
-        weights[0] = 2
-        second.wait()
-
-    assert weights_of(0)[0] not in (1, 2)
-    assert weights_of(1)[0] == 1
-
-
 @pytest.fixture
-def copies_first(slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def copied_before(slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Packs are written only once a second state is copied."""
     copy = Store.copy
     n_copied = 0
@@ -118,13 +101,33 @@ def copies_first(slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch) -
     drain()
 
 
-def test_small_state_is_copied_while_the_save_before_it_goes_on(
-    experiment: str, weights: np.ndarray[Any, Any], copies_first: None
+@pytest.fixture
+def copied_after(
+    slow_packs: threading.Event, weights: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Packs are written late, and a state is too large to be copied before."""
+    monkeypatch.setattr(_log, "_MAX_AHEAD_BYTES", weights.nbytes - 1)
+    threading.Timer(0.2, slow_packs.set).start()
+    yield
+    drain()
+
+
+@pytest.fixture(params=["copied_before", "copied_after"])
+def second_copy(request: pytest.FixtureRequest) -> None:
+    """The second state is copied before the packs of the first are written, or after."""
+    request.getfixturevalue(request.param)
+
+
+@pytest.mark.usefixtures("second_copy")
+def test_call_waits_for_the_save_before_it_and_each_saves_its_own_state(
+    experiment: str, weights: np.ndarray[Any, Any]
 ) -> None:
     with mlflow.start_run():
-        log(weights, 0)
+        first = log(weights, 0)
         weights[0] = 1
         second = log(weights, 1)
+        assert first._saved is not None
+        assert first._saved.done()
         weights[0] = 2
         second.wait()
 
@@ -132,9 +135,8 @@ def test_small_state_is_copied_while_the_save_before_it_goes_on(
     assert weights_of(1)[0] == 1
 
 
-def test_step_still_on_its_way_is_refused_without_overwrite(
-    experiment: str, weights: np.ndarray[Any, Any], copies_first: None
-) -> None:
+@pytest.mark.usefixtures("second_copy")
+def test_step_still_on_its_way_is_refused_without_overwrite(experiment: str, weights: np.ndarray[Any, Any]) -> None:
     with mlflow.start_run():
         log(weights, 0)
         with pytest.raises(MlflowException, match="there is already a checkpoint"):
@@ -163,18 +165,6 @@ def test_large_state_is_copied_after_the_save_before_it(
         log(weights, 1).wait()
 
     assert were_done == [True]
-
-
-def test_step_in_the_background_is_refused_again_without_overwrite(
-    experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
-) -> None:
-    with mlflow.start_run():
-        log(weights, 0)
-        threading.Timer(0.2, slow_packs.set).start()
-        with pytest.raises(MlflowException, match="there is already a checkpoint"):
-            log(weights + 1, 0)
-
-    assert np.array_equal(weights_of(0), weights)
 
 
 def test_save_after_a_failed_one_stores_the_chunks_that_both_have(

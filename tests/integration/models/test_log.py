@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from sklearn.linear_model import LinearRegression
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, Store
+from tests.python_calls import calls_of
 from tests.stored_bytes import pack_bytes
 
 X = np.random.default_rng(0).normal(size=(300, 40))
@@ -329,22 +329,6 @@ class DiskWaits:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", fsync)
             yield
-
-
-@contextmanager
-def calls_of(name: str) -> Iterator[list[None]]:
-    """Note the calls of Python functions of a name in this thread."""
-    calls: list[None] = []
-
-    def note(frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_name == name:
-            calls.append(None)
-
-    sys.setprofile(note)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(None)
 
 
 def test_two_ways_to_say_the_requirements_are_one_too_many(experiment: str) -> None:
