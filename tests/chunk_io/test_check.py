@@ -64,14 +64,16 @@ def test_check_accepts_an_intact_store(tmp_path: Path, policy: str) -> None:
     store.chunks.check(last(store), np.arange(54))
 
 
-@pytest.mark.usefixtures("_way")
+@pytest.mark.usefixtures("_way", "store_of_files")
 @pytest.mark.parametrize("policy", ["fast", "balanced"])
 def test_check_finds_one_flipped_byte_of_any_payload(tmp_path: Path, policy: str) -> None:
     store = saved(tmp_path, history(), policy=policy)
     manifest = last(store)
     wanted = ["w2", "small7"]
     rng = np.random.default_rng(1)
-    for pack in sorted((tmp_path / ".tensorcas" / "packs").rglob("*.pack")):
+    packs = sorted((tmp_path / ".tensorcas" / "packs").rglob("*.pack"))
+    n_damaged = 0
+    for pack in packs:
         whole = pack.read_bytes()
         for at in rng.integers(0, len(whole), 12).tolist():
             pack.chmod(0o644)
@@ -88,7 +90,10 @@ def test_check_finds_one_flipped_byte_of_any_payload(tmp_path: Path, policy: str
                 is_found = True
 
             assert is_found == is_damaged
+            n_damaged += is_damaged
         pack.write_bytes(whole)
+    assert len(packs) == 2
+    assert n_damaged > 0
 
 
 def test_check_names_the_tensor_of_a_damaged_chunk(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tensorcas_mlflow.integration.checkpoints import Keep
 from tensorcas_mlflow.integration.server_store import SERVED_BY, find_carrier, is_served_by_us
 from tensorcas_mlflow.store import Store
 from tests.integration.server_store.conftest import Experiment
+from tests.stored_bytes import pack_bytes
 
 pytestmark = pytest.mark.long
 
@@ -36,11 +37,6 @@ def stores_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob(".tensorcas") if path.is_dir()]
 
 
-def pack_bytes(experiment: Experiment) -> int:
-    packs = experiment.server.folder / "files/.tensorcas/packs"
-    return sum(file.stat().st_size for file in packs.iterdir())
-
-
 def test_server_with_the_package_identifies_itself(served: Experiment, carried: Experiment) -> None:
     assert not is_served_by_us(carried.uri)
     url = f"{served.server.uri}/api/2.0/mlflow-artifacts/artifacts"
@@ -54,10 +50,10 @@ def test_a_logged_model_is_sent_whole_and_the_server_stores_what_is_new(served: 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(300, 600), torch.nn.ReLU(), torch.nn.Linear(600, 300))
     first = mlflow.tensorcas.log_model(model, name="model", pip_requirements=[])
-    before = pack_bytes(served)
+    before = pack_bytes(served.server.folder / "files")
     second = mlflow.tensorcas.log_model(model, name="model", pip_requirements=[])
 
-    assert pack_bytes(served) - before < 0.05 * 1_440_000
+    assert pack_bytes(served.server.folder / "files") - before < 0.05 * 1_440_000
     assert mlflow.models.Model.load(second.model_uri).flavors["tensorcas"]["store"] is None
     for info in (first, second):
         loaded = mlflow.tensorcas.load_model(info.model_uri)
@@ -68,7 +64,7 @@ def test_a_logged_model_is_sent_whole_and_the_server_stores_what_is_new(served: 
 def test_each_step_of_a_series_is_a_file(served: Experiment) -> None:
     with mlflow.start_run() as run:
         infos = [log(step) for step in range(3)]
-        before = pack_bytes(served)
+        before = pack_bytes(served.server.folder / "files")
         again = log(3, name="ä b")
         shown = mlflow.MlflowClient().list_artifacts(run.info.run_id, "checkpoints/checkpoint")
 
@@ -77,7 +73,7 @@ def test_each_step_of_a_series_is_a_file(served: Experiment) -> None:
         loaded = mlflow.tensorcas.load_checkpoint(again.uri)
     assert loaded["trained"].tobytes() == state_of(3)["trained"].tobytes()
     assert {f"checkpoints/checkpoint/step-0000000{step}.tensors" for step in range(3)} <= {info.path for info in shown}
-    assert pack_bytes(served) - before < 300_000
+    assert pack_bytes(served.server.folder / "files") - before < 300_000
     assert (infos[0].new_bytes, infos[0].stored_bytes) == (None, None)
     assert infos[0].uri == f"runs:/{run.info.run_id}/checkpoints/checkpoint/step-00000000.tensors"
     names = [(record.name, record.step) for record in mlflow.tensorcas.list_checkpoints(run.info.run_id)]
@@ -90,10 +86,10 @@ def test_a_tensor_that_a_model_and_a_checkpoint_share_is_stored_once(served: Exp
     model = torch.nn.Linear(500, 500)
     with mlflow.start_run():
         mlflow.tensorcas.log_model(model, name="model", pip_requirements=[])
-        before = pack_bytes(served)
+        before = pack_bytes(served.server.folder / "files")
         mlflow.tensorcas.log_checkpoint({"model": model}, step=1, log_metrics=False)
 
-    assert pack_bytes(served) - before < 0.05 * 1_000_000
+    assert pack_bytes(served.server.folder / "files") - before < 0.05 * 1_000_000
 
 
 def test_served_step_is_replaced_only_with_overwrite(served: Experiment) -> None:
