@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 import pytest
@@ -33,19 +32,23 @@ def fresh(store: Store) -> Store:
     return Store.open_backend(store.backend)
 
 
+@pytest.mark.parametrize("first", ["deltas", "full copies"])
 def test_reader_finds_a_full_copy_beside_a_delta_without_its_base(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     """A collection leaves deltas without their bases where the chunk has another copy."""
-    number = count()
-    monkeypatch.setattr("tensorcas_mlflow.store._save.new_pack_name", lambda backend: f"{next(number):032x}")
     gone = put_pack(store, C)
-    put_pack(store, (A, C, gone))
-    put_pack(store, A, (B, C, gone))
-    put_pack(store, B)
+    packs: dict[int, list[bytes | tuple[bytes, bytes, str]]] = {0: [(A, C, gone)], 1: [A, (B, C, gone)], 2: [B]}
+    for number in packs if first == "deltas" else reversed(packs):
+        name = f"{number:032x}"  # the whole index lists packs by name, the latest packs are read by age
+        monkeypatch.setattr("tensorcas_mlflow.store._save.new_pack_name", lambda backend, name=name: name)
+        put_pack(store, *packs[number])
     ref = save_chunks(store, 1, A, B)
     lose(store, gone)
+    with_all_tables = fresh(store)
+    with_all_tables.catalog.refresh()
 
+    assert is_right(load(with_all_tables, ref), A, B)
     assert is_right(load(fresh(store), ref), A, B)
 
 
