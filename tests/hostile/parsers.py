@@ -52,7 +52,7 @@ from tensorcas_mlflow.layout import (
     segment_bytes,
     split_hints,
 )
-from tensorcas_mlflow.layout._records import parse_ref
+from tensorcas_mlflow.layout._records import parse_ref, record_bytes
 from tensorcas_mlflow.store.protocol import (
     condemned_bytes,
     intent_bytes,
@@ -201,8 +201,10 @@ VALUES += ["x" * 5000, "http://u:p@h", [], [None], ["../../../x"], {}, {"a": 10*
 def records(text: bytes, rest: bytes = b"") -> list[bytes]:
     """A record, others that say something else in one place, and such as go deep or far."""
     record = json.loads(text)
-    record.pop("check", None)  # as an attacker would, and as earlier releases wrote them
-    others = [json.dumps({**record, key: value}).encode() + rest for key in record for value in VALUES]
+    record.pop("check", None)
+    changed = [{**record, key: value} for key in record for value in VALUES]
+    # Records of earlier releases have no check; an attacker computes it anew.
+    others = [made + rest for each in changed for made in (json.dumps(each).encode(), record_bytes(each))]
     deep = b"[" * 100_000
     return [text + rest, *others, deep, text[:-1] + b', "more": ' + deep, text.replace(b": 1", b": " + b"9" * 5000)]
 
@@ -229,8 +231,10 @@ def read_an_intent(data: bytes) -> None:
 
 def read_a_list(data: bytes) -> None:
     backend = MemoryBackend()
-    backend.put_new("condemned/x", [data])
-    for name in read_condemned(backend).packs:
+    backend.put_new("condemned/" + "c" * 32, [data])
+    found = read_condemned(backend)
+    assert len(found.lists) == 1
+    for name in found.packs:
         backend.stat(f"packs/{name}.pack")
 
 
@@ -367,6 +371,8 @@ def parsers(scratch: Path) -> dict[str, Parser]:
 def attack(parser: Parser, seeds: range) -> dict[str, Any]:
     """Give a parser damaged blobs; tells what it raised that is not ours, and what it took."""
     samples = parser.samples()
+    if seeds.start == 0:  # the samples, and as many damaged ones
+        seeds = range(len(samples) + seeds.stop)
     told: dict[str, Any] = {"n": len(seeds), "sound": 0, "alien": [], "greedy": [], "slow": []}
     for seed in seeds:
         data = parser.mended(damaged(samples[seed % len(samples)], seed)) if seed >= len(samples) else samples[seed]
