@@ -56,7 +56,8 @@ def flip(*, is_remote: bool, prefix: str, n_flips: int, most: int, seed: int) ->
         if key.startswith(f"{prefix}/")
         for what, data in damages(made.blobs, key, n_flips, chance)
     ]
-    for case in chance.sample(cases, min(most, len(cases))):
+    swapped = [case for case in cases if case[1] == SWAPPED][:1]  # whole, so that nothing but its name tells
+    for case in swapped + chance.sample(cases, min(most - len(swapped), len(cases))):
         check(made, *case)
 
 
