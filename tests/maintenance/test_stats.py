@@ -83,7 +83,7 @@ def test_every_byte_of_the_store_is_counted(tmp_path: Path, logs: bool) -> None:
     assert found.total == on_disk == sum(found[kind] for kind in found if kind != "total")
     assert all(found[kind] > 0 for kind in found if kind != "logs" and not logs)
     assert (found.logs > 0) is logs
-    assert (found.logs if logs else found.packs) > 2 * KB
+    assert (found.logs > 8_800) if logs else (found.packs > 3 * KB)  # a log compresses all that lies in it
 
 
 def test_files_and_models_are_counted_with_their_chunks(store: Store, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pytest
 import skops.io
 from sklearn.ensemble import GradientBoostingRegressor
 
@@ -13,21 +14,40 @@ from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 
 N_STEPS = 12
+KINDS = ("skops", "pickle")
 
 
 def taken_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_history_of_skops_files_in_packs_takes_less_than_half_more_than_one_of_pickles(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], int]:
+    """Sizes of stores with one history, by MLflow's form of the models and by whether the store has logs."""
+    folder = tmp_path_factory.mktemp("histories")
     X = np.random.default_rng(0).normal(size=(500, 8))
     model = GradientBoostingRegressor(random_state=0, warm_start=True)
-    stores = {kind: Store.init(tmp_path / kind, logs=False) for kind in ("skops", "pickle")}
+    stores = {
+        (kind, logs): Store.init(folder / f"{kind}-{logs}", logs=logs) for kind in KINDS for logs in (False, True)
+    }
     for step in range(1, N_STEPS + 1):
         model.set_params(n_estimators=step).fit(X, X @ np.arange(8) + np.sin(9 * X[:, 0]))
         for kind, data in {"skops": skops.io.dumps(model), "pickle": pickle.dumps(model, 4)}.items():
-            (tmp_path / "file").write_bytes(data)
-            with stores[kind].write_file(tmp_path / "file") as pending:
-                pending.commit(RefTarget(path=f"{step}/model.{kind}"))
+            (folder / "file").write_bytes(data)
+            for logs in (False, True):
+                with stores[kind, logs].write_file(folder / "file") as pending:
+                    pending.commit(RefTarget(path=f"{step}/model.{kind}"))
+    return {(kind, logs): taken_bytes(folder / f"{kind}-{logs}") for kind, logs in stores}
 
-    assert taken_bytes(tmp_path / "skops") < 1.5 * taken_bytes(tmp_path / "pickle")
+
+def test_a_history_of_skops_files_in_packs_takes_less_than_half_more_than_one_of_pickles(
+    taken: dict[tuple[str, bool], int],
+) -> None:
+    assert taken["skops", False] < 1.5 * taken["pickle", False]
+
+
+@pytest.mark.parametrize(("kind", "share"), [("skops", 1.0), ("pickle", 0.2)])
+def test_a_history_takes_no_more_in_logs_than_in_packs(
+    taken: dict[tuple[str, bool], int], kind: str, share: float
+) -> None:
+    assert taken[kind, True] < share * taken[kind, False]
