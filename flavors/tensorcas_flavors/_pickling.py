@@ -14,7 +14,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Set
 from functools import cache
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
 from types import FunctionType
 from typing import Any
 
@@ -233,7 +233,7 @@ def pinned_packages(modules: Set[str], *, but: Set[str] = frozenset()) -> list[s
     wanted = modules - but - sys.stdlib_module_names - {"__main__", "tensorcas_mlflow", "tensorcas_flavors"}
     if not wanted:
         return []
-    distributions = {name for module in wanted for name in _distributions().get(module, [])}
+    distributions = {name for module in wanted for name in _distributions_of(module)}
     # No index has versions with a local label such as +cpu.
     return sorted(f"{name}=={installed_version(name).partition('+')[0]}" for name in distributions)
 
@@ -249,5 +249,20 @@ def installed_version(distribution: str) -> str:
 
 
 @cache
+def _distributions_of(module: str) -> list[str]:
+    """Return the installed distributions of a top-level module; most modules are in one of their own name."""
+    try:
+        found = distribution(module)
+    except PackageNotFoundError:
+        return _distributions().get(module, [])
+    # The list of modules is shorter than that of files, which for torch has 12,000 lines.
+    declared = (found.read_text("top_level.txt") or "").split()
+    if module in (declared or {path.parts[0] for path in found.files or ()}):
+        return [str(found.metadata["Name"])]
+    return _distributions().get(module, [])
+
+
+@cache
 def _distributions() -> dict[str, list[str]]:
+    # It reads the lists of files of all installed distributions: a large part of a second.
     return dict(packages_distributions())

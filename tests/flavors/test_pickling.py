@@ -6,13 +6,15 @@ import pickle
 import subprocess
 import sys
 from collections import OrderedDict
+from importlib.metadata import version
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
 
-from tensorcas_flavors._pickling import MAGIC, dump_skeleton, is_pickle, load_skeleton
+from tensorcas_flavors import _pickling
+from tensorcas_flavors._pickling import MAGIC, dump_skeleton, is_pickle, load_skeleton, pinned_packages
 from tensorcas_mlflow.errors import AdapterError
 
 
@@ -153,3 +155,20 @@ def test_code_that_is_not_importable_is_named() -> None:
 
     with pytest.raises(AdapterError, match="no_such_module"):
         load_skeleton("test", skeleton, lambda ref: None)
+
+
+def test_a_distribution_named_like_its_module_is_pinned_without_reading_all_distributions() -> None:
+    _pickling._distributions.cache_clear()
+    _pickling._distributions_of.cache_clear()
+    pins = pinned_packages({"numpy", "cloudpickle"})
+
+    assert pins == [f"{name}=={version(name)}" for name in ("cloudpickle", "numpy")]
+    assert _pickling._distributions.cache_info().misses == 0
+
+
+def test_a_module_of_another_distributions_name_is_pinned() -> None:
+    assert pinned_packages({"sklearn", "yaml"}) == [f"{name}=={version(name)}" for name in ("PyYAML", "scikit-learn")]
+
+
+def test_a_module_without_a_distribution_is_left_out_of_the_requirements() -> None:
+    assert pinned_packages({"my_own_training_script"}) == []
