@@ -34,7 +34,7 @@ from tensorcas_mlflow.layout import (
     pack_key,
     pack_name,
 )
-from tensorcas_mlflow.store._choose import RecentArrangements, sample_number, share_against
+from tensorcas_mlflow.store._choose import RecentChoices, sample_number, share_against
 from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
 from tensorcas_mlflow.store._sources import Source
 
@@ -268,6 +268,10 @@ class BasePlan:
         at = np.minimum(self._chunks.searchsorted(chunks), max(0, len(self._chunks) - 1))
         return self._chunks[at] == chunks if len(self._chunks) else np.zeros(len(chunks), dtype=bool)
 
+    def depths(self, chunk: int) -> list[int]:
+        """Return the depths of the possible bases of a chunk with a candidate; see `behind`."""
+        return [depth for depth, _ in self._chain(chunk)]
+
     def behind(self, chunk: int, depth: int | None) -> list[tuple[int, Buffer]]:
         """Return the possible bases of a chunk, decoded, each with its depth: its candidate and the bases behind it.
 
@@ -275,9 +279,7 @@ class BasePlan:
             chunk: A chunk with a candidate.
             depth: Return only the nearest within this depth; None for all up to one stored in full.
         """
-        chain = self._ancestry(self._chunks.searchsorted([chunk])).chain(0)
-        if not chain or chain[0][0] > MAX_DEPTH:
-            return []
+        chain = self._chain(chunk)
         if depth is not None:
             chain = [each for each in chain if each[0] <= depth][:1]
         wanted = np.frombuffer(b"".join(each for _, each in chain), np.uint8).reshape(-1, DIGEST_BYTES)
@@ -340,8 +342,11 @@ class BasePlan:
         named["digest"][usable], named["depth"][usable] = entries["digest"], entries["depth"]
         return FoundBases(is_found=is_found, named=named, data=decoded, stored=stored, number=number, sizes=sizes)
 
-    def _ancestry(self, rows: Any) -> Ancestry:
-        return self._look_up(rows) if self._found is None else self._found.some(rows)
+    def _chain(self, chunk: int) -> list[tuple[int, bytes]]:
+        """Return the depth and the digest of each possible base of a chunk."""
+        row = int(self._chunks.searchsorted(chunk))
+        chain = self._look_up([row]).chain(0) if self._found is None else self._found.chain(row)
+        return chain if chain and chain[0][0] <= MAX_DEPTH else []
 
     def _nearest_within(self, rows: Any, depth: int) -> Ancestry:
         if self._found is None:
@@ -530,8 +535,8 @@ class ParentStore(Protocol):
     id: str
 
     @property
-    def arrangements(self) -> RecentArrangements:
-        """Arrangements of the series saved by this process in the store."""
+    def choices(self) -> RecentChoices:
+        """Choices for the series saved by this process in the store."""
 
     def ref(self, key: str) -> Ref | None:
         """Read a ref; see `Store.ref`."""

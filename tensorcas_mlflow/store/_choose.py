@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.digest import Buffer
@@ -68,7 +67,10 @@ _LEAST_GROUPED_BYTES = 32 << 10
 _GROUPED_SHARE = 0.96
 """If a delta takes more than this share of the chunk's size without a base, groups save nothing and take time."""
 _MOST_CHOICES = 4096
-_STEPS_OF_ARRANGEMENT = 8
+_STEPS_OF_CHOICE = 3
+"""More steps cost bytes: a series restarts later than it should (``docs/design/codecs.md``)."""
+_CHANGED_SHARE = 0.1
+"""If a save takes so much more or less of its bytes than one with the same choices, the next save chooses anew."""
 _MOST_SERIES = 64
 _NUMBERS = re.compile(r"\d+")
 
@@ -76,11 +78,6 @@ Sample = Callable[[int | None], tuple[Buffer, Sequence[tuple[int, Buffer]]]]
 """Returns one chunk of a tensor, and its possible bases: `sample` and `bases` of `choose`.
 
 With a depth, only the nearest base of at most this depth is wanted; with None all are."""
-
-Arrangement = tuple[Transform, int]
-"""Arrangement of differences: the transform, and the number of words grouped together."""
-ArrangementOf = Callable[[int, Callable[[], Arrangement]], Arrangement]
-"""Returns the arrangement for bases of a depth: a known one, or the result of the slow function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +118,6 @@ def choose(
     bases: Sequence[tuple[int, Buffer]] = (),
     max_depth: int = 0,
     effort: Effort = Effort.BALANCED,
-    arrangement_of: ArrangementOf = lambda _depth, find: find(),
 ) -> EncodingChoice:
     """Choose the encoding of a tensor.
 
@@ -133,16 +129,11 @@ def choose(
             in full: the depth of each, and its bytes, as many as the sample's.
         max_depth: Maximum number of other chunks needed to decode one.
         effort: Encoding effort.
-        arrangement_of: Source of arrangements.
     """
-    n_bytes = memoryview(sample).nbytes
-    if itemsize not in WORD_BYTES or (itemsize == 1 and not is_float):
-        return EncodingChoice(itemsize=itemsize, codings=None, plain_share=0.0, delta=None, effort=effort)
+    if memoryview(sample).nbytes < _LEAST_SAMPLE_BYTES or not _has_words(itemsize, is_float=is_float):
+        depth = bases[0][0] if bases else None
+        return _unsampled(itemsize, is_float=is_float, depth=depth, max_depth=max_depth, effort=effort)
     delta = None
-    if n_bytes < _LEAST_SAMPLE_BYTES:
-        if bases and max_depth > 0:
-            delta = DeltaChoice(transform=Transform.PLAIN, unit=1, codings=None, depth=min(bases[0][0], max_depth - 1))
-        return EncodingChoice(itemsize=itemsize, codings=None, plain_share=0.0, delta=delta, effort=effort)
     plain = estimate_share(sample, itemsize)
     shares = {depth: estimate_share(sample, itemsize, base=base) for depth, base in bases}
     depth = choose_depth(plain, list(shares.items()), max_depth)
@@ -152,8 +143,7 @@ def choose(
         transform, unit = Transform.PLAIN, 1
         if is_float and shares[depth] < _GROUPED_SHARE * plain:
             at_any_cost = effort is Effort.SMALL
-            find = partial(choose_transform, sample, itemsize, base, codings, at_any_cost=at_any_cost)
-            transform, unit = arrangement_of(depth, find)
+            transform, unit = choose_transform(sample, itemsize, base, codings, at_any_cost=at_any_cost)
         delta = DeltaChoice(transform=transform, unit=unit, codings=codings, depth=depth)
     return EncodingChoice(
         itemsize=itemsize,
@@ -163,6 +153,22 @@ def choose(
         effort=effort,
         gains=min(shares.values(), default=1.0) < CLEARLY_SMALLER * plain,
     )
+
+
+def _has_words(itemsize: int, *, is_float: bool) -> bool:
+    return itemsize in WORD_BYTES and (itemsize > 1 or is_float)
+
+
+def _unsampled(itemsize: int, *, is_float: bool, depth: int | None, max_depth: int, effort: Effort) -> EncodingChoice:
+    """Return the choice for a tensor without words, or with chunks too small for a sample; see `choose`.
+
+    Args:
+        depth: Depth of the nearest base; None if there is none.
+    """
+    delta = None
+    if depth is not None and max_depth > 0 and _has_words(itemsize, is_float=is_float):
+        delta = DeltaChoice(transform=Transform.PLAIN, unit=1, codings=None, depth=min(depth, max_depth - 1))
+    return EncodingChoice(itemsize=itemsize, codings=None, plain_share=0.0, delta=delta, effort=effort)
 
 
 def share_against(sample: Buffer, base: Buffer, itemsize: int) -> float:
@@ -237,41 +243,61 @@ def _encode_plain(raw: Buffer, choice: EncodingChoice) -> tuple[Codec, int, Buff
     return PLANES, choice.itemsize, stored
 
 
-class Arrangements:
-    """The arrangements chosen at the last steps of one series.
+class SeriesChoices:
+    """The choices made for the last steps of one series.
 
-    Finding one, by trying all, takes longer than the rest of the choice, and one that serves a step serves the next.
+    A choice takes longer than the encoding of a small tensor, and one that serves a step serves the next. A kept choice
+    costs at most some bytes: the encoder compares each delta with the chunk without a base, unless the delta is smaller
+    than the chunk was at the choice.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Arrangement | None, int]] = {}
+        self._known: dict[Hashable, tuple[EncodingChoice, int]] = {}
+        self._shares: dict[int | None, float] = {}
 
-    def of(self, role: Hashable, depth: int, find: Callable[[], Arrangement]) -> Arrangement:
-        """Return the arrangement for a role and bases of a depth; it is searched anew every few steps."""
-        found, n_left = self._known.get((role, depth), (None, 0))
-        if found is None or n_left == 0:
-            found, n_left = find(), _STEPS_OF_ARRANGEMENT
+    def of(self, situation: Hashable, find: Callable[[], EncodingChoice]) -> EncodingChoice:
+        """Return the choice for a situation; it is made anew every few steps.
+
+        Args:
+            situation: Everything a choice depends on, except the bytes.
+            find: Makes the choice.
+        """
+        kept = self._known.get(situation)
+        if kept is None or kept[1] == 0:
             if len(self._known) >= _MOST_CHOICES:
                 self._known.clear()
-        self._known[role, depth] = found, n_left - 1
-        return found
+            kept = find(), _STEPS_OF_CHOICE
+        self._known[situation] = kept[0], kept[1] - 1
+        return kept[0]
+
+    def note_share(self, depth: int | None, share: float) -> None:
+        """Note the share of its bytes a save took; forget all choices if it differs from that of a save like it.
+
+        Args:
+            depth: Depth of the save's bases; see `Chooser.depth`.
+            share: The share.
+        """
+        known = self._shares.setdefault(depth, share)
+        if abs(share - known) > _CHANGED_SHARE * known:
+            self._known.clear()
+            self._shares = {depth: share}
 
 
-class RecentArrangements:
-    """The arrangements of the series this process has recently saved in one store. For any thread."""
+class RecentChoices:
+    """The choices of the series this process has recently saved in one store. For any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._by_series: OrderedDict[Hashable, Arrangements] = OrderedDict()
+        self._by_series: OrderedDict[Hashable, SeriesChoices] = OrderedDict()
 
-    def of(self, series: Hashable) -> Arrangements:
+    def of(self, series: Hashable) -> SeriesChoices:
         """Return those of a series; if there are too many, the least recently used is forgotten."""
         with self._lock:
-            arrangements = self._by_series.setdefault(series, Arrangements())
+            choices = self._by_series.setdefault(series, SeriesChoices())
             self._by_series.move_to_end(series)
             if len(self._by_series) > _MOST_SERIES:
                 self._by_series.popitem(last=False)
-            return arrangements
+            return choices
 
 
 class Chooser:
@@ -284,23 +310,25 @@ class Chooser:
     """
 
     def __init__(
-        self, *, max_depth: int = 0, effort: Effort = Effort.BALANCED, arrangements: Arrangements | None = None
+        self, *, max_depth: int = 0, effort: Effort = Effort.BALANCED, recent: SeriesChoices | None = None
     ) -> None:
         """Begin without any choice.
 
         Args:
             max_depth: See `choose`.
             effort: See `choose`.
-            arrangements: Those of the save's series; None to find all anew.
+            recent: The choices for the last steps of the save's series; None to make all anew.
         """
+        self.depth: int | None = None
+        """Depth of all bases, once decided; -1 for no bases."""
         self._max_depth = max_depth
         self._effort = effort
-        self._arrangements = arrangements or Arrangements()
+        self._recent = recent
         self._choices: dict[tuple[str, str, bool], EncodingChoice] = {}
-        self._depth: int | None = None
-        """Depth of all bases, once decided; -1 for no bases."""
 
-    def choice(self, name: str, dtype: str, itemsize: int, sample: Sample, *, has_bases: bool) -> EncodingChoice:
+    def choice(
+        self, name: str, dtype: str, itemsize: int, sample: Sample, *, n_bytes: int, depths: Sequence[int]
+    ) -> EncodingChoice:
         """Choose the encoding of a tensor.
 
         Args:
@@ -308,29 +336,36 @@ class Chooser:
             dtype: Its dtype's name in manifests.
             itemsize: Size of an element; 1 for text.
             sample: Called if no choice is known yet.
-            has_bases: Whether there is a possible base.
+            n_bytes: Size of the sample.
+            depths: Depths of the sample's possible bases, the deepest first; empty if there is none.
         """
-        key = (dtype, _NUMBERS.sub("#", name), has_bases)
+        key = (dtype, _NUMBERS.sub("#", name), bool(depths))
         choice = self._choices.get(key)
-        if choice is None:
-            raw, bases = sample(self._depth) if has_bases and self._depth != -1 else (sample(-1)[0], ())
-            # Once the depth is decided, this tensor need not have one of its own.
-            most = self._max_depth if self._depth is None or not bases else bases[0][0] + 1
-            choice = choose(
-                raw,
-                itemsize,
-                is_float=is_float(dtype),
-                bases=bases,
-                max_depth=most,
-                effort=self._effort,
-                arrangement_of=partial(self._arrangements.of, key),
-            )
-            if memoryview(raw).nbytes >= _LEAST_SAMPLE_BYTES:
-                if self._depth is None and bases and choice.gains:
-                    self._depth = -1 if choice.delta is None else choice.delta.depth
-                if len(self._choices) < _MOST_CHOICES:
-                    self._choices[key] = choice
+        if choice is not None:
+            return choice
+        if self.depth is not None:
+            depths = [depth for depth in depths if depth <= self.depth][:1]
+        # Once the depth is decided, this tensor need not have one of its own.
+        most = self._max_depth if self.depth is None or not depths else depths[0] + 1
+        if n_bytes < _LEAST_SAMPLE_BYTES or not _has_words(itemsize, is_float=is_float(dtype)):
+            depth = depths[0] if depths else None
+            return _unsampled(itemsize, is_float=is_float(dtype), depth=depth, max_depth=most, effort=self._effort)
+
+        def find() -> EncodingChoice:
+            raw, bases = sample(self.depth) if depths else (sample(-1)[0], ())
+            return choose(raw, itemsize, is_float=is_float(dtype), bases=bases, max_depth=most, effort=self._effort)
+
+        choice = find() if self._recent is None else self._recent.of((key, itemsize, most, tuple(depths)), find)
+        if self.depth is None and depths and choice.gains:
+            self.depth = -1 if choice.delta is None else choice.delta.depth
+        if len(self._choices) < _MOST_CHOICES:
+            self._choices[key] = choice
         return choice
+
+    def note_share(self, share: float) -> None:
+        """Note the share of its bytes the save took."""
+        if self._recent is not None:
+            self._recent.note_share(self.depth, share)
 
 
 def is_float(dtype: str) -> bool:

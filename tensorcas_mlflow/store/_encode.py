@@ -25,17 +25,17 @@ from tensorcas_mlflow.layout import (
     is_delta,
 )
 from tensorcas_mlflow.store._bases import MAX_DEPTH, NAMED, BasePlan, FoundBases
-from tensorcas_mlflow.store._choose import Arrangements, Chooser, EncodingChoice, Policy, encode_chosen, sample_number
+from tensorcas_mlflow.store._choose import Chooser, EncodingChoice, Policy, SeriesChoices, encode_chosen, sample_number
 from tensorcas_mlflow.store._sources import Pieces, Source
 
 _LEAST_ROW_BYTES = 16 << 10
 """Smaller tensors are not examined one by one."""
 
 
-def new_chooser(policy: Policy, arrangements: Arrangements | None = None) -> Chooser:
+def new_chooser(policy: Policy, recent: SeriesChoices | None = None) -> Chooser:
     """Create the chooser for the tensors of one save; see `Chooser`."""
     effort = Effort.SMALL if policy is Policy.SMALL else Effort.BALANCED
-    return Chooser(max_depth=MAX_DEPTH, effort=effort, arrangements=arrangements)
+    return Chooser(max_depth=MAX_DEPTH, effort=effort, recent=recent)
 
 
 _RECIPE = np.dtype(
@@ -204,7 +204,8 @@ class Recipes:
                 columns.dtypes[columns.dtype[row]] or "",
                 int(self._source.itemsizes[row]),
                 sample,
-                has_bases=bool(len(based)),
+                n_bytes=int(self._source.sizes[number]),
+                depths=self._plan.depths(number) if self._plan and len(based) else (),
             )
         return choice
 

@@ -38,7 +38,7 @@ from tensorcas_mlflow.layout import (
     ref_bytes,
 )
 from tensorcas_mlflow.store._bases import BasePlan, Parents
-from tensorcas_mlflow.store._choose import Policy
+from tensorcas_mlflow.store._choose import Chooser, Policy
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
 from tensorcas_mlflow.store._sources import CountBytes, NoSource, Source
 
@@ -276,6 +276,8 @@ class PendingSave:
         self._parents = parents if policy is not Policy.FAST else None
         self._plan: BasePlan | None = None
         """Possible bases of new chunks; the intent names them."""
+        self._chooser: Chooser | None = None
+        """The choices of a small save."""
         self._unique, self._first, _ = unique_rows(manifest.digests)
         self._manifest_name = ""
         self._intent: WrittenIntent | None = None
@@ -423,9 +425,11 @@ class PendingSave:
             return encode_chunks(self._source, new, self._policy, self._plan, leaves_text=leaves_text)
         # For a small state, choosing and decoding would take most of the time. The next step finds both done.
         series = self._parents.series
-        arrangements = None if series is None else self._parents.store.arrangements.of((series, self._policy))
-        chooser, keep = new_chooser(self._policy, arrangements), self._catalog.recent.note
-        return encode_chunks(self._source, new, self._policy, self._plan, chooser, keep=keep, leaves_text=leaves_text)
+        recent = None if series is None else self._parents.store.choices.of((series, self._policy))
+        self._chooser, keep = new_chooser(self._policy, recent), self._catalog.recent.note
+        return encode_chunks(
+            self._source, new, self._policy, self._plan, self._chooser, keep=keep, leaves_text=leaves_text
+        )
 
     def _watched(self, payloads: Iterator[PayloadGroup], watch: CountBytes) -> Iterator[PayloadGroup]:
         sizes = self._source.sizes[self._new_chunks()]
@@ -445,7 +449,10 @@ class PendingSave:
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
             self._has_manifest = True
             self.n_stored_bytes += len(beside[key])
-        self.n_stored_bytes += publish(self._catalog, packs, self._condemned)
+        n_bytes = publish(self._catalog, packs, self._condemned)
+        self.n_stored_bytes += n_bytes
+        if packs and self._chooser is not None:
+            self._chooser.note_share(n_bytes / self.n_new_bytes)
 
     def _new_chunks(self) -> Any:
         """Return the chunks to write: for each its first place, counted over all rows; ascending."""

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io import ExtentCache, ReadPlan, Way
     from tensorcas_mlflow.file_formats import Readable
     from tensorcas_mlflow.store._bases import FindParent
-    from tensorcas_mlflow.store._choose import Policy, RecentArrangements
+    from tensorcas_mlflow.store._choose import Policy, RecentChoices
     from tensorcas_mlflow.store._save import PendingSave
     from tensorcas_mlflow.store._sources import CountBytes, Source, TensorCopy
 
@@ -327,11 +327,11 @@ class Store(Refs):
         return f"Store({self.uri!r})"
 
     @Lazy
-    def arrangements(self) -> RecentArrangements:
+    def choices(self) -> RecentChoices:
         """The recent choices of codecs."""
-        from tensorcas_mlflow.store._choose import RecentArrangements
+        from tensorcas_mlflow.store._choose import RecentChoices
 
-        return RecentArrangements()
+        return RecentChoices()
 
     # --- opening
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, Effort, Transform
 from tensorcas_mlflow.store._choose import (
-    _STEPS_OF_ARRANGEMENT,
+    _STEPS_OF_CHOICE,
     Chooser,
     EncodingChoice,
-    RecentArrangements,
+    RecentChoices,
+    SeriesChoices,
     choose,
     choose_depth,
     encode_chosen,
@@ -160,29 +162,70 @@ def test_tensors_of_one_role_have_one_choice_and_are_looked_at_once() -> None:
         return AFTER.tobytes(), [(0, BEFORE.tobytes())]
 
     for name in ("blocks.0.up", "blocks.1.up", "blocks.11.up", "blocks.1.down"):
-        chooser.choice(name, "float32", 4, partial(sample, name), has_bases=True)
-    chooser.choice("blocks.0.up", "float16", 2, partial(sample, "half"), has_bases=True)
-    chooser.choice("blocks.0.up", "float32", 4, lambda depth: (AFTER.tobytes(), ()), has_bases=False)
+        chooser.choice(name, "float32", 4, partial(sample, name), n_bytes=AFTER.nbytes, depths=[0])
+    chooser.choice("blocks.0.up", "float16", 2, partial(sample, "half"), n_bytes=AFTER.nbytes, depths=[0])
+    chooser.choice("blocks.0.up", "float32", 4, lambda depth: (AFTER.tobytes(), ()), n_bytes=AFTER.nbytes, depths=[])
 
     assert looked_at == ["blocks.0.up", "blocks.1.down", "half"]
 
 
-def test_an_arrangement_that_was_found_serves_some_steps_of_its_series_and_is_then_found_anew() -> None:
-    recent = RecentArrangements()
-    first, second = (Transform.GROUPED, 8), (Transform.PLAIN, 1)
-    found = iter([first, second, first])
-    taken = [recent.of("run").of("up", 0, lambda: next(found)) for _ in range(_STEPS_OF_ARRANGEMENT + 1)]
+FIRST, SECOND = (
+    EncodingChoice(itemsize=size, codings=None, plain_share=1.0, delta=None, effort=Effort.BALANCED) for size in (2, 4)
+)
 
-    assert taken == [first] * _STEPS_OF_ARRANGEMENT + [second]
-    assert recent.of("run").of("up", 1, lambda: next(found)) == first
-    assert recent.of("other run").of("up", 0, lambda: second) == second
+
+def test_a_choice_serves_some_steps_of_its_series_and_is_then_made_anew() -> None:
+    recent = RecentChoices()
+    made = iter([FIRST, SECOND, FIRST])
+    taken = [recent.of("run").of("up", lambda: next(made)) for _ in range(_STEPS_OF_CHOICE + 1)]
+
+    assert taken == [FIRST] * _STEPS_OF_CHOICE + [SECOND]
+    assert recent.of("run").of("down", lambda: next(made)) == FIRST
+    assert recent.of("other run").of("up", lambda: SECOND) == SECOND
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.73, FIRST), (0.67, FIRST), (0.8, SECOND), (0.6, SECOND)])
+def test_a_choice_is_made_anew_if_a_save_takes_another_share_of_its_bytes(share: float, taken: EncodingChoice) -> None:
+    choices = SeriesChoices()
+    choices.of("up", lambda: FIRST)
+    choices.note_share(0, 0.7)
+    choices.note_share(None, 0.9)  # a save without bases is not compared with one with bases
+    choices.note_share(0, share)
+
+    assert choices.of("up", lambda: SECOND) == taken
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "down"},
+        {"dtype": "float16", "itemsize": 2},
+        {"itemsize": 8},
+        {"depths": [0]},
+        {"depths": []},
+    ],
+    ids=str,
+)
+def test_a_tensor_of_another_kind_takes_no_choice_of_an_earlier_step(other: dict[str, Any]) -> None:
+    recent = SeriesChoices()
+    looked_at: list[int | None] = []
+
+    def sample(depth: int | None) -> tuple[Buffer, list[tuple[int, Buffer]]]:
+        looked_at.append(depth)
+        return AFTER.tobytes(), [(1, BEFORE.tobytes()), (0, BEFORE.tobytes())]
+
+    facts: dict[str, Any] = {"name": "up", "dtype": "float32", "itemsize": 4, "depths": [1, 0], "n_bytes": AFTER.nbytes}
+    for each in (facts, facts, facts | other):
+        Chooser(max_depth=3, recent=recent).choice(sample=sample, **each)
+
+    assert len(looked_at) == 2
 
 
 def test_a_tensor_too_small_to_tell_decides_for_no_other() -> None:
     chooser = Chooser()
 
-    small = chooser.choice("a.0", "float32", 4, lambda depth: (AFTER[:100].tobytes(), ()), has_bases=False)
-    large = chooser.choice("a.1", "float32", 4, lambda depth: (AFTER.tobytes(), ()), has_bases=False)
+    small = chooser.choice("a.0", "float32", 4, lambda depth: (AFTER[:100].tobytes(), ()), n_bytes=400, depths=[])
+    large = chooser.choice("a.1", "float32", 4, lambda depth: (AFTER.tobytes(), ()), n_bytes=AFTER.nbytes, depths=[])
 
     assert small.codings is None
     assert large.codings is not None
@@ -242,7 +285,9 @@ def test_all_tensors_of_a_save_go_back_to_bases_of_one_depth() -> None:
         return AFTER.tobytes(), bases if depth is None else bases[-1 - depth :][:1]
 
     chooser = Chooser(max_depth=3)
-    choices = [chooser.choice(name, "float32", 4, sample, has_bases=True) for name in ("a", "b", "c")]
+    choices = [
+        chooser.choice(name, "float32", 4, sample, n_bytes=AFTER.nbytes, depths=[1, 0]) for name in ("a", "b", "c")
+    ]
 
     assert asked == [None, 1, 1]
     assert [choice.delta and choice.delta.depth for choice in choices] == [1, 1, 1]
@@ -253,8 +298,9 @@ def test_a_series_begins_anew_with_all_tensors() -> None:
     far = (AFTER + rng.normal(0, 1e-3, len(AFTER)).astype(np.float32)).tobytes()
     bases = [(1, (AFTER - 1e-7).tobytes()), (0, far)]
 
-    first = chooser.choice("a", "float32", 4, lambda depth: (AFTER.tobytes(), bases), has_bases=True)
-    second = chooser.choice("b", "float32", 4, lambda depth: (AFTER.tobytes(), bases[1:]), has_bases=True)
+    size = AFTER.nbytes
+    first = chooser.choice("a", "float32", 4, lambda _: (AFTER.tobytes(), bases), n_bytes=size, depths=[1, 0])
+    second = chooser.choice("b", "float32", 4, lambda _: (AFTER.tobytes(), bases[1:]), n_bytes=size, depths=[1, 0])
 
     assert first.gains
     assert first.delta is None
