@@ -227,6 +227,7 @@ class Adapter(ABC):
         stored: Mapping[str, StoredTensor],
         read: ReadTensors,
         *,
+        check: CheckTensors | None = None,
         wanted: Callable[[str], bool] | None = None,
         strict: bool = True,
         device: Any = None,
@@ -238,6 +239,7 @@ class Adapter(ABC):
             stored: The available tensors, by the model's names for them; each has its own name in the
                 checkpoint.
             read: Reader of these tensors. If it raises, a part of the model may be filled.
+            check: Check of the tensors to fill, called before the model changes; None if only a read finds damage.
             wanted: Filter by the model's name of a tensor: others are neither filled nor missed. The default is all.
                 A filter must choose one tensor at least.
             strict: Whether missing or unexpected tensors are an error.

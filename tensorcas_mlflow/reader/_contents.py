@@ -73,6 +73,16 @@ class Contents(ABC):
             block: Memory from the start of the first run to the end of the last; bytes between runs become undefined.
         """
 
+    @property
+    def can_check(self) -> bool:
+        """True if the tensors have digests and are on this machine, so that `check` costs a second read of a disk."""
+        return False
+
+    def check(self, rows: Offsets) -> None:
+        """Check that tensors are intact, holding some 16 MiB at a time; raises as `arrays`."""
+        for _ in self.batches(rows):
+            pass
+
     @abstractmethod
     def other_content(self) -> dict[str, bytes]:
         """Return the content beside the tensors, by kind.
@@ -249,6 +259,13 @@ class PartContents(Contents):
     def select(self, row: int, selection: Selection) -> Array:
         return self.whole.select(int(self.row_of[row]), selection)
 
+    @property
+    def can_check(self) -> bool:
+        return self.whole.can_check
+
+    def check(self, rows: Offsets) -> None:
+        self.whole.check(self.row_of[rows])
+
     def other_content(self) -> dict[str, bytes]:
         # No part of a skeleton can be attributed to these tensors, so a part has all of it.
         return self.whole.other_content()
@@ -360,6 +377,14 @@ class StoredContents(RowContents):
             self.manifest, self.row_of[rows], verify=self._verify, outs=outs, copy=False, is_private=True
         )
 
+    @property
+    def can_check(self) -> bool:
+        return self._verify and self._store.chunks.can_check
+
+    def check(self, rows: Offsets) -> None:
+        # It reads the stored bytes, and decodes none of them.
+        self._store.chunks.check(self.manifest, self.row_of[rows])
+
     def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
         stored = self.manifest.rows[int(self.row_of[row])]
         owner = ChunkOwner(label=self.manifest.label, rows=[stored])
@@ -388,6 +413,10 @@ class FileContents(RowContents):
         names = [self.specs.name(int(row)) for row in rows]
         found = self._file.read(names, verify=self._verify, out={names[at]: out for at, out in (outs or {}).items()})
         return [found[name] for name in names]
+
+    @property
+    def can_check(self) -> bool:
+        return self._verify
 
     def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
         self._file.read_chunks(int(self.row_of[row]), chunks, outs, verify=self._verify)

@@ -342,6 +342,10 @@ class StoredFileContents(ListedContents):
                 found[at] = self._array(self.places[row], outs.get(at))
         return [found[at] for at in range(len(rows))]
 
+    @property
+    def can_check(self) -> bool:
+        return self._verify and self._store.chunks.can_check
+
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         place = self.places[row]
         if place.source:

@@ -511,8 +511,9 @@ class CheckpointReader(Mapping[str, Any]):
         """Fill a live model, or a part of it, in place, without unpickling.
 
         The tensors are read some at a time, most of them straight into the model's memory. Tensors without memory
-        (PyTorch's meta device) are allocated as they are filled. Names, dtypes and shapes are checked before the model
-        changes, and each chunk before it is put into the model's memory.
+        (PyTorch's meta device) are allocated as they are filled. Everything is checked before the model changes: names,
+        dtypes, shapes and, if they have digests and are on this machine, the stored bytes of all tensors to fill. A
+        reader opened with ``verify=False`` omits the check of stored bytes.
 
         Args:
             model: A PyTorch module.
@@ -530,15 +531,16 @@ class CheckpointReader(Mapping[str, Any]):
             AdapterError: The tensors do not fit, or ``match`` matches no name; the message lists all misfits, and
                 nothing is changed.
             PartNotFoundError: No name begins with ``prefix``.
-            TensorCasError: See `tensor`. If a tensor is damaged, the model may be filled in part; then a note of the
-                error says so. ``into=`` of the functions that load checkpoints and models checks all tensors first.
+            TensorCasError: See `tensor`. If the storage fails after the check, or a store on another machine has a
+                damaged tensor, the model may be filled in part; then a note of the error says so.
         """
         if prefix:
             return self.below(prefix).load_into(model, match=match, strict=strict, device=device)
         stored = {spec.name: spec for spec in self.specs()}
         wanted = None if match is None else _matcher(match)
+        check = self._check if self._contents.can_check else None
         return adapter_for(model).fill_weights(
-            model, stored, self._read_into, wanted=wanted, strict=strict, device=device
+            model, stored, self._read_into, check=check, wanted=wanted, strict=strict, device=device
         )
 
     # --- for the other modules of this package
@@ -626,6 +628,11 @@ class CheckpointReader(Mapping[str, Any]):
         outs = {} if out is None else {at: out[name] for at, name in enumerate(names)}
         with self._watch.running():
             return dict(zip(names, self._contents.arrays(rows, outs), strict=True))
+
+    def _check(self, names: Sequence[str]) -> None:
+        rows = np.array([self._row(name) for name in names], dtype=np.int64)
+        with self._watch.running():
+            self._contents.check(rows)
 
     def _read(self, rows: Offsets, *, copy: bool = False) -> dict[str, Any]:
         with self._watch.running():

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from tensorcas_mlflow.adapter import adapter_for, take_apart
 from tensorcas_mlflow.errors import AdapterError, CorruptChunkError
-from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.reader import open_path, open_ref
+from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
-from tests.stored_bytes import flip_in_packs
+from tests.stored_bytes import flip, flip_in_packs
 
 
 def module(seed: int, device: str = "cpu") -> torch.nn.Module:
@@ -108,3 +113,71 @@ def test_a_load_into_a_model_finds_damage_before_it_changes_anything(store: Tens
         store.load(1, original=live)
 
     assert len(same(live, module(2))) == len(live.state_dict())
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("options", [{}, {"match": "*.*"}, {"prefix": "model"}], ids=str)
+@pytest.mark.usefixtures("store_of_files")
+def test_load_into_finds_damage_before_the_module_changes(tmp_path: Path, options: dict[str, Any], device: str) -> None:
+    store = TensorCasStore(tmp_path, run_id="run")
+    store.save({"model": module(1)} if "prefix" in options else module(1), step=1)
+    for share in (0.1, 0.5, 0.8):
+        damage(store.store, share)
+        live = module(2, device)
+        with pytest.raises(CorruptChunkError) as raised:
+            TensorCasStore(tmp_path, run_id="run").open(1).load_into(live, **options)
+        damage(store.store, share)
+
+        assert not hasattr(raised.value, "__notes__")
+        assert is_untouched(live)
+
+
+def test_load_into_finds_damage_in_a_file_before_the_module_changes(tmp_path: Path) -> None:
+    file = tmp_path / PAYLOAD_FILE
+    write_payload(tmp_path, take_apart(adapter_for(module(1)), module(1)), flavor="pytorch")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    live = module(2)
+    with pytest.raises(CorruptChunkError):
+        open_path(file).load_into(live)
+
+    assert is_untouched(live)
+
+
+@pytest.mark.usefixtures("store_of_files")
+def test_load_into_finds_damage_in_a_logged_file_before_the_module_changes(tmp_path: Path) -> None:
+    saved, live = (torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))) for _ in range(2))
+    before = {name: tensor.clone() for name, tensor in live.state_dict().items()}
+    save_file(saved.state_dict(), tmp_path / "m.safetensors")
+    store = Store.open(tmp_path / "store", create=True)
+    with store.write_file(tmp_path / "m.safetensors") as save:
+        ref = save.commit(RefTarget(path="m.safetensors"))
+    damage(store, 0.9)
+    with pytest.raises(CorruptChunkError):
+        open_ref(Store.open(tmp_path / "store"), ref).load_into(live)
+
+    assert all(torch.equal(tensor, before[name]) for name, tensor in live.state_dict().items())
+
+
+@pytest.mark.usefixtures("store_of_files")
+def test_load_into_without_verification_reads_the_tensors_once(store: TensorCasStore) -> None:
+    n_bytes = {}
+    for verify in (True, False):
+        reader = store.open(1, verify=verify)
+        reader.load_into(module(2))
+        n_bytes[verify] = reader.stats.read_bytes
+
+    assert n_bytes[True] - n_bytes[False] > 40 * 50 * 3
+
+
+def damage(store: Store, share: float) -> None:
+    """Flip a byte at a share of the only pack; a second call undoes it."""
+    (pack,) = store.backend.list("packs")
+    flip(store.backend, pack.key, int(pack.size * share))
+
+
+def is_untouched(live: torch.nn.Module) -> bool:
+    if all(tensor.is_meta for tensor in live.state_dict().values()):
+        return True
+    return len(same(live, module(2))) == len(live.state_dict())

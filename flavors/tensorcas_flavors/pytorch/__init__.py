@@ -222,6 +222,7 @@ class PyTorchAdapter(Adapter):
         stored: Mapping[str, StoredTensor],
         read: ReadTensors,
         *,
+        check: CheckTensors | None = None,
         wanted: Callable[[str], bool] | None = None,
         strict: bool = True,
         device: Any = None,
@@ -232,7 +233,7 @@ class PyTorchAdapter(Adapter):
         """
         place = _Options.of({"device": "cpu" if device is None else device}).device
         assert place is not None
-        return fill_weights(model, stored, read, wanted=wanted, strict=strict, device=place)
+        return fill_weights(model, stored, read, check=check, wanted=wanted, strict=strict, device=place)
 
     def unpickles(self, tensors: Mapping[str, Array]) -> bool:
         """Return True for a module or other live object, False for state dicts and nests of plain values."""

@@ -38,7 +38,7 @@ from tensorcas_flavors.pytorch._tensors import (
     torch_dtype,
 )
 from tensorcas_flavors.pytorch._tree import NamedItems, PickleOnly, StoredObject
-from tensorcas_mlflow.adapter import Array, NotFilled, ReadTensors, StoredTensor
+from tensorcas_mlflow.adapter import Array, CheckTensors, NotFilled, ReadTensors, StoredTensor
 from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.errors import TensorCasError
 
@@ -339,6 +339,7 @@ def fill_weights(
     stored: Mapping[str, StoredTensor],
     read: ReadTensors,
     *,
+    check: CheckTensors | None,
     wanted: Callable[[str], bool] | None,
     strict: bool,
     device: torch.device,
@@ -354,6 +355,7 @@ def fill_weights(
             is taken, as ``load_state_dict`` does.
         read: Gets an ``out`` for tensors that are on the CPU, contiguous and of the stored dtype. The others are read
             in batches of 64 MiB and converted as by ``load_state_dict``.
+        check: As there.
         wanted: As there; it must choose one name at least.
         strict: As there. Shapes must fit in any case. Non-persistent buffers are filled if they were stored, and never
             count as missing.
@@ -374,6 +376,8 @@ def fill_weights(
     plan = _WeightsPlan(module, stored, wanted)
     plan.check(strict=strict)
     warn_of_rounding(plan.rounded)
+    if check is not None:
+        check(plan.sources)
     with torch.no_grad():
         plan.execute(read, device)
     return plan.not_filled
@@ -452,6 +456,11 @@ class _WeightsPlan:
                     problems.append(f"{title}: {', '.join(some([repr(name) for name in names]))}")
         if problems:
             raise pytorch_error(f"the {type(self._module).__name__} cannot be filled: {'; '.join(problems)}")
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the stored tensors to fill with, each once."""
+        return list(dict.fromkeys(_source(target).name for target in self._filled))
 
     def execute(self, read: ReadTensors, device: torch.device) -> None:
         """Read the tensors and fill the module."""
