@@ -14,6 +14,7 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest_each, prefixes
 from tensorcas_mlflow.base.files import new_name
+from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
 from tensorcas_mlflow.layout import (
@@ -46,12 +47,6 @@ from tensorcas_mlflow.layout import (
 )
 
 _N_REMEMBERED = 4
-
-
-def distinct(numbers: Any) -> list[int]:
-    """Return the distinct small numbers, ascending. The first `numpy.unique` of a process takes 16 ms."""
-    which: list[int] = np.bincount(numbers).nonzero()[0].tolist()
-    return which
 
 
 class Places(NamedTuple):
@@ -113,7 +108,7 @@ class Places(NamedTuple):
     def by_pack(self, rows: Any) -> list[tuple[str, Any]]:
         """Group some chunks by their packs."""
         numbers = self.pack[rows]
-        return [(self.packs[number], rows[numbers == number]) for number in distinct(numbers)]
+        return [(self.packs[number], rows[numbers == number]) for number in distinct(numbers).tolist()]
 
 
 def find_places(tables: Sequence[Table], digests: Digests, without: Collection[str] = ()) -> Places:
@@ -182,7 +177,7 @@ def find_chains(tables: Sequence[Table], places: Places, without: Collection[str
         For each found chunk whether every chunk needed to decode it is known; and the packs of these.
     """
     levels = follow(tables, places, without) if without or places.chain is None else places.chain
-    packs = {level.packs[number] for level in levels for number in distinct(level.pack[level.found])}
+    packs = {level.packs[number] for level in levels for number in distinct(level.pack[level.found]).tolist()}
     return _are_whole(places, levels), packs
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, Scratch, aligned_buffer
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.config import n_threads
-from tensorcas_mlflow.chunk_io._catalog import Places, distinct
+from tensorcas_mlflow.base.tensors import distinct
+from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._check import check_payloads
 from tensorcas_mlflow.chunk_io._decode import (
     DIRECT,
@@ -298,7 +299,7 @@ class Load:
 
     def _fetch_cached(self, cache: ExtentCache, places: Places, stored: Stored) -> Any:
         """Take stored bytes from the cache; return the numbers of the missing ones."""
-        for number in distinct(places.pack):
+        for number in distinct(places.pack).tolist():
             name, mine = places.packs[number], np.flatnonzero(places.pack == number)
             opened = self._cached.get(name)
             if opened is None:

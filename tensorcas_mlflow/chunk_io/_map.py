@@ -10,8 +10,8 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import BlobFile, MappedStretch
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, digest
-from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, ranges
-from tensorcas_mlflow.chunk_io._catalog import Places, distinct
+from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, distinct, ranges
+from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._plan import OpenFiles, dtypes_of, shapes_of
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
@@ -66,7 +66,7 @@ def map_rows(
     pieces = _find_pieces(places, columns, rows, chunk_bytes)
     arrays: dict[int, Array] = {}
     dtypes = dtypes_of(columns)
-    for number in distinct(pieces.pack):
+    for number in distinct(pieces.pack).tolist():
         mine = np.flatnonzero(pieces.pack == number)
         key = pack_key(places.packs[number])
         try:

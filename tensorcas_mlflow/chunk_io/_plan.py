@@ -13,9 +13,9 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, BlobFile
 from tensorcas_mlflow.base.dtypes import DType, parse_dtype
-from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, aligned_bytes, ranges
+from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, aligned_bytes, distinct, ranges
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.chunk_io._catalog import Places, distinct
+from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._ways import (
     LEAST_ASKED_BYTES,
     LOCAL_GAP_BYTES,
@@ -382,7 +382,7 @@ class Planner:
         total = int(stored.sum())
         # Small amounts need no check of their pack, and are planned at once, however many packs there are.
         is_little = of_pack[pack] < LEAST_ASKED_BYTES
-        parts = [chunks[pack == number] for number in distinct(pack[~is_little])]
+        parts = [chunks[pack == number] for number in distinct(pack[~is_little]).tolist()]
         if is_little.any():
             parts.append(chunks[is_little])
         return [(self._choose(places, part, total, len(chunks)), part) for part in parts]

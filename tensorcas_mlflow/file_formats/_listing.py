@@ -697,10 +697,7 @@ class FlatTable(Mapping[str, TensorLocation]):
         return _Row(location.spec.dtype, location.spec.shape, 0, location.start, location.n_bytes)
 
     def __contains__(self, name: object) -> bool:
-        try:
-            return isinstance(name, str) and self._numbers.number(name) >= 0
-        except KeyError:
-            return False
+        return name in self._numbers
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.specs.names)

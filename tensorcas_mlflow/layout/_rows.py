@@ -475,6 +475,12 @@ class Numbers:
             raise KeyError(name)
         return int(found[-1])
 
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and self.number(name) >= 0
+        except KeyError:
+            return False
+
     @Lazy
     def numbers(self) -> dict[str, int]:
         """Return the positions of all rows by name."""
@@ -496,12 +502,6 @@ class ByName(Numbers, Mapping[str, Row]):
 
     def __getitem__(self, name: str) -> Row:
         return self._columns.row(self.number(name))
-
-    def __contains__(self, name: object) -> bool:
-        try:
-            return isinstance(name, str) and self.number(name) >= 0
-        except KeyError:
-            return False
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.numbers)

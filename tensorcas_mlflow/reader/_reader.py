@@ -282,10 +282,7 @@ class CheckpointReader(Mapping[str, Any]):
         return len(self._contents.specs)
 
     def __contains__(self, name: object) -> bool:
-        try:
-            return isinstance(name, str) and self._numbers.number(name) >= 0
-        except KeyError:
-            return False
+        return name in self._numbers
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs.names.to_list())
