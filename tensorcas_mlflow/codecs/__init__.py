@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         typesize_of,
     )
     from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec, compiled_encoder
-    from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform
+    from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform, is_sparse
     from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
     from tensorcas_mlflow.codecs._words import WORD_BYTES
     from tensorcas_mlflow.codecs._zstd import SHUFFLE_ZSTD, ZSTD, check_zstd_has_memory
@@ -47,7 +47,7 @@ _NAMES = {
         "guess_itemsize samples_alike typesize_of"
     ),
     "_codec": "MOST_OVERHEAD_BYTES RAW Codec compiled_encoder",
-    "_delta": "DECAYED_BYTES DELTA Transform",
+    "_delta": "DECAYED_BYTES DELTA Transform is_sparse",
     "_planes": "PLANES Effort PlaneCoding",
     "_words": "WORD_BYTES",
     "_zstd": "SHUFFLE_ZSTD ZSTD check_zstd_has_memory",

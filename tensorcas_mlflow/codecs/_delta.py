@@ -1,4 +1,4 @@
-"""Codec 3: differences from a base, in order, in groups, or after weight decay.
+"""Codec 3: differences from a base, in order, in groups, after weight decay, or of the changed words alone.
 
 *Weight decay*: AdamW and its like multiply every weight by a number just below 1 at every step, weights without a
 gradient too. In an embedding these are all rows whose tokens did not occur. Each step rounds to whole units in the last
@@ -57,6 +57,11 @@ _LEAST_SHARE = 0.15
 """Least share of the sampled words that must have such frequent differences."""
 _MOST_UNITS = 1 << 20
 _DECAY = struct.Struct("<IH")
+_SPARSE = struct.Struct("<III")
+_LEAST_SPARSE_WORDS = 4
+"""`Transform.SPARSE` is used if at most one word in so many differs."""
+_LONG_GAP = 255
+"""A byte of a gap with this value says that the gap goes on."""
 
 
 class Transform(IntEnum):
@@ -68,6 +73,8 @@ class Transform(IntEnum):
     """Grouped by the magnitude of the base; for floating point numbers."""
     DECAYED = 2
     """Differences from the base after weight decay, in the order of the words; for single precision."""
+    SPARSE = 3
+    """Places and differences of the changed words alone; for steps that change few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +160,13 @@ def _mantissas(words: Any, out: Any) -> None:
     np.bitwise_or(out, 0x8000, out=out)
 
 
+def is_sparse(raw: Buffer, width: int, base: Buffer) -> bool:
+    """Tell whether few words of a chunk differ from its base, so that `Transform.SPARSE` applies."""
+    words, _ = words_in(np.frombuffer(raw, np.uint8), width)
+    base_words, _ = words_in(np.frombuffer(base, np.uint8), width)
+    return bool(np.count_nonzero(words != base_words) <= len(words) // _LEAST_SPARSE_WORDS)
+
+
 class _Delta(Codec):
     number = 3
     name = "delta"
@@ -178,10 +192,11 @@ class _Delta(Codec):
             itemsize: Size of the words; other sizes than 1, 2, 4 and 8 count as 1.
             base: As long as the chunk.
             transform: Kind and order of the differences. A chunk that shows no decay gets `Transform.PLAIN` in place of
-                `Transform.DECAYED`.
+                `Transform.DECAYED`, and a chunk with many changed words `Transform.GROUPED` in place of
+                `Transform.SPARSE`.
             effort: Time to spend.
             codings: Codings of the planes of the differences, the least significant bytes first; None to choose them
-                here. `Transform.DECAYED` always chooses them here.
+                here. `Transform.DECAYED` and `Transform.SPARSE` always choose them here.
             unit: Words per unit of a grouping; None for `UNIT_WORDS`, which is fast, and 1 for the smallest result.
 
         Raises:
@@ -197,6 +212,11 @@ class _Delta(Codec):
             chosen = codings and bytes(codings)
             payload: bytes = encoder.encode_delta(raw, width, base, transform, unit, chosen, effort)
             return payload
+        if transform is Transform.SPARSE:
+            sparse = _encode_sparse(data, np.frombuffer(base, np.uint8), width, effort)
+            if sparse is not None:
+                return bytes([PLANES.number, transform | _log2(width) << 4]) + sparse
+            transform, unit = Transform.GROUPED, UNIT_WORDS[width]
         words, tail = words_in(data, width, unit)
         base_words, _ = words_in(np.frombuffer(base, np.uint8), width, unit)
         decay = fit_decay(words, base_words) if transform is Transform.DECAYED else None
@@ -222,6 +242,9 @@ class _Delta(Codec):
         inner, transform, width = _INNER[stored[0]], Transform(stored[1] & 15), 1 << (stored[1] >> 4)
         if transform is Transform.GROUPED:
             _decode_groups(inner, stored[2:], width, out, base)
+            return
+        if transform is Transform.SPARSE:
+            _decode_sparse(inner, stored[2:], width, out, base)
             return
         words, tail = words_in(np.frombuffer(out, np.uint8), width)
         base_words, _ = words_in(np.frombuffer(base, np.uint8), width)
@@ -283,6 +306,47 @@ def _decode_groups(inner: Codec, stored: memoryview, width: int, out: memoryview
         groups.join(areas, words)
         add(words, base_words)
     tail[:] = stored[len(stored) - len(tail) :]
+
+
+def _encode_sparse(data: Any, base: Any, width: int, effort: Effort) -> bytes | None:
+    """Return a sparse delta from behind its first two bytes on; None if many words differ."""
+    words, tail = words_in(data, width)
+    base_words, _ = words_in(base, width)
+    places = np.flatnonzero(words != base_words)
+    if len(places) > len(words) // _LEAST_SPARSE_WORDS:
+        return None
+    differences = np.empty(len(places), words.dtype)
+    subtract(words[places], base_words[places], differences)
+    gaps = np.diff(places, prepend=-1) - 1
+    ends = np.cumsum(gaps // _LONG_GAP + 1)
+    in_bytes = np.full(ends[-1] if len(ends) else 0, _LONG_GAP, np.uint8)
+    in_bytes[ends - 1] = gaps % _LONG_GAP
+    of_gaps = PLANES.encode_as(in_bytes.data, 1, None, effort)
+    of_words = PLANES.encode_as(differences.view(np.uint8).data, width, None, effort)
+    return b"".join([_SPARSE.pack(len(places), len(in_bytes), len(of_gaps)), of_gaps, of_words, tail])
+
+
+def _decode_sparse(inner: Codec, stored: memoryview, width: int, out: memoryview, base: Buffer) -> None:
+    begin = _SPARSE.size
+    if len(stored) < begin:
+        raise FormatError("a sparse delta does not state its sizes")
+    n_stored, n_gap_bytes, n_of_gaps = _SPARSE.unpack_from(stored)
+    words, tail = words_in(np.frombuffer(out, np.uint8), width)
+    base_words, _ = words_in(np.frombuffer(base, np.uint8), width)
+    middle, end = begin + n_of_gaps, len(stored) - len(tail)
+    if n_stored > len(words) or n_gap_bytes > len(out) or middle > end:
+        raise FormatError(f"a sparse delta does not have the sizes of a chunk of {len(out)} bytes")
+    gaps, differences = np.empty(n_gap_bytes, np.uint8), np.empty(n_stored, words.dtype)
+    inner.decode_into(stored[begin:middle], gaps.data)
+    inner.decode_into(stored[middle:end], differences.view(np.uint8).data)
+    is_end = gaps != _LONG_GAP
+    places = np.cumsum(gaps, dtype=np.int64)[is_end] + np.arange(np.count_nonzero(is_end))
+    if len(places) != n_stored or not is_end[-1:].all() or (places[-1:] >= len(words)).any():
+        raise FormatError("a sparse delta does not place its words in the chunk")
+    words[:] = base_words
+    add(differences, base_words[places])
+    words[places] = differences
+    tail[:] = stored[end:]
 
 
 def _codings(words: Any, base: Any) -> list[PlaneCoding]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.codecs import DECAYED_BYTES, DELTA, PLANES, Transform, estimate_share
+from tensorcas_mlflow.codecs import DECAYED_BYTES, DELTA, PLANES, Transform, estimate_share, is_sparse
 from tensorcas_mlflow.layout import MAX_DEPTH
 
 Sizes = np.ndarray[Any, np.dtype[np.float64]]
@@ -207,7 +207,7 @@ class _Forest:
 
 PLAIN_COST = 0.35
 """Nanoseconds a byte to decode `planes`, in one thread of a busy machine; see ``docs/design/codecs.md``."""
-_COSTS = {Transform.PLAIN: 0.8, Transform.GROUPED: 1.6, Transform.DECAYED: 0.85}
+_COSTS = {Transform.PLAIN: 0.8, Transform.GROUPED: 1.6, Transform.DECAYED: 0.85, Transform.SPARSE: 0.25}
 """The same for a delta, without its base."""
 MOST_COST = 2.8
 """Largest cost of decoding. It leaves room for a grouped delta against a plain one, or for three plain ones."""
@@ -268,9 +268,11 @@ def plant(
     def try_full(version: int) -> int:
         return sum(min(len(PLANES.encode_as(raw, itemsize, None)), len(raw)) for raw in _known_parts(samples[version]))
 
-    def try_delta(pair: tuple[int, int, int]) -> int:
+    def try_delta(pair: tuple[int, int, int]) -> float:
         hop, base, version = pair
-        both = zip(_known_parts(samples[version]), _known_parts(samples[base]), strict=True)
+        both = list(zip(_known_parts(samples[version]), _known_parts(samples[base]), strict=True))
+        if transforms[hop] is Transform.SPARSE and not all(is_sparse(raw, itemsize, of) for raw, of in both):
+            return np.inf
         return sum(len(DELTA.encode_as(raw, itemsize, of, transforms[hop])) for raw, of in both)
 
     free = [version for version in known if fixed_depth[version] < 0]
@@ -316,7 +318,7 @@ def _transforms(sample_bytes: int, itemsize: int, *, is_float: bool) -> list[Tra
         return [Transform.PLAIN]
     # For elements of other sizes `DECAYED` is the same as `PLAIN`.
     decays = [Transform.DECAYED] if itemsize == DECAYED_BYTES else []
-    return [Transform.PLAIN, Transform.GROUPED, *decays]
+    return [Transform.PLAIN, Transform.GROUPED, *decays, Transform.SPARSE]
 
 
 def _promising(

@@ -148,6 +148,74 @@ def test_the_decay_of_a_delta_is_as_the_format_page_says() -> None:
     assert decoded(stored, b.tobytes() + b"END") == x.tobytes() + b"end"
 
 
+def test_the_sparse_words_of_a_delta_are_as_the_format_page_says() -> None:
+    b = np.arange(1_000, dtype="<u2")
+    x = b.copy()
+    x[[0, 3, 514]] += np.array([1, 65_535, 300], "<u2")  # gaps of 0, 2 and 510 words
+    gaps, residual = bytes([0, 2, 255, 255, 0]), np.array([2, 1, 600], "<u2").tobytes()
+
+    said = b"".join(number.to_bytes(4, "little") for number in (3, len(gaps), len(gaps)))
+    stored = bytes([RAW.number, 0x13]) + said + gaps + residual + b"!"
+
+    assert decoded(stored, b.tobytes() + b"?") == x.tobytes() + b"!"
+
+
+def some_changed(share: float) -> tuple[bytes, bytes]:
+    """Return a chunk in which a share of the words differs from its base, and the base."""
+    is_changed = np.random.default_rng(4).random(len(BEFORE)) < share
+    return np.where(is_changed, AFTER, BEFORE).tobytes(), BEFORE.tobytes()
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.1, 0.2])
+def test_changes_of_few_words_take_least_room_in_the_sparse_transform(share: float) -> None:
+    raw, base = some_changed(share)
+
+    stored = DELTA.encode_as(raw, 4, base, Transform.SPARSE)
+
+    assert stored[1] & 15 == Transform.SPARSE
+    assert decoded(stored, base) == raw
+    assert len(stored) < 0.8 * min(
+        len(DELTA.encode_as(raw, 4, base, each)) for each in Transform if each is not Transform.SPARSE
+    )
+
+
+def test_changes_of_many_words_are_grouped_in_place_of_the_sparse_transform() -> None:
+    raw, base = some_changed(0.3)
+
+    assert DELTA.encode_as(raw, 4, base, Transform.SPARSE) == DELTA.encode_as(raw, 4, base, Transform.GROUPED)
+
+
+def sparse(n_words: int, gaps: bytes, words: bytes, *, n_of_gaps: int | None = None) -> bytes:
+    """Return a sparse delta of four-byte words, stored as they are."""
+    said = (n_words, len(gaps), len(gaps) if n_of_gaps is None else n_of_gaps)
+    return bytes([RAW.number, 0x23]) + b"".join(each.to_bytes(4, "little") for each in said) + gaps + words
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b"\x00\x23",
+        b"\x00\x23" + bytes(11),
+        sparse(1, b"\x02", bytes(4)),  # a place behind the last word
+        sparse(1, b"\xff\x00", bytes(4)),
+        sparse(3, bytes(3), bytes(12)),  # more words than the chunk has
+        sparse(2, bytes(1), bytes(8)),  # fewer gaps than words
+        sparse(1, bytes(2), bytes(4)),  # more
+        sparse(1, b"\x00\xff", bytes(4)),  # a gap without an end
+        sparse(0, b"\xff", b""),
+        sparse(0, bytes(9), b""),  # more gaps than the chunk has bytes
+        sparse(1, bytes(1), bytes(3)),
+        sparse(1, bytes(1), bytes(5)),
+        sparse(1, bytes(1), bytes(4), n_of_gaps=0),
+        sparse(1, bytes(1), bytes(4), n_of_gaps=6),
+        sparse(1, bytes(1), bytes(4), n_of_gaps=(1 << 32) - 1),
+    ],
+)
+def test_a_sparse_delta_refuses_places_and_sizes_outside_of_its_chunk(stored: bytes) -> None:
+    with pytest.raises(FormatError):
+        decoded(stored, bytes(8))
+
+
 def test_units_of_a_delta_are_as_the_format_page_says() -> None:
     low, high = 1 << 7, 3 << 7
     # The units are high low, low high, low low and high low; by their classes they come as 2, 0 and 3, 1.
@@ -190,7 +258,7 @@ def test_a_delta_without_a_base_of_its_size_is_refused(base: bytes | None) -> No
         b"\x02\x20",  # shuffled records
         b"\x05\x20",
         b"\xff\x20",
-        b"\x00\x23",  # a transform of a later release
+        b"\x00\x24",  # a transform of a later release
         b"\x00\x2f",
         b"\x00\x40",  # words of 16 bytes
         b"\x00\xf0",

@@ -54,6 +54,11 @@ def chains(n_bytes: int) -> Iterator[tuple[bytes, Chain]]:
         made = bytearray(n_bytes)
         DELTA.decode_into(payload, memoryview(made), base)
         yield bytes(made), [(DELTA, payload), *full]
+        for gap in (1, 3, 300):
+            few = bytearray(base)
+            for at in range(gap * width, n_bytes, (gap + 4) * width):
+                few[at] = chunk[at] ^ 1
+            yield bytes(few), [(DELTA, bytes(DELTA.encode_as(few, width, base, Transform.SPARSE))), *full]
     lost, before = decayed(n_bytes, 5), decayed(n_bytes, 0)
     yield lost, [(DELTA, bytes(DELTA.encode_as(lost, 4, before, Transform.DECAYED))), (RAW, before)]
     first = (DELTA, bytes(DELTA.encode(chunk, 4, base)))

@@ -79,7 +79,7 @@ def fuzz_encode_planes(core: ModuleType, rng: np.random.Generator) -> None:
 def fuzz_encode_delta(core: ModuleType, rng: np.random.Generator) -> None:
     raw, itemsize = chunk(rng), number(rng, WIDTHS)
     base = near(rng, raw)
-    transform, unit = number(rng, (0, 1, 2)), number(rng, (1, 2, 4))
+    transform, unit = number(rng, (0, 1, 2, 3)), number(rng, (1, 2, 4))
     payload = core.encode_delta(raw, itemsize, base, transform, unit, codings(rng, itemsize), int(rng.integers(1, 3)))
 
     assert decoded(DELTA.number, payload, len(raw), base) == raw
@@ -93,7 +93,7 @@ def fuzz_choices(core: ModuleType, rng: np.random.Generator) -> None:
     assert len(of_planes) == width
     assert 0 <= core.estimate_share(raw, width, base) <= 1
     transform, unit = core.choose_transform(raw, width, base, of_planes, bool(rng.integers(0, 2)))
-    assert transform in (0, 1, 2)
+    assert transform in (0, 1, 2, 3)
     assert unit in (1, 2, 4)
 
 
@@ -112,7 +112,7 @@ def recipes(rng: np.random.Generator) -> Any:
         row["itemsize"] = width & 0xFFFFFFFF
         row["effort"] = rng.integers(1, 3)
         row["has_codings"], row["has_delta"], row["has_delta_codings"] = rng.integers(0, 2, 3)
-        row["transform"] = number(rng, (0, 1, 2)) & 255
+        row["transform"] = number(rng, (0, 1, 2, 3)) & 255
         row["unit"] = number(rng, (1, 8 // width if width in (2, 4) else 1)) & 255
         row["codings"], row["delta_codings"] = (bytes(rng.integers(0, 3, 8).tolist()) for _ in range(2))
     return rows

@@ -63,7 +63,10 @@ BASES: dict[str, bytes] = {
     "doubles": WEIGHTS.astype(np.float64).tobytes(),
     "decayed": WEIGHTS.tobytes(),
 }
-STEPS = {**{name: CONTENTS[name] for name in BASES if name in CONTENTS}, "decayed": DECAYED.tobytes()}
+SPARSE = np.where(rng.random(len(WEIGHTS)) < np.repeat([0, 0.002, 0.02, 0.2, 0.4, 0.02, 0], 10_000), STEPPED, WEIGHTS)
+BASES["sparse"] = WEIGHTS.tobytes()
+STEPS = {name: CONTENTS[name] for name in BASES if name in CONTENTS}
+STEPS |= {"decayed": DECAYED.tobytes(), "sparse": SPARSE.tobytes()}
 SIZES = [0, 1, 3, 31, 32, 33, 511, 512, 4_095, 4_096, 32 << 10, (32 << 10) + 5, (64 << 10) + 1, 256 << 10]
 
 
@@ -448,7 +451,7 @@ def test_arguments_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", [("transform", 3), ("unit", 3), ("unit", 8), ("unit", 0), ("itemsize", 3), ("itemsize", 0)], ids=str
+    "place", [("transform", 4), ("unit", 3), ("unit", 8), ("unit", 0), ("itemsize", 3), ("itemsize", 0)], ids=str
 )
 def test_a_recipe_that_no_chooser_writes_is_refused(place: tuple[str, int]) -> None:
     row = recipes_of([STEPS["weights"][:40_000]], [BASES["weights"][:40_000]], 4, Effort.BALANCED).table
@@ -466,7 +469,7 @@ def test_a_recipe_that_no_chooser_writes_is_refused(place: tuple[str, int]) -> N
         ("encode_planes", (b"1234", 0, None, 1)),
         ("encode_planes", (b"1234", 4, b"123", 1)),
         ("encode_delta", (b"1234", 4, b"123", 0, 1, None, 1)),
-        ("encode_delta", (b"1234", 4, b"1234", 3, 1, None, 1)),
+        ("encode_delta", (b"1234", 4, b"1234", 4, 1, None, 1)),
         ("encode_delta", (b"1234", 4, b"1234", -1, 1, None, 1)),
         ("encode_delta", (b"1234", 4, b"1234", 1, 4, None, 1)),
         ("encode_delta", (b"1234", 4, b"1234", 1, 0, None, 1)),

@@ -114,6 +114,14 @@ def test_rows_that_only_weight_decay_moves_are_subtracted_from_what_it_makes_of_
     assert len(stored) < len(DELTA.encode_as(after.tobytes(), 4, BEFORE.tobytes(), Transform.PLAIN)) - 5_000
 
 
+def test_a_step_that_changes_few_words_stores_their_places_and_differences() -> None:
+    after = np.where(rng.random(len(BEFORE)) < 0.05, AFTER, BEFORE)
+    choice = against(after.tobytes(), 4, BEFORE.tobytes())
+
+    assert choice.delta is not None
+    assert choice.delta.transform is Transform.SPARSE
+
+
 def test_words_stay_in_their_order_where_whole_columns_do_not_change() -> None:
     step = rng.normal(0, 1e-5, (256, 256)).astype(np.float32) * (rng.random(256) < 0.3).repeat(8)[:256]
     choice = against((BEFORE + step.ravel()).tobytes(), 4, BEFORE.tobytes())

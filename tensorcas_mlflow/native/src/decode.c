@@ -29,7 +29,7 @@
 #include "words.h"
 
 enum { RAW = 0, ZSTD = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };
-enum { PLAIN = 0, GROUPED = 1, DECAYED = 2 };
+enum { PLAIN = 0, GROUPED = 1, DECAYED = 2, SPARSE = 3, LONG_GAP = 255 };
 enum { PAGE = 4096, HUGE_PAGE = 2 << 20, KEPT_BYTES = 16 << 20, MOST_GROUPS = 15, MOST_WIDTH = 8, MOST_PENDING = 64 };
 enum { MOST_CHUNK_BYTES = 64 << 20, MOST_LINKS = 9 };
 
@@ -283,16 +283,54 @@ static void decay(const uint8_t *words, size_t n_words, uint32_t n_steps, uint32
     }
 }
 
+/* Decode a sparse delta, from behind its first two bytes on: copy the base, and change some words. */
+static int decode_sparse(Areas *areas, unsigned inner, size_t width, const uint8_t *stored, size_t n_stored,
+                         const uint8_t *base, uint8_t *out, size_t n_bytes) {
+    size_t n_words = n_bytes / width, tail = n_bytes % width, begin = 12;
+    if (n_stored < begin + tail)
+        return CHUNK_MALFORMED;
+    size_t n_changed = u32_at(stored), n_gap_bytes = u32_at(stored + 4), n_of_gaps = u32_at(stored + 8);
+    if (n_changed > n_words || n_gap_bytes > n_bytes || n_of_gaps > n_stored - begin - tail)
+        return CHUNK_MALFORMED;
+    const uint8_t *gaps = areas->classes, *differences = areas->grouped;
+    int status = decode_inner(areas, inner, stored + begin, n_of_gaps, areas->classes, n_gap_bytes);
+    if (status == CHUNK_GOOD)
+        status = decode_inner(areas, inner, stored + begin + n_of_gaps, n_stored - begin - n_of_gaps - tail, areas->grouped,
+                              n_changed * width);
+    if (status != CHUNK_GOOD)
+        return status;
+    if (n_gap_bytes > 0 && gaps[n_gap_bytes - 1] == LONG_GAP)
+        return CHUNK_MALFORMED;
+    memcpy(out, base, n_bytes - tail);
+    memcpy(out + n_bytes - tail, stored + n_stored - tail, tail);
+    size_t place = 0, n_placed = 0;
+    for (size_t at = 0; at < n_gap_bytes; at++) {
+        place += gaps[at];
+        if (gaps[at] == LONG_GAP)
+            continue;
+        if (n_placed == n_changed || place >= n_words)
+            return CHUNK_MALFORMED;
+        uint64_t word = 0, difference = 0;
+        memcpy(&word, base + place * width, width);
+        memcpy(&difference, differences + n_placed++ * width, width);
+        word += (difference >> 1) ^ (0 - (difference & 1));
+        memcpy(out + place++ * width, &word, width);
+    }
+    return n_placed == n_changed ? CHUNK_GOOD : CHUNK_MALFORMED;
+}
+
 static int decode_delta(Areas *areas, const uint8_t *stored, size_t n_stored, const uint8_t *base, uint8_t *out,
                         size_t n_bytes) {
     if (base == NULL || n_stored < 2)
         return CHUNK_MALFORMED;
     unsigned inner = stored[0], transform = stored[1] & 15, log_width = stored[1] >> 4;
-    if ((inner != RAW && inner != ZSTD && inner != PLANES) || transform > DECAYED || log_width > 3)
+    if ((inner != RAW && inner != ZSTD && inner != PLANES) || transform > SPARSE || log_width > 3)
         return CHUNK_MALFORMED;
     size_t width = (size_t)1 << log_width, begin = 2;
     if (transform == GROUPED)
         return decode_groups(areas, inner, width, stored + 2, n_stored - 2, base, out, n_bytes);
+    if (transform == SPARSE)
+        return decode_sparse(areas, inner, width, stored + 2, n_stored - 2, base, out, n_bytes);
     size_t n_words = n_bytes / width, tail = n_bytes % width;
     if (transform == DECAYED) {
         begin += 6;

@@ -27,7 +27,7 @@ PyMethodDef tc_encode_methods[] = {{NULL, NULL, 0, NULL}};
 #include <zstd.h>
 
 enum { RAW = 0, WHOLE = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };           /* codecs */
-enum { PLAIN = 0, GROUPED = 1, DECAYED = 2 };                                 /* transforms */
+enum { PLAIN = 0, GROUPED = 1, DECAYED = 2, SPARSE = 3 };                     /* transforms */
 enum { KEEP = 0, ENTROPY = 1, MATCH = 2 };                                    /* codings of planes */
 enum { SMALL_EFFORT = 2 };
 
@@ -65,6 +65,9 @@ enum {
     MOST_DECAY_SAMPLE = 2 * DECAY_SAMPLE_WORDS,
     LEAST_TIMES = 8,
     MOST_UNITS = 1 << 20,
+    LEAST_SPARSE_WORDS = 4,
+    LONG_GAP = 255,
+    SPARSE_WORTH = 1024,
     SAMPLED = 32,
     ALIGNMENT = 64,
     OVERHEAD_BYTES = 4096, /* headers of a payload, while it is made */
@@ -705,10 +708,81 @@ static int fits_unit(size_t width, size_t unit) {
     return (unit == 1 || unit == 2 || unit == 4) && unit * width <= 8;
 }
 
+static size_t default_unit(size_t width) { return width <= 2 ? 4 : width == 4 ? 2 : 1; }
+
+/* Return the number of the first word from some place on that differs from the base's; `n_words` if none does. */
+static size_t next_change(const uint8_t *words, const uint8_t *base, size_t at, size_t n_words, size_t width) {
+    size_t step = 8 / width;
+    for (;; at++) {
+        for (uint64_t one, other; at + step <= n_words; at += step) {
+            memcpy(&one, words + at * width, 8);
+            memcpy(&other, base + at * width, 8);
+            if (one != other)
+                break;
+        }
+        for (size_t end = at + step < n_words ? at + step : n_words; at < end; at++)
+            if (memcmp(words + at * width, base + at * width, width) != 0)
+                return at;
+        if (at >= n_words)
+            return n_words;
+        at--;
+    }
+}
+
+static int is_sparse(const uint8_t *words, const uint8_t *base, size_t n_words, size_t width) {
+    size_t n_changed = 0, most = n_words / LEAST_SPARSE_WORDS;
+    for (size_t at = 0; (at = next_change(words, base, at, n_words, width)) < n_words; at++)
+        if (++n_changed > most)
+            return 0;
+    return 1;
+}
+
+/* Encode the changed words of a chunk and their places; return the size of the payload, or NOT_SMALLER if many changed. */
+static size_t encode_sparse(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t width, const uint8_t *base, int effort,
+                            uint8_t *out) {
+    size_t n_words = n_bytes / width, n_tail = n_bytes % width, most = n_words / LEAST_SPARSE_WORDS, before = 0;
+    uint8_t *gaps = area_of(worker, AREA_CLASSES, most + n_words / LONG_GAP + 1);
+    uint8_t *changed = area_of(worker, AREA_GROUPED, most * width + 1);
+    if (gaps == NULL || changed == NULL)
+        return NOT_SMALLER;
+    size_t n_changed = 0, n_gap_bytes = 0;
+    for (size_t at = 0; (at = next_change(raw, base, at, n_words, width)) < n_words; before = ++at) {
+        if (n_changed == most)
+            return NOT_SMALLER;
+        size_t gap = at - before;
+        for (; gap >= LONG_GAP; gap -= LONG_GAP)
+            gaps[n_gap_bytes++] = LONG_GAP;
+        gaps[n_gap_bytes++] = (uint8_t)gap;
+        uint64_t word = 0, of_base = 0;
+        memcpy(&word, raw + at * width, width);
+        memcpy(&of_base, base + at * width, width);
+        uint64_t difference = word - of_base, sign = 0 - (difference >> (8 * width - 1) & 1);
+        difference = (difference << 1) ^ sign;
+        memcpy(changed + n_changed++ * width, &difference, width);
+    }
+    out[0] = PLANES;
+    out[1] = (uint8_t)(SPARSE | log2_of(width) << 4);
+    size_t size = 14;
+    put_u32(out + 2, n_changed);
+    put_u32(out + 6, n_gap_bytes);
+    size += encode_planes(worker, gaps, n_gap_bytes, 1, NULL, effort, NULL, out + size);
+    put_u32(out + 10, size - 14);
+    size += encode_planes(worker, changed, n_changed * width, width, NULL, effort, NULL, out + size);
+    memcpy(out + size, raw + n_words * width, n_tail);
+    return size + n_tail;
+}
+
 /* Encode a chunk as a delta; return the size of the payload. */
 static size_t encode_delta(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, const uint8_t *base,
                            int transform, size_t unit, const uint8_t *codings, int effort, uint8_t *out) {
     size_t width = is_word(itemsize) ? itemsize : 1;
+    if (transform == SPARSE) {
+        size_t size = encode_sparse(worker, raw, n_bytes, width, base, effort, out);
+        if (size != NOT_SMALLER)
+            return size;
+        transform = GROUPED;
+        unit = default_unit(width);
+    }
     if (transform != GROUPED)
         unit = 1;
     size_t n_words = n_bytes / (width * unit) * unit, n_tail = n_bytes - n_words * width, at = 2;
@@ -787,9 +861,14 @@ static void choose_transform(Worker *worker, const uint8_t *raw, size_t n_bytes,
         if (fit_decay(sample, of_base, n, &n_steps, &rate))
             ways[n_ways].transform = DECAYED, ways[n_ways++].unit = 1;
     }
-    ways[n_ways].transform = GROUPED, ways[n_ways++].unit = width <= 2 ? 4 : width == 4 ? 2 : 1;
+    ways[n_ways].transform = GROUPED, ways[n_ways++].unit = default_unit(width);
     ways[n_ways].transform = GROUPED, ways[n_ways++].unit = 1;
     size_t plain = encode_delta(worker, raw + begin, tried, width, base + begin, PLAIN, 1, codings, 1, out), least = plain;
+    if (is_sparse(raw + begin, base + begin, tried / width, width)) {
+        size_t size = encode_delta(worker, raw + begin, tried, width, base + begin, SPARSE, 1, NULL, 1, out);
+        if (size < least + tried / SPARSE_WORTH)
+            *transform = SPARSE, least = size;
+    }
     for (size_t way = 0; way < n_ways; way++) {
         int is_last = ways[way].transform == GROUPED && ways[way].unit == 1;
         if (is_last && !at_any_cost && (double)least < ENOUGH * (double)plain)
@@ -822,7 +901,7 @@ static int is_sound(const Recipe *recipe) {
         return 0;
     if (!recipe->has_delta)
         return 1;
-    return recipe->transform <= DECAYED && fits_unit(width, recipe->unit);
+    return recipe->transform <= SPARSE && fits_unit(width, recipe->unit);
 }
 
 static Encoded encode_plain(Worker *worker, const Recipe *recipe, const uint8_t *raw, size_t n_bytes, uint8_t *out) {
@@ -1372,7 +1451,7 @@ static PyObject *py_encode_delta(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*ny*inz*i:encode_delta", &call.raw, &itemsize, &call.base, &transform, &unit, &call.codings,
                           &effort))
         return NULL;
-    if (transform < PLAIN || transform > DECAYED || unit < 1 ||
+    if (transform < PLAIN || transform > SPARSE || unit < 1 ||
         !fits_unit(is_word((size_t)itemsize) ? (size_t)itemsize : 1, (size_t)unit) || call.base.len != call.raw.len)
         misfit();
     else if (begin_call(&call, itemsize)) {
