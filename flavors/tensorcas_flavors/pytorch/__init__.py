@@ -17,6 +17,7 @@ import numpy as np
 from tensorcas_flavors._pickling import is_pickle, named_modules, pinned_packages, try_back
 from tensorcas_flavors.pytorch._fill import fill
 from tensorcas_flavors.pytorch._in_place import fill_in_place
+from tensorcas_flavors.pytorch._kept import PlainModule
 from tensorcas_flavors.pytorch._layout import (
     ARRAY,
     ELSEWHERE,
@@ -113,6 +114,10 @@ class PyTorchAdapter(Adapter):
             AdapterError: A tensor of some kind has no exact array (sparse, quantized, meta, a subclass, …), or another
                 object cannot be pickled; the message names it.
         """
+        plain = PlainModule.of(model)
+        kept = None if plain is None else plain.kept()
+        if kept is not None:
+            return kept
         rows = ModelRows()
         tree = TreeWriter(rows)
         try:
@@ -131,6 +136,8 @@ class PyTorchAdapter(Adapter):
         if not kinds <= _COME_BACK:
             try_back(self.name, model, arrays, self.reconstruct)
             _COME_BACK.update(kinds)
+        if plain is not None:
+            plain.keep(model, rows, arrays[SKELETON])
         return arrays
 
     def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:

@@ -65,6 +65,10 @@ class ModelRows:
         self._names: dict[Geometry, str] = {}
         self._tensors: list[torch.Tensor] = []  # alive, so that no later tensor gets their memory
 
+    def place_of(self, name: str) -> Geometry | None:
+        """Return the memory of a row's tensor; None if the row is no tensor."""
+        return self._places.get(name)
+
     def find(self, tensor: torch.Tensor) -> str | None:
         """Return the first name of a tensor with the same elements in the same memory; None if it has no row."""
         return None if refusal(tensor) else self._names.get(geometry(tensor))

@@ -205,11 +205,11 @@ class _Taker:
         if kind in self._places:
             return kind.__name__, "", 0
         if kind is FunctionType:
-            return None if _is_importable(part) else self._function(part)
+            return None if is_importable(part) else self._function(part)
         if kind is partial:
             return self._keep("partial", "", [part.func, part.args, part.keywords, dict(vars(part))])
         if issubclass(kind, type):
-            return None if _is_importable(part) else ("class", part.__qualname__, 0)
+            return None if is_importable(part) else ("class", part.__qualname__, 0)
         if part is not self._root and self._is_part(part):
             number = self._numbers.setdefault(id(part), len(self.parts))
             if number == len(self.parts):
@@ -284,7 +284,8 @@ def torch_attributes() -> frozenset[str]:
     return frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}
 
 
-def _is_importable(named: Any) -> bool:
+def is_importable(named: Any) -> bool:
+    """Tell whether a class or function is pickled by its name."""
     return bool(cloudpickle.cloudpickle._should_pickle_by_reference(named))
 
 

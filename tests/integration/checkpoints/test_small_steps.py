@@ -11,9 +11,12 @@ import torch
 from tests.python_calls import calls_of
 
 N_WARM = 12
-MOST_CALLS = 1_900
+MOST_CALLS = 1_600
 """Some more than measured with Python 3.11 and torch 2: other versions of other libraries make other calls."""
-MOST_CALLS_IN_BACKGROUND = 650
+MOST_CALLS_OF_ANY = 1_850
+"""The same of a step that makes its choices of codings anew, and whose log record brings a table of the records before
+it: one in some eight, and every fourth, sixteenth and so on a larger one."""
+MOST_CALLS_IN_BACKGROUND = 400
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def steps(net: torch.nn.Module, *functions: str, blocking: bool) -> list[int]:
     """Log steps of a loop, each after a small change, and count calls of the caller's thread in each."""
     counts = []
     with mlflow.start_run():
-        for step in range(N_WARM + 8):
+        for step in range(N_WARM + 16):
             with torch.no_grad():
                 for weights in net.parameters():
                     weights += 1e-3 * torch.randn_like(weights)
@@ -38,15 +41,19 @@ def steps(net: torch.nn.Module, *functions: str, blocking: bool) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize(("blocking", "most"), [(True, MOST_CALLS), (False, MOST_CALLS_IN_BACKGROUND)])
-def test_warm_step_of_a_small_net_makes_few_python_calls(net: torch.nn.Module, blocking: bool, most: int) -> None:
-    counts = steps(net, blocking=blocking)
+def test_warm_step_of_a_small_net_makes_few_python_calls(net: torch.nn.Module) -> None:
+    counts = steps(net, blocking=True)[N_WARM:]
 
-    assert median(counts[N_WARM:]) < most  # the log's tree of records makes some steps dearer than others
+    assert median(counts) < MOST_CALLS
+    assert max(counts) < MOST_CALLS_OF_ANY
 
 
-def test_background_step_costs_its_caller_less_than_half_of_the_calls(net: torch.nn.Module) -> None:
-    assert max(steps(net, blocking=False)[N_WARM:]) < min(steps(net, blocking=True)[N_WARM:]) / 2
+def test_warm_step_in_the_background_makes_few_python_calls_of_its_caller(net: torch.nn.Module) -> None:
+    assert max(steps(net, blocking=False)[N_WARM:]) < MOST_CALLS_IN_BACKGROUND
+
+
+def test_background_step_costs_its_caller_less_than_a_third_of_the_calls(net: torch.nn.Module) -> None:
+    assert max(steps(net, blocking=False)[N_WARM:]) < min(steps(net, blocking=True)[N_WARM:]) / 3
 
 
 def test_step_looks_at_the_logs_four_times(net: torch.nn.Module) -> None:
