@@ -34,7 +34,15 @@ from tensorcas_mlflow.layout import (
     pack_key,
     pack_name,
 )
-from tensorcas_mlflow.store._choose import RecentChoices, sample_number, share_against
+from tensorcas_mlflow.store._choose import (
+    MAX_DEPTH,
+    MAX_PASSES,
+    PossibleBase,
+    RecentChoices,
+    passes_of,
+    sample_number,
+    share_against,
+)
 from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
 from tensorcas_mlflow.store._sources import Source
 
@@ -143,11 +151,18 @@ class Ancestry:
         """Return the ancestry of some of the chunks, by number."""
         return Ancestry(levels=[level.some(rows) for level in self.levels])
 
-    def up_to(self, depth: int) -> Ancestry:
-        """Begin each chain with its nearest chunk within a depth; there is one, unless nothing is found."""
+    def up_to(self, depth: int, passes: Any = 0.0) -> Ancestry:
+        """Begin each chain with its nearest possible base; there is one, unless nothing is found.
+
+        Args:
+            depth: Maximum depth of a base.
+            passes: Cost of decoding the deltas that get these bases, one or one for each chunk; see `MAX_PASSES`.
+        """
+        passes = np.broadcast_to(passes, len(self.levels[0].found)) - _ROUNDING
         levels = list(self.levels)
         while True:
-            deep = (levels[0].found & (levels[0].entries["depth"] > depth)).nonzero()[0]
+            is_deep = (levels[0].entries["depth"] > depth) | (_passes(levels) + passes > MAX_PASSES)
+            deep = (levels[0].found & is_deep).nonzero()[0]
             if len(deep) == 0:
                 return Ancestry(levels=levels)
             if len(deep) == len(levels[0].found):  # as in a loop, where all tensors start anew together
@@ -178,8 +193,19 @@ class Ancestry:
         return [(int(entry["depth"]), entry["digest"].tobytes()) for entry in entries]
 
 
-MAX_DEPTH = 2
-"""Maximum number of other chunks needed to decode one: two reach nearly as far as many (``docs/design/codecs.md``)."""
+def _passes(levels: Sequence[Places]) -> Any:
+    """Return the cost of decoding the deltas of each chain; see `MAX_PASSES`."""
+    total = np.zeros(len(levels[0].found))
+    for level in levels:
+        is_one = level.found & (level.entries["depth"] > 0)
+        if is_one.any():
+            share = level.entries["stored_bytes"][is_one] / np.maximum(level.entries["raw_bytes"][is_one], 1)
+            total[is_one] += passes_of(share)
+    return total
+
+
+_N_FIRST = 2
+_ROUNDING = 1e-9
 _MOST_ROWS = 20_000
 _MOST_HELD = 4096
 """Bound of the candidates with remembered places; more would take megabytes."""
@@ -240,8 +266,6 @@ class BasePlan:
         """Places of all candidates; None if they are looked up on demand."""
         self._checked: dict[bytes, Buffer] = {}
         """Remembered chunks whose bytes hash to their digests, the keys."""
-        self._nearest: dict[int, Ancestry] = {}
-        """The same places for bases of a depth, by depth."""
         self._packs = reader.open_packs()
 
     def __bool__(self) -> bool:
@@ -261,7 +285,6 @@ class BasePlan:
         if self.packs & self._excluded:
             self.packs -= self._excluded
             self._found = None
-            self._nearest.clear()
 
     def has(self, chunks: Any) -> Mask:
         """Return for each of some chunks whether it has a candidate."""
@@ -269,25 +292,34 @@ class BasePlan:
         return self._chunks[at] == chunks if len(self._chunks) else np.zeros(len(chunks), dtype=bool)
 
     def depths(self, chunk: int) -> list[int]:
-        """Return the depths of the possible bases of a chunk with a candidate; see `behind`."""
-        return [depth for depth, _ in self._chain(chunk)]
+        """Return the depth of a chunk's candidate, and of each base behind it."""
+        row = int(self._chunks.searchsorted(chunk))
+        chain = self._look_up([row]).chain(0) if self._found is None else self._found.chain(row)
+        return [depth for depth, _ in chain]
 
-    def behind(self, chunk: int, depth: int | None) -> list[tuple[int, Buffer]]:
-        """Return the possible bases of a chunk, decoded, each with its depth: its candidate and the bases behind it.
+    def behind(self, chunk: int, depth: int | None) -> list[PossibleBase]:
+        """Return possible bases of a chunk, the nearest first.
 
         Args:
             chunk: A chunk with a candidate.
-            depth: Return only the nearest within this depth; None for all up to one stored in full.
+            depth: Return only the nearest within this depth. None for the candidate, even if it is no possible base,
+                the nearest possible one, and the first of the chain: one stored in full, and the delta against that.
         """
-        chain = self._chain(chunk)
-        if depth is not None:
-            chain = [each for each in chain if each[0] <= depth][:1]
-        wanted = np.frombuffer(b"".join(each for _, each in chain), np.uint8).reshape(-1, DIGEST_BYTES)
+        found = self._ancestry(self._chunks.searchsorted([chunk]))
+        chain = found.chain(0)
+        numbers = [len(chain) - len(found.up_to(MAX_DEPTH - 1 if depth is None else depth).chain(0))]
+        if depth is None:
+            numbers = sorted({0, *numbers, *range(max(0, len(chain) - _N_FIRST), len(chain))})
+        if not chain:
+            return []
+        wanted = np.frombuffer(b"".join(chain[number][1] for number in numbers), np.uint8).reshape(-1, DIGEST_BYTES)
         data: Sequence[Buffer | None] | None = self._recalled(wanted)
         if data is None:
             sizes = self._catalog.find_sound(wanted, self._excluded).entries["raw_bytes"].tolist()
             data = self._read(wanted, sizes)
-        return [(depth, raw) for (depth, _), raw in zip(chain, data, strict=True) if raw is not None]
+        passes = [float(_passes(found.levels[number:])[0]) for number in numbers]
+        depths = [chain[number][0] for number in numbers]
+        return [PossibleBase(*each) for each in zip(depths, data, passes, strict=True) if each[1] is not None]
 
     def remember(self, digests: Digests, sample: Buffer) -> None:
         """Keep a sample chunk for the next save, which compares its own sample with this one."""
@@ -295,18 +327,21 @@ class BasePlan:
             # The owner may change the sample's bytes. The memory hashes each copy before it returns one.
             self._catalog.recent.note(digests, [bytes(sample)])
 
-    def bases(self, chunks: Any, digests: Digests, depth: int, *, is_decoded: bool = True) -> FoundBases:
+    def bases(
+        self, chunks: Any, digests: Digests, depth: int, passes: Any = 0.0, *, is_decoded: bool = True
+    ) -> FoundBases:
         """Find the bases of some chunks with candidates.
 
         Args:
             chunks: Their numbers.
             digests: Digests of the chunks themselves; no chunk is its own base.
             depth: Maximum depth of a base: a deeper candidate is replaced by the nearest behind it within this depth.
+            passes: The cost of decoding each delta; a candidate that costs too much is replaced likewise.
             is_decoded: Whether to decode all bases here, and to look for another copy of one that is damaged. Otherwise
                 those in local packs are left to the encoder.
         """
         rows = self._chunks.searchsorted(chunks)
-        found = self._nearest_within(rows, depth)
+        found = self._ancestry(rows).up_to(depth, passes)
         is_usable = self._is_held(found) & _differ(self._candidates[rows], digests) & _differ(_digests(found), digests)
         usable = is_usable.nonzero()[0]
         data = self._remembered(found.some(usable))
@@ -319,7 +354,7 @@ class BasePlan:
             data = self._read(wanted, sizes)
             if self._found is None or self._catalog.knowledge() != self._known:
                 # A copy found unreadable since is no base, even if another copy was readable.
-                found = self._look_up(rows).up_to(depth)
+                found = self._look_up(rows).up_to(depth, passes)
                 is_same = self._is_held(found)[usable] & ~_differ(_digests(found)[usable], wanted)
                 data = [raw if same else None for raw, same in zip(data, is_same.tolist(), strict=True)]
         n_chunks = len(chunks)
@@ -342,18 +377,8 @@ class BasePlan:
         named["digest"][usable], named["depth"][usable] = entries["digest"], entries["depth"]
         return FoundBases(is_found=is_found, named=named, data=decoded, stored=stored, number=number, sizes=sizes)
 
-    def _chain(self, chunk: int) -> list[tuple[int, bytes]]:
-        """Return the depth and the digest of each possible base of a chunk."""
-        row = int(self._chunks.searchsorted(chunk))
-        chain = self._look_up([row]).chain(0) if self._found is None else self._found.chain(row)
-        return chain if chain and chain[0][0] <= MAX_DEPTH else []
-
-    def _nearest_within(self, rows: Any, depth: int) -> Ancestry:
-        if self._found is None:
-            return self._look_up(rows).up_to(depth)
-        if depth not in self._nearest:
-            self._nearest[depth] = self._found.up_to(depth)
-        return self._nearest[depth].some(rows)
+    def _ancestry(self, rows: Any) -> Ancestry:
+        return self._look_up(rows) if self._found is None else self._found.some(rows)
 
     def _look_up(self, rows: Any) -> Ancestry:
         return Ancestry.of(self._catalog, np.ascontiguousarray(self._candidates[rows]), self._excluded)
@@ -478,7 +503,7 @@ def nearest_parent(
             return 1.0
         [raw] = next(wanted.source.pieces(chunks[[sample]])).data
         itemsize = int(wanted.source.itemsizes[number])
-        return share_against(raw, behind[0][1], itemsize)
+        return share_against(raw, behind[0].data, itemsize)
 
     return nearest(list(wanted.rows.values()), chunk_bytes, candidates, share, wanted.places)
 

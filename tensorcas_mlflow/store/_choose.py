@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.digest import Buffer
@@ -66,6 +70,13 @@ _LEAST_GROUPED_BYTES = 32 << 10
 """Groups have headers and codes of their own, too expensive for fewer bytes."""
 _GROUPED_SHARE = 0.96
 """If a delta takes more than this share of the chunk's size without a base, groups save nothing and take time."""
+MAX_DEPTH = 7
+"""Maximum number of other chunks needed to decode one. A step takes twice as long to restore as one stored in full if
+its chain is this long and each step changes one word in a hundred (``docs/design/codecs.md``)."""
+MAX_PASSES = 2.0
+"""Maximum cost of decoding a chunk besides its base in full, in deltas of many words: each is one pass over a chunk."""
+_PASSES_OF_SHARE = 24.0
+_ROUNDING = 1e-9
 _MOST_CHOICES = 4096
 _STEPS_OF_CHOICE = 3
 """More steps cost bytes: a series restarts later than it should (``docs/design/codecs.md``)."""
@@ -74,7 +85,18 @@ _CHANGED_SHARE = 0.1
 _MOST_SERIES = 64
 _NUMBERS = re.compile(r"\d+")
 
-Sample = Callable[[int | None], tuple[Buffer, Sequence[tuple[int, Buffer]]]]
+
+class PossibleBase(NamedTuple):
+    """A chunk that may be the base of a sample."""
+
+    depth: int
+    data: Buffer
+    """Its bytes."""
+    passes: float = 0.0
+    """Cost of decoding its own deltas; see `MAX_PASSES`."""
+
+
+Sample = Callable[[int | None], tuple[Buffer, Sequence[PossibleBase]]]
 """Returns one chunk of a tensor, and its possible bases: `sample` and `bases` of `choose`.
 
 With a depth, only the nearest base of at most this depth is wanted; with None all are."""
@@ -92,6 +114,8 @@ class DeltaChoice:
     """Codings of the planes of the differences, the least significant bytes first; None to look at each chunk."""
     depth: int
     """Maximum depth of a base: a deeper chunk is replaced by the nearest one behind it within this depth."""
+    passes: float
+    """Estimated cost of decoding one of them; see `MAX_PASSES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +139,9 @@ def choose(
     itemsize: int,
     *,
     is_float: bool,
-    bases: Sequence[tuple[int, Buffer]] = (),
+    bases: Sequence[PossibleBase] = (),
     max_depth: int = 0,
+    max_passes: float | None = None,
     effort: Effort = Effort.BALANCED,
 ) -> EncodingChoice:
     """Choose the encoding of a tensor.
@@ -125,9 +150,9 @@ def choose(
         sample: One of its chunks, best from the middle; some 16 KiB of it are examined.
         itemsize: Size of an element; 1 for text.
         is_float: Whether the elements are floating point numbers, sign and magnitude.
-        bases: The chunk at the sample's place at the last step, and the bases behind it up to one stored
-            in full: the depth of each, and its bytes, as many as the sample's.
+        bases: The chunk at the sample's place at the last step, and bases behind it, with as many bytes as the sample.
         max_depth: Maximum number of other chunks needed to decode one.
+        max_passes: Maximum cost of decoding the deltas of one chain; None if the bases are known to fit.
         effort: Encoding effort.
     """
     if memoryview(sample).nbytes < _LEAST_SAMPLE_BYTES or not _has_words(itemsize, is_float=is_float):
@@ -135,23 +160,30 @@ def choose(
         return _unsampled(itemsize, is_float=is_float, depth=depth, max_depth=max_depth, effort=effort)
     delta = None
     plain = estimate_share(sample, itemsize)
-    shares = {depth: estimate_share(sample, itemsize, base=base) for depth, base in bases}
-    depth = choose_depth(plain, list(shares.items()), max_depth)
-    if depth is not None:
-        base = dict(bases)[depth]
+    shares = [estimate_share(sample, itemsize, base=base.data) for base in bases]
+    passes = [passes_of(share) if is_float else 1.0 for share in shares]
+    left = [max_depth - base.depth - 1 for base in bases]
+    if bases and max_passes is not None:
+        near = max(passes[0], max_passes / max_depth)
+        room = [max_passes - base.passes - mine + _ROUNDING for base, mine in zip(bases, passes, strict=True)]
+        left = [min(most, math.floor(each / near)) for most, each in zip(left, room, strict=True)]
+        max_depth = int(max_passes / near + _ROUNDING)
+    number = choose_base(plain, list(zip(shares, left, strict=True)), max_depth)
+    if number is not None:
+        base, depth = bases[number].data, bases[number].depth
         codings = choose_codings(sample, itemsize, base=base)
         transform, unit = Transform.PLAIN, 1
-        if is_float and shares[depth] < _GROUPED_SHARE * plain:
+        if is_float and shares[number] < _GROUPED_SHARE * plain:
             at_any_cost = effort is Effort.SMALL
             transform, unit = choose_transform(sample, itemsize, base, codings, at_any_cost=at_any_cost)
-        delta = DeltaChoice(transform=transform, unit=unit, codings=codings, depth=depth)
+        delta = DeltaChoice(transform=transform, unit=unit, codings=codings, depth=depth, passes=passes[number])
     return EncodingChoice(
         itemsize=itemsize,
         codings=choose_codings(sample, itemsize),
         plain_share=min(plain, 1.0),
         delta=delta,
         effort=effort,
-        gains=min(shares.values(), default=1.0) < CLEARLY_SMALLER * plain,
+        gains=min(shares, default=1.0) < CLEARLY_SMALLER * plain,
     )
 
 
@@ -167,8 +199,20 @@ def _unsampled(itemsize: int, *, is_float: bool, depth: int | None, max_depth: i
     """
     delta = None
     if depth is not None and max_depth > 0 and _has_words(itemsize, is_float=is_float):
-        delta = DeltaChoice(transform=Transform.PLAIN, unit=1, codings=None, depth=min(depth, max_depth - 1))
+        depth = min(depth, max_depth - 1)
+        delta = DeltaChoice(transform=Transform.PLAIN, unit=1, codings=None, depth=depth, passes=1.0)
     return EncodingChoice(itemsize=itemsize, codings=None, plain_share=0.0, delta=delta, effort=effort)
+
+
+def passes_of(share: Any) -> Any:
+    """Estimate the cost of decoding one delta, in deltas of many words.
+
+    A sparse delta takes time for each changed word, and its size tells how many there are.
+
+    Args:
+        share: The share of its size that a chunk takes as the delta; one, or an array.
+    """
+    return np.minimum(1.0, _PASSES_OF_SHARE * share)
 
 
 def share_against(sample: Buffer, base: Buffer, itemsize: int) -> float:
@@ -178,7 +222,7 @@ def share_against(sample: Buffer, base: Buffer, itemsize: int) -> float:
     return estimate_share(sample, itemsize, base=base)
 
 
-def choose_depth(plain: float, shares: Sequence[tuple[int, float]], max_depth: int) -> int | None:
+def choose_base(plain: float, shares: Sequence[tuple[float, int]], n_steps: int) -> int | None:
     """Choose the distance to a tensor's base, and so the restart of a series of deltas.
 
     A chunk of little depth serves the next steps as a near base; a chunk at the end of the longest allowed chain does
@@ -187,24 +231,23 @@ def choose_depth(plain: float, shares: Sequence[tuple[int, float]], max_depth: i
 
     Args:
         plain: The share of its size the tensor takes without a base.
-        shares: For the last step, and the bases behind it up to one stored in full: the depth of each, and
-            the share of a delta against it.
-        max_depth: Maximum number of other chunks needed to decode one.
+        shares: For the last step, and bases behind it: the share of a delta against it, and the number of later steps
+            such a delta leaves room for; negative if it is itself too many.
+        n_steps: The number of later steps that a tensor stored in full leaves room for.
 
     Returns:
-        The depth of the base to use, or None to store the tensor in full.
+        The number of the base to use, or None to store the tensor in full.
     """
-    if not shares or min(share for _, share in shares) >= CLEARLY_SMALLER * plain:
+    if not shares or min(share for share, _ in shares) >= CLEARLY_SMALLER * plain:
         return None
-    near = min(shares[0][1], plain)
+    near = min(shares[0][0], plain)
     chosen: int | None = None
-    least = (plain + max_depth * near) / (max_depth + 1)
-    for depth, share in shares:
-        left = max_depth - depth - 1
+    least = (plain + n_steps * near) / (n_steps + 1)
+    for number, (share, left) in enumerate(shares):
         if left >= 0 and share < CLEARLY_SMALLER * plain:
             mean = (share + left * near) / (left + 1)
             if mean < least:
-                chosen, least = depth, mean
+                chosen, least = number, mean
     return chosen
 
 
@@ -310,18 +353,25 @@ class Chooser:
     """
 
     def __init__(
-        self, *, max_depth: int = 0, effort: Effort = Effort.BALANCED, recent: SeriesChoices | None = None
+        self,
+        *,
+        max_depth: int = 0,
+        max_passes: float | None = None,
+        effort: Effort = Effort.BALANCED,
+        recent: SeriesChoices | None = None,
     ) -> None:
         """Begin without any choice.
 
         Args:
             max_depth: See `choose`.
+            max_passes: See `choose`.
             effort: See `choose`.
             recent: The choices for the last steps of the save's series; None to make all anew.
         """
         self.depth: int | None = None
         """Depth of all bases, once decided; -1 for no bases."""
         self._max_depth = max_depth
+        self._max_passes = max_passes
         self._effort = effort
         self._recent = recent
         self._choices: dict[tuple[str, str, bool], EncodingChoice] = {}
@@ -347,13 +397,22 @@ class Chooser:
             depths = [depth for depth in depths if depth <= self.depth][:1]
         # Once the depth is decided, this tensor need not have one of its own.
         most = self._max_depth if self.depth is None or not depths else depths[0] + 1
+        passes = self._max_passes if self.depth is None else None
         if n_bytes < _LEAST_SAMPLE_BYTES or not _has_words(itemsize, is_float=is_float(dtype)):
             depth = depths[0] if depths else None
             return _unsampled(itemsize, is_float=is_float(dtype), depth=depth, max_depth=most, effort=self._effort)
 
         def find() -> EncodingChoice:
             raw, bases = sample(self.depth) if depths else (sample(-1)[0], ())
-            return choose(raw, itemsize, is_float=is_float(dtype), bases=bases, max_depth=most, effort=self._effort)
+            return choose(
+                raw,
+                itemsize,
+                is_float=is_float(dtype),
+                bases=bases,
+                max_depth=most,
+                max_passes=passes,
+                effort=self._effort,
+            )
 
         choice = find() if self._recent is None else self._recent.of((key, itemsize, most, tuple(depths)), find)
         if self.depth is None and depths and choice.gains:

@@ -24,8 +24,18 @@ from tensorcas_mlflow.layout import (
     PayloadGroup,
     is_delta,
 )
-from tensorcas_mlflow.store._bases import MAX_DEPTH, NAMED, BasePlan, FoundBases
-from tensorcas_mlflow.store._choose import Chooser, EncodingChoice, Policy, SeriesChoices, encode_chosen, sample_number
+from tensorcas_mlflow.store._bases import NAMED, BasePlan, FoundBases
+from tensorcas_mlflow.store._choose import (
+    MAX_DEPTH,
+    MAX_PASSES,
+    Chooser,
+    EncodingChoice,
+    Policy,
+    PossibleBase,
+    SeriesChoices,
+    encode_chosen,
+    sample_number,
+)
 from tensorcas_mlflow.store._sources import Pieces, Source
 
 _LEAST_ROW_BYTES = 16 << 10
@@ -35,7 +45,7 @@ _LEAST_ROW_BYTES = 16 << 10
 def new_chooser(policy: Policy, recent: SeriesChoices | None = None) -> Chooser:
     """Create the chooser for the tensors of one save; see `Chooser`."""
     effort = Effort.SMALL if policy is Policy.SMALL else Effort.BALANCED
-    return Chooser(max_depth=MAX_DEPTH, effort=effort, recent=recent)
+    return Chooser(max_depth=MAX_DEPTH, max_passes=MAX_PASSES, effort=effort, recent=recent)
 
 
 _RECIPE = np.dtype(
@@ -163,13 +173,15 @@ class Recipes:
         out = ChunkRecipes.new(list(choices.values()), choice)
         if self._plan:
             depth = np.array([-1 if each.delta is None else each.delta.depth for each in of_row])[row]
+            passes = np.array([0.0 if each.delta is None else each.delta.passes for each in of_row])
             depth[~self._plan.has(pieces.chunks[chosen])] = -1
             depths, n_chunks = np.unique(depth[depth >= 0], return_counts=True)
             is_here = is_decoded or compiled_encoder() is None
             # All but a few small tensors have bases of one depth. The encoder takes one set of tables.
             for each in depths[np.argsort(-n_chunks, kind="stable")].tolist():
                 at = chosen[depth == each]
-                found = self._plan.bases(pieces.chunks[at], pieces.digests[at], each, is_decoded=is_here)
+                cost = passes[row[depth == each]]
+                found = self._plan.bases(pieces.chunks[at], pieces.digests[at], each, cost, is_decoded=is_here)
                 # A manifest of another writer may have a chunk of another size at a place.
                 fits = found.is_found & (found.sizes == [len(pieces.data[number]) for number in at.tolist()])
                 out = out.with_bases(at, found, fits)
@@ -190,14 +202,14 @@ class Recipes:
             based = mine[self._plan.has(mine)] if self._plan else mine[:0]
             number = int(based[sample_number(len(based))] if len(based) else mine[sample_number(len(mine))])
 
-            def sample(depth: int | None) -> tuple[Buffer, list[tuple[int, Buffer]]]:
+            def sample(depth: int | None) -> tuple[Buffer, list[PossibleBase]]:
                 pieces = next(self._source.pieces(np.array([number])))
                 [raw] = pieces.data
                 if not self._plan or not len(based) or depth == -1:
                     return raw, []
                 behind = self._plan.behind(number, depth)
                 self._plan.remember(pieces.digests, raw)
-                return raw, [(at, base) for at, base in behind if len(base) == memoryview(raw).nbytes]
+                return raw, [base for base in behind if len(base.data) == memoryview(raw).nbytes]
 
             choice = self._choices[row] = self._chooser.choice(
                 columns.name(row),

@@ -60,11 +60,14 @@ def test_ancestry_goes_back_to_what_is_stored_in_full(store: Store, packs: list[
     assert found.packs == set(packs[:3])
 
 
-@pytest.mark.parametrize(("depth", "expected"), [(0, [0, 0, 0, 0]), (1, [0, 1, 1, 1]), (3, [0, 1, 2, 3])])
-def test_a_chunk_too_deep_stands_for_the_nearest_behind_it(
-    store: Store, packs: list[str], depth: int, expected: list[int]
+@pytest.mark.parametrize(
+    ("depth", "passes", "expected"),
+    [(0, 0.0, [0, 0, 0, 0]), (1, 0.0, [0, 1, 1, 1]), (3, 0.0, [0, 1, 2, 2]), (3, 1.0, [0, 1, 1, 1]), (3, 2.0, [0] * 4)],
+)
+def test_nearest_base_within_depth_and_cost_replaces_a_chunk_beyond_them(
+    store: Store, packs: list[str], depth: int, passes: float, expected: list[int]
 ) -> None:
-    found = Ancestry.of(store.catalog, digests_of(*A, NEW)).up_to(depth)
+    found = Ancestry.of(store.catalog, digests_of(*A, NEW)).up_to(depth, passes)
 
     assert [found.chain(row) for row in range(5)] == [
         *([(at, digest(A[at])) for at in range(last, -1, -1)] for last in expected),

@@ -17,8 +17,8 @@ from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import MAX_DEPTH, RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store, _bases
-from tensorcas_mlflow.store._bases import MAX_DEPTH as DEPTH
 from tensorcas_mlflow.store._bases import BasePlan
+from tensorcas_mlflow.store._choose import MAX_DEPTH as DEPTH
 from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
@@ -71,12 +71,43 @@ def test_a_state_that_has_moved_a_little_is_stored_as_deltas_and_comes_back(stor
     assert [loads(store, step).tobytes() == weights(step, N).tobytes() for step in (0, 1)] == [True, True]
 
 
-def test_no_chain_is_deeper_than_the_bound(store: Store) -> None:
+def test_chain_of_dense_deltas_is_no_longer_than_two(store: Store) -> None:
     for step in range(8):
         save(store, {"w": weights(step, N)}, step)
 
-    assert max(depths(store)) == DEPTH <= MAX_DEPTH
+    assert max(depths(store)) == 2
     assert all(loads(store, step).tobytes() == weights(step, N).tobytes() for step in range(8))
+
+
+def sparse_steps(share: float, n_steps: int) -> list[np.ndarray]:
+    """Return weights of which each step changes a share."""
+    rng = np.random.default_rng(5)
+    steps = [weights(0, N)]
+    for _ in range(1, n_steps):
+        is_changed = rng.random(N) < share
+        steps.append(steps[-1] + np.float32(1e-4) * is_changed * rng.standard_normal(N, dtype=np.float32))
+    return steps
+
+
+def test_chain_of_sparse_deltas_is_as_long_as_its_restore_allows(store: Store) -> None:
+    steps = sparse_steps(0.005, 12)
+    sizes = [stored_bytes(store)]
+    for step, array in enumerate(steps):
+        save(store, {"w": array}, step)
+        sizes.append(stored_bytes(store))
+
+    assert max(depths(store)) == DEPTH <= MAX_DEPTH
+    assert max(np.diff(sizes)[1:]) < 0.07 * 4 * N
+    assert all(loads(store, step).tobytes() == array.tobytes() for step, array in enumerate(steps))
+
+
+def test_deltas_of_more_changed_words_end_their_chain_earlier(store: Store) -> None:
+    steps = sparse_steps(0.03, 8)
+    for step, array in enumerate(steps):
+        save(store, {"w": array}, step)
+
+    assert 2 < max(depths(store)) < DEPTH
+    assert all(loads(store, step).tobytes() == array.tobytes() for step, array in enumerate(steps))
 
 
 def test_save_finds_bases_that_another_process_saved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

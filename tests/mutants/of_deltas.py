@@ -37,7 +37,7 @@ MUTANTS = (
         fault="a base of which the first copy is damaged and the second is not",
         test="test_save_names_the_readable_one_of_two_copies_of_a_base[of files-0]",
         definition="BasePlan.bases",
-        before="found = self._look_up(rows).up_to(depth)",
+        before="found = self._look_up(rows).up_to(depth, passes)",
         after="",
     ),
     Mutant(

@@ -35,7 +35,7 @@ from tensorcas_mlflow.codecs._zstd import CONTEXTS
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import ENTRY, PackWriter, PayloadGroup, decode_chunk, is_delta
 from tensorcas_mlflow.store import Policy
-from tensorcas_mlflow.store._choose import choose
+from tensorcas_mlflow.store._choose import PossibleBase, choose
 from tensorcas_mlflow.store._encode import ChunkRecipes, _encode
 from tensorcas_mlflow.store._sources import Pieces
 
@@ -189,7 +189,14 @@ def pieces_of(data: Sequence[bytes], itemsize: int, begins_row: Sequence[bool]) 
 
 def recipes_of(data: Sequence[bytes], bases: Sequence[bytes | None], itemsize: int, effort: Effort) -> ChunkRecipes:
     choices = [
-        choose(raw, itemsize, is_float=True, bases=[] if base is None else [(0, base)], max_depth=2, effort=effort)
+        choose(
+            raw,
+            itemsize,
+            is_float=True,
+            bases=[] if base is None else [PossibleBase(0, base)],
+            max_depth=2,
+            effort=effort,
+        )
         for raw, base in zip(data, bases, strict=True)
     ]
     recipes = replace(ChunkRecipes.new(choices, np.arange(len(data), dtype=np.int32)), bases=bases)

@@ -10,12 +10,16 @@ from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, Effort, Transform
 from tensorcas_mlflow.store._choose import (
     _STEPS_OF_CHOICE,
+    MAX_DEPTH,
+    MAX_PASSES,
     Chooser,
+    DeltaChoice,
     EncodingChoice,
+    PossibleBase,
     RecentChoices,
     SeriesChoices,
     choose,
-    choose_depth,
+    choose_base,
     encode_chosen,
     sample_number,
 )
@@ -28,7 +32,7 @@ NOISE = rng.bytes(1 << 18)
 
 
 def against(raw: Buffer, itemsize: int, base: Buffer | None, *, is_float: bool = True) -> EncodingChoice:
-    bases = [] if base is None else [(0, base)]
+    bases = [] if base is None else [PossibleBase(0, base)]
     return choose(raw, itemsize, is_float=is_float, bases=bases, max_depth=1)
 
 
@@ -165,9 +169,9 @@ def test_tensors_of_one_role_have_one_choice_and_are_looked_at_once() -> None:
     chooser = Chooser(max_depth=1)
     looked_at: list[str] = []
 
-    def sample(name: str, depth: int | None) -> tuple[Buffer, list[tuple[int, Buffer]]]:
+    def sample(name: str, depth: int | None) -> tuple[Buffer, list[PossibleBase]]:
         looked_at.append(name)
-        return AFTER.tobytes(), [(0, BEFORE.tobytes())]
+        return AFTER.tobytes(), [PossibleBase(0, BEFORE.tobytes())]
 
     for name in ("blocks.0.up", "blocks.1.up", "blocks.11.up", "blocks.1.down"):
         chooser.choice(name, "float32", 4, partial(sample, name), n_bytes=AFTER.nbytes, depths=[0])
@@ -218,9 +222,9 @@ def test_a_tensor_of_another_kind_takes_no_choice_of_an_earlier_step(other: dict
     recent = SeriesChoices()
     looked_at: list[int | None] = []
 
-    def sample(depth: int | None) -> tuple[Buffer, list[tuple[int, Buffer]]]:
+    def sample(depth: int | None) -> tuple[Buffer, list[PossibleBase]]:
         looked_at.append(depth)
-        return AFTER.tobytes(), [(1, BEFORE.tobytes()), (0, BEFORE.tobytes())]
+        return AFTER.tobytes(), [PossibleBase(1, BEFORE.tobytes()), PossibleBase(0, BEFORE.tobytes())]
 
     facts: dict[str, Any] = {"name": "up", "dtype": "float32", "itemsize": 4, "depths": [1, 0], "n_bytes": AFTER.nbytes}
     for each in (facts, facts, facts | other):
@@ -244,6 +248,12 @@ def test_the_sample_is_from_the_middle_and_not_the_short_end(n_chunks: int, numb
     assert sample_number(n_chunks) == number
 
 
+def chosen_depth(shares: list[tuple[int, float]], max_depth: int) -> int | None:
+    """Return the depth of the chosen base, given depths and shares."""
+    number = choose_base(0.67, [(share, max_depth - depth - 1) for depth, share in shares], max_depth)
+    return None if number is None else shares[number][0]
+
+
 @pytest.mark.parametrize(
     ("shares", "max_depth", "depth"),
     [
@@ -262,14 +272,14 @@ def test_the_sample_is_from_the_middle_and_not_the_short_end(n_chunks: int, numb
 def test_a_base_is_taken_as_deep_as_serves_this_step_and_the_next_ones(
     shares: list[tuple[int, float]], max_depth: int, depth: int | None
 ) -> None:
-    assert choose_depth(0.67, shares, max_depth) == depth
+    assert chosen_depth(shares, max_depth) == depth
 
 
 def test_a_series_of_equal_steps_never_gets_deeper_than_allowed() -> None:
     chain: list[int] = []
     for _ in range(50):
         shares = [(depth, 0.3 + 0.05 * far) for far, depth in enumerate(range(chain[-1], -1, -1))] if chain else []
-        depth = choose_depth(0.67, shares, 3)
+        depth = chosen_depth(shares, 3)
         chain.append(0 if depth is None else depth + 1)
 
     assert set(chain) == {0, 1, 2, 3} or set(chain) == {0, 1, 3, 2}
@@ -277,18 +287,30 @@ def test_a_series_of_equal_steps_never_gets_deeper_than_allowed() -> None:
 
 
 def test_the_base_is_the_one_behind_where_the_last_step_is_as_deep_as_allowed() -> None:
-    bases = [(2, (AFTER - 1e-6).tobytes()), (1, (AFTER - 2e-6).tobytes()), (0, BEFORE.tobytes())]
+    near = [PossibleBase(depth, (AFTER - (3 - depth) * 1e-6).tobytes()) for depth in (2, 1)]
+    bases = [*near, PossibleBase(0, BEFORE.tobytes())]
 
     depths = [choose(AFTER.tobytes(), 4, is_float=True, bases=bases, max_depth=most).delta for most in (3, 2)]
 
     assert [delta and delta.depth for delta in depths] == [2, 1]
 
 
+def test_a_chain_of_dense_deltas_ends_where_one_of_sparse_ones_goes_on() -> None:
+    few = np.where(rng.random(len(BEFORE)) < 0.005, AFTER, BEFORE)
+
+    def delta(step: np.ndarray, passes: float) -> DeltaChoice | None:
+        bases = [PossibleBase(2, BEFORE.tobytes(), passes)]
+        return choose(step.tobytes(), 4, is_float=True, bases=bases, max_depth=MAX_DEPTH, max_passes=MAX_PASSES).delta
+
+    assert [delta(AFTER, passes) is None for passes in (0.5, 1.5, 2)] == [False, True, True]
+    assert [delta(few, passes) is None for passes in (0.5, 1.5, 2)] == [False, False, True]
+
+
 def test_all_tensors_of_a_save_go_back_to_bases_of_one_depth() -> None:
     asked: list[int | None] = []
-    bases = [(1, (AFTER - 1e-6).tobytes()), (0, BEFORE.tobytes())]
+    bases = [PossibleBase(1, (AFTER - 1e-6).tobytes()), PossibleBase(0, BEFORE.tobytes())]
 
-    def sample(depth: int | None) -> tuple[Buffer, list[tuple[int, Buffer]]]:
+    def sample(depth: int | None) -> tuple[Buffer, list[PossibleBase]]:
         asked.append(depth)
         return AFTER.tobytes(), bases if depth is None else bases[-1 - depth :][:1]
 
@@ -304,7 +326,7 @@ def test_all_tensors_of_a_save_go_back_to_bases_of_one_depth() -> None:
 def test_a_series_begins_anew_with_all_tensors() -> None:
     chooser = Chooser(max_depth=1)
     far = (AFTER + rng.normal(0, 1e-3, len(AFTER)).astype(np.float32)).tobytes()
-    bases = [(1, (AFTER - 1e-7).tobytes()), (0, far)]
+    bases = [PossibleBase(1, (AFTER - 1e-7).tobytes()), PossibleBase(0, far)]
 
     size = AFTER.nbytes
     first = chooser.choice("a", "float32", 4, lambda _: (AFTER.tobytes(), bases), n_bytes=size, depths=[1, 0])
