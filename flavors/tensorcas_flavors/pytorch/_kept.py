@@ -69,9 +69,12 @@ class PlainModule:
         left: list[Any] = [model]
         while left:
             module = left.pop()
-            kinds.add(type(module))
+            own = type(module)
+            if type(own) is not type or type(module._version) is not int:
+                return None
+            kinds.add(own)
             mutable.append(id(module))
-            fact: list[Any] = [(type(module), type(module).__module__, type(module).__qualname__, module._version)]
+            fact: list[Any] = [(own, own.__module__, own.__qualname__, module._version)]
             for name, value in vars(module).items():
                 kind = type(value)
                 fact += name, kind
@@ -152,4 +155,4 @@ def _is_plain(kind: Any, module: Any) -> bool:
         if "__slots__" in vars(base):
             return False
     has_reducer = kind in copyreg.dispatch_table or kind in cloudpickle.CloudPickler._dispatch_table
-    return type(kind) is type and not has_reducer and is_importable(kind)
+    return not has_reducer and is_importable(kind)

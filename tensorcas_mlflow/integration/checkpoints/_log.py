@@ -248,8 +248,8 @@ def log_checkpoint(
         if not overwrite and series.has(step):
             raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {step}")
 
-    # The commit checks again; this early check avoids taking apart a state only to refuse it. In the background the
-    # check waits for the save before this one, which may save the same step.
+    # The commit checks again; this early check avoids taking apart a state only to refuse it. A background save checks
+    # once, after the end of the save before it, which may be of the same step.
     if blocking:
         refuse_existing()
     if log_metrics is None:

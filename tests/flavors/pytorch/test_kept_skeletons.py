@@ -204,6 +204,19 @@ def test_every_change_of_a_module_is_noticed(change: str) -> None:
     check_exact(net)
 
 
+def test_weights_that_come_to_overlap_are_stored_as_views_of_one_memory() -> None:
+    net = nn.Sequential(nn.Linear(6, 1, bias=False), nn.Linear(6, 1, bias=False))
+    memories = torch.zeros(12), torch.zeros(12)
+    for layer, memory, begin in zip(net, memories, (0, 3), strict=True):
+        layer.weight = nn.Parameter(memory[begin : begin + 6].view(1, 6))
+    ADAPTER.extract(net)
+    assert is_kept(net)
+    net[1].weight = nn.Parameter(memories[0][3:9].view(1, 6))
+
+    assert not is_kept(net)
+    check_exact(net)
+
+
 def test_zero_and_false_are_told_apart() -> None:
     net = Net()
     net.flag = False  # type: ignore[assignment]

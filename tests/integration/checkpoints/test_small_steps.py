@@ -14,8 +14,8 @@ N_WARM = 12
 MOST_CALLS = 1_600
 """Some more than measured with Python 3.11 and torch 2: other versions of other libraries make other calls."""
 MOST_CALLS_OF_ANY = 1_850
-"""The same of a step that makes its choices of codings anew, and whose log record brings a table of the records before
-it: one in some eight, and every fourth, sixteenth and so on a larger one."""
+"""The same of the dearest step. After one in three to seven, less often as the log grows, the log's index is written
+anew; after one in three, the choices of codings are made anew."""
 MOST_CALLS_IN_BACKGROUND = 400
 
 
