@@ -10,7 +10,9 @@ files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
 | `_root` | `Root`, the one value for places |
 | `_open` | the backend of a root, with its credentials |
 | `_local`, `_file` | folders, and the ways to read one file |
-| `_logged`, `_logs`, `_log_records` | folders with logs: the backend, the logs of one store, the bytes of a log |
+| `_logged`, `_logs` | folders with logs: the backend, and the blobs in the logs of one store |
+| `_log_view`, `_log_writer`, `_log_rewriter` | all live blobs, the log of this process, the rewriting of logs |
+| `_log_folder`, `_log_records`, `_log_index`, `_log_digests` | the files of logs, and their bytes |
 | `_objects`, `_buckets` | object stores, and all use of obstore |
 | `_plain_files` | plain files beside a store, in a folder or a bucket |
 | `_memory`, `_metered` | memory, and a backend that counts reads |

@@ -15,8 +15,10 @@ from tensorcas_mlflow.backends._contract import MOST_SHARED_BYTES, BlobInfo, Chi
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, _translated, token_of, write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
+from tensorcas_mlflow.backends._log_folder import FOLDER
 from tensorcas_mlflow.backends._log_records import LogBlob
-from tensorcas_mlflow.backends._logs import FOLDER, LogEntry, Logs
+from tensorcas_mlflow.backends._log_view import LogEntry, LogView
+from tensorcas_mlflow.backends._logs import Logs
 from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.files import is_on_local_disk
 from tensorcas_mlflow.base.threads import Lock
@@ -41,12 +43,12 @@ class _Reading(threading.local):
     depth = 0
     """Number of these contexts around the thread's current call."""
 
-    def __init__(self, logs: Logs) -> None:
-        self._logs = logs
+    def __init__(self, view: LogView) -> None:
+        self._view = view
 
     def __enter__(self) -> None:
         if self.depth == 0:
-            _refresh(self._logs)
+            _refresh(self._view)
         self.depth += 1
 
     def __exit__(
@@ -71,6 +73,8 @@ class LoggedBackend(LocalBackend):
         """
         super().__init__(root, uri=uri)
         self._logs = Logs(self._top, salvages=salvages)
+        self._view = self._logs.view
+        self._folder = self._logs.folder
         self._holding = Lock()
         self._held: dict[str, bytes] = {}
         """Blobs the next commit appends, by key."""
@@ -78,12 +82,12 @@ class LoggedBackend(LocalBackend):
         self._unsynced: dict[str, int] = {}
         """Logs with records of this object that no commit has made durable yet, and their ends."""
         self._is_local = False
-        self._reading = _Reading(self._logs)
+        self._reading = _Reading(self._view)
 
     @property
     def has_logs(self) -> bool:  # type: ignore[override]  # it may change when the store is created
         """True if small saves go to logs."""
-        return self._logs.is_on
+        return self._folder.is_on
 
     def make_logs(self) -> None:
         with _translated("create", FOLDER):
@@ -157,11 +161,11 @@ class LoggedBackend(LocalBackend):
                 self._locked(source, source_path, token),
                 LockedFile.alone_in(os.path.dirname(dest_path), make=self._make_folder),
             ):
-                self._logs.refresh()
-                if self._logs.has_consumed(source):
+                self._view.refresh()
+                if self._view.has_consumed(source):
                     raise BlobNotFoundError(source)
-                last = self._logs.find(dest)
-                self._logs.check()
+                last = self._view.find(dest)
+                self._view.check()
                 if not replace and (last is not None or os.path.lexists(dest_path)):
                     raise BlobExistsError(dest)
                 ref = LogBlob(
@@ -183,12 +187,12 @@ class LoggedBackend(LocalBackend):
             try:
                 self._logs.sync(log for log in unsynced if log != writer.id)
             finally:
-                writer.sync(end, self._logs)
+                writer.sync(end, self._view)
             with self._holding:
                 for log, synced in unsynced.items():
                     if self._unsynced.get(log) == synced:
                         del self._unsynced[log]
-            self._logs.note_durable(writer.id, end)
+            self._view.note_durable(writer.id, end)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(source_path)
 
@@ -266,20 +270,20 @@ class LoggedBackend(LocalBackend):
                 self._n_held_bytes -= len(self._held.pop(key, b""))
 
     def is_in_log(self, key: str) -> bool:
-        return self._logs.is_on and (key in self._held or self._known(key) is not None)
+        return self._folder.is_on and (key in self._held or self._known(key) is not None)
 
     def find_packs(self, digests: Digests) -> set[str]:
         with _translated("read", FOLDER):
-            return self._logs.find_packs(digests)
+            return self._view.find_packs(digests)
 
     def past_damage(self) -> LoggedBackend:
         return LoggedBackend(self.root, uri=self.uri, salvages=True)
 
     def damages(self) -> list[LogDamage]:
-        if not self._logs.is_on:
+        if not self._folder.is_on:
             return []
-        _refresh(self._logs)
-        return self._logs.damages()
+        _refresh(self._view)
+        return self._view.damages()
 
     def mend(self) -> dict[str, str]:
         if not self._changes_logs():
@@ -298,8 +302,8 @@ class LoggedBackend(LocalBackend):
             if _is_in_files(key) or self._find(key) is None:
                 return self._withdraw_file(key, path, token)
             with LockedFile.alone_in(os.path.dirname(path)):
-                self._logs.refresh()
-                last = self._logs.find(key)
+                self._view.refresh()
+                last = self._view.find(key)
                 if last is None or last.token != token:
                     return False
                 self._remove(key, path, durable=True)
@@ -312,11 +316,11 @@ class LoggedBackend(LocalBackend):
             self._locked(key, path, token),
             LockedFile.alone_in(folder),
         ):
-            self._logs.refresh()
-            is_consumed = self._logs.has_consumed(key)
+            self._view.refresh()
+            is_consumed = self._view.has_consumed(key)
             if not is_consumed:
-                self._logs.check()
-                if self._logs.find(key) is not None:
+                self._view.check()
+                if self._view.find(key) is not None:
                     return False
             os.unlink(path)
             self._settled.settle(folder)
@@ -337,7 +341,7 @@ class LoggedBackend(LocalBackend):
             else:
                 path = self._path(key)
                 with LockedFile.alone_in(os.path.dirname(path), make=self._make_folder):
-                    self._logs.refresh()
+                    self._view.refresh()
                     self._remove(key, path, durable=False)
 
     def _remove(self, key: str, path: str, *, durable: bool) -> None:
@@ -357,29 +361,29 @@ class LoggedBackend(LocalBackend):
             return _info(entry)
         found = super().stat(key)
         if found is None:
-            self._logs.check()
+            self._view.check()
         return found
 
     def missing(self, keys: Iterable[str]) -> set[str]:
-        if not self._logs.is_on:
+        if not self._folder.is_on:
             return super().missing(keys)
         self._flush()
         self._look()
         keys = list(map(check_key, keys))
         with _translated("read", FOLDER):
-            entries = self._logs.find_each(keys)
+            entries = self._view.find_each(keys)
         others = [key for key, entry in zip(keys, entries, strict=True) if entry is None]
         with _translated("sync", FOLDER):
             self._logs.sync({entry.log for entry in entries if entry is not None})
         gone = super().missing(others) if others else set()
         if gone:
-            self._logs.check()
+            self._view.check()
         return gone
 
     def settle(self, prefix: str) -> None:
-        if self._logs.is_on:
+        if self._folder.is_on:
             self._flush()
-            _refresh(self._logs)
+            _refresh(self._view)
             with _translated("sync", FOLDER):
                 self._logs.sync()
         super().settle(prefix)
@@ -418,11 +422,11 @@ class LoggedBackend(LocalBackend):
                 try:
                     return read(entry)
                 except FileNotFoundError:  # its log was rewritten since
-                    _refresh(self._logs)
+                    _refresh(self._view)
         try:
             return otherwise()
         except BlobNotFoundError:
-            self._logs.check()
+            self._view.check()
             raise
 
     def _whole(self, entry: LogEntry, start: int, size: int) -> bytes:
@@ -432,7 +436,7 @@ class LoggedBackend(LocalBackend):
         return data
 
     def reading_together(self) -> contextlib.AbstractContextManager[None]:
-        return self._reading if self._logs.is_on else contextlib.nullcontext()
+        return self._reading if self._folder.is_on else contextlib.nullcontext()
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         if not self._may_log(prefix):
@@ -441,11 +445,11 @@ class LoggedBackend(LocalBackend):
         # The files first: a file that a log replaces stays until the blob is deleted.
         files = list(super().list(prefix, after=after))
         self._flush_below(prefix)
-        _refresh(self._logs)
+        _refresh(self._view)
         with _translated("list", prefix):
-            below = self._logs.below(prefix)
+            below = self._view.below(prefix)
         in_logs = {entry.key: entry for entry in below if after is None or entry.key > after}
-        self._logs.check()
+        self._view.check()
         yield from (info for info in files if info.key not in in_logs)
         yield from map(_info, in_logs.values())
 
@@ -454,10 +458,10 @@ class LoggedBackend(LocalBackend):
         if not self._may_log(prefix):
             return blobs, names
         self._flush_below(prefix)
-        _refresh(self._logs)
+        _refresh(self._view)
         with _translated("list", prefix):
-            entries, more = self._logs.children(prefix)
-        self._logs.check()
+            entries, more = self._view.children(prefix)
+        self._view.check()
         in_logs = {entry.key: _info(entry) for entry in entries}
         found = {info.key: info for info in blobs} | in_logs
         return [found[key] for key in sorted(found)], sorted({*names, *more})
@@ -468,32 +472,32 @@ class LoggedBackend(LocalBackend):
             self._flush_below(prefix)
             self._look()
             with _translated("list", prefix):
-                names |= self._logs.names(prefix)
-            self._logs.check()
+                names |= self._view.names(prefix)
+            self._view.check()
         return names
 
     def paths(self) -> Iterator[str]:
-        if not self._logs.is_on:
+        if not self._folder.is_on:
             yield from super().paths()
             return
-        files = {path for path in super().paths() if not self._logs.is_ours(path)}
+        files = {path for path in super().paths() if not self._folder.is_ours(path)}
         self._flush()
-        _refresh(self._logs)
+        _refresh(self._view)
         with _translated("list", ""):
-            below = self._logs.below("")
+            below = self._view.below("")
         yield from files | {entry.key for entry in below}
 
     def shared_bytes(self) -> int:
-        if not self._logs.is_on:
+        if not self._folder.is_on:
             return 0
         self._flush()
-        _refresh(self._logs)
+        _refresh(self._view)
         with _translated("read", FOLDER):
-            return self._logs.n_bytes() - sum(e.row.size for e in self._logs.below("") if e.row.in_body)
+            return self._folder.n_bytes() - sum(e.row.size for e in self._view.below("") if e.row.in_body)
 
     def sweep(self, older_than_s: float) -> int:
         freed = super().sweep(older_than_s)
-        if self._logs.is_on:
+        if self._folder.is_on:
             self._flush()
             with _translated("sweep", FOLDER):
                 freed += self._logs.tidy()
@@ -503,11 +507,11 @@ class LoggedBackend(LocalBackend):
 
     def _may_log(self, key: str) -> bool:
         """Tell whether a blob, or blobs below a prefix, may lie in a log."""
-        return not _is_in_files(check_key(key)) and self._logs.is_on
+        return not _is_in_files(check_key(key)) and self._folder.is_on
 
     def _changes_logs(self) -> bool:
         """Tell whether there are logs, and check that this process may change them."""
-        is_on = self._logs.is_on
+        is_on = self._folder.is_on
         if is_on:
             self._check_may_change()
         return is_on
@@ -526,29 +530,29 @@ class LoggedBackend(LocalBackend):
     def _look(self) -> None:
         """Read the latest state of the logs, unless this thread has done so for several calls."""
         if self._reading.depth == 0:
-            _refresh(self._logs)
+            _refresh(self._view)
 
     def _find(self, key: str, *, is_late: bool = False) -> LogEntry | None:
         """Return the blob that counts at a key: now, or if late as of the last look."""
         if key in self._held:
             self._flush()
         if not is_late:
-            _refresh(self._logs)
+            _refresh(self._view)
         found = self._known(check_key(key))
         if found is not None and found.row.is_commit:
             # A damaged record may have replaced it.
-            self._logs.check()
+            self._view.check()
         return found
 
     def _known(self, key: str) -> LogEntry | None:
         """Return the blob that counted at a key at the last look."""
         with _translated("read", FOLDER):
-            return self._logs.find(key)
+            return self._view.find(key)
 
 
-def _refresh(logs: Logs) -> None:
+def _refresh(view: LogView) -> None:
     try:
-        logs.refresh()
+        view.refresh()
     except OSError:
         with _translated("read", FOLDER):
             raise

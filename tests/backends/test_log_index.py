@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import LoggedBackend, _logs
+from tensorcas_mlflow.backends import LoggedBackend, _log_view, _log_writer
 from tensorcas_mlflow.backends._log_index import LogIndex, index_bytes, read_index
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import RefTarget
@@ -25,7 +25,7 @@ N_STEPS = 120
 @pytest.fixture(autouse=True)
 def _small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     for bound in ("_INDEXED_BYTES", "_INDEXED_AGAIN_BYTES"):
-        monkeypatch.setattr(_logs, bound, 4 << 10)
+        monkeypatch.setattr(_log_view, bound, 4 << 10)
 
 
 def arrays(step: int) -> dict[str, np.ndarray]:
@@ -43,7 +43,7 @@ def save(store: Store, step: int) -> None:
 
 def close(store: Store) -> None:
     assert isinstance(store.backend, LoggedBackend)
-    _logs.close_writer(store.backend._logs)
+    _log_writer.close_writer(store.backend._view)
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def the_file(root: Path, ending: str) -> Path:
     return found
 
 
-def logs_of(store: Store) -> _logs.Logs:
+def view_of(store: Store) -> _log_view.LogView:
     assert isinstance(store.backend, LoggedBackend)
-    return store.backend._logs
+    return store.backend._view
 
 
 def load(store: Store, step: int) -> bool:
@@ -90,11 +90,11 @@ def test_the_latest_step_is_loaded_without_reading_the_whole_log(root: Path) -> 
     names = {info.key for info in store.backend.list_dir("refs/runs/run")[0]}
     assert load(store, N_STEPS - 1)
 
-    (log,) = logs_of(store)._logs.values()
+    (log,) = view_of(store)._logs.values()
     assert names == {target(step).key for step in range(N_STEPS) if step not in (3, 50)}
     assert log.index is not None
     assert log.index.end > the_file(root, "log").stat().st_size * 0.7
-    assert len(log.drawn) < 5
+    assert len(log.single_reads) < 5
 
 
 def test_an_index_changes_no_answer(root: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_damaged_index_is_ignored(root: Path, damage: Callable[[bytes], bytes]
     store = Store.open(root)
 
     assert all(load(store, step) == (step not in (3, 50)) for step in range(N_STEPS))
-    assert all(log.index is None for log in logs_of(store)._logs.values())
+    assert all(log.index is None for log in view_of(store)._logs.values())
 
 
 def test_an_index_that_is_newer_than_its_log_is_ignored(root: Path) -> None:
@@ -151,7 +151,7 @@ def test_damage_of_an_indexed_record_is_an_error_of_a_read_and_of_verify(root: P
     assert isinstance(backend, LoggedBackend)
     key = target(7).key
     assert backend.stat(key) is not None
-    entry = backend._logs.find(key)
+    entry = backend._view.find(key)
     assert entry is not None
     path = the_file(root, "log")
     path.write_bytes(flipped(path.read_bytes(), entry.record + 60))
@@ -205,17 +205,17 @@ def test_a_consumed_intent_in_an_index_cannot_be_withdrawn(root: Path) -> None:
     backend.promote(intent, "refs/runs/run/@9999", b"ref", token=token, replace=False)
     # As if the process had died before it removed the intent.
     (root / ".tensorcas" / intent).write_bytes(kept)
-    log = backend._logs.find("refs/runs/run/@9999")
+    log = backend._view.find("refs/runs/run/@9999")
     assert log is not None
-    backend._logs._logs[log.log].written = None
-    backend._logs.write_index(log.log, backend._logs._logs[log.log].end)
-    _logs.close_writer(backend._logs)
+    backend._view._logs[log.log].written = None
+    backend._view.write_index(log.log, backend._view._logs[log.log].end)
+    _log_writer.close_writer(backend._view)
 
     other = LoggedBackend(root / ".tensorcas")
     info = other.stat(intent)
     assert info is not None
     assert not other.withdraw(intent, info.token)
-    assert all(each.index is not None for each in other._logs._logs.values())
+    assert all(each.index is not None for each in other._view._logs.values())
 
 
 def test_a_reader_finds_the_blobs_of_an_indexed_log_that_is_rewritten_meanwhile(root: Path, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_process_that_opens_its_store_anew_for_each_save_writes_indexes(tmp_pa
 
     store = Store.open(tmp_path / "root")
     assert load(store, N_STEPS - 1)
-    (log,) = logs_of(store)._logs.values()
+    (log,) = view_of(store)._logs.values()
     assert log.index is not None
     assert log.index.end > the_file(tmp_path / "root", "log").stat().st_size * 0.7
 
@@ -290,7 +290,7 @@ def test_a_log_that_a_collection_has_rewritten_has_an_index(root: Path) -> None:
     assert the_file(root, "log") != before
     fresh = Store.open(root)
     assert load(fresh, N_STEPS - 1)
-    (log,) = logs_of(fresh)._logs.values()
+    (log,) = view_of(fresh)._logs.values()
     assert log.index is not None
     assert all(load(Store.open(root), step) == bool(step % 2 and step % 3) for step in range(N_STEPS))
     assert verify(Store.open(root), full=True).problems == ()

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import PAGE_BYTES, LoggedBackend, _logs, aligned_buffer
+from tensorcas_mlflow.backends import PAGE_BYTES, LoggedBackend, _log_folder, _log_rewriter, _log_writer, aligned_buffer
 from tensorcas_mlflow.backends._log_digests import PACK, RECORD
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW
@@ -142,7 +142,7 @@ def test_replaced_refs_do_not_come_back_once_the_last_one_is_deleted(tmp_path: P
         commit(backend, "a", replace=True)
         for key in ("packs/a", "manifests/a"):
             backend.delete(key)
-        _logs.close_writer(backend._logs)
+        _log_writer.close_writer(backend._view)
     backend.delete("refs/@a")
 
     assert LoggedBackend(tmp_path).stat("refs/@a") is None
@@ -153,7 +153,7 @@ def test_the_next_process_appends_to_the_log_of_the_last_one(tmp_path: Path) -> 
     for number in range(5):
         backend = LoggedBackend(tmp_path)
         commit(backend, str(number))
-        _logs.close_writer(backend._logs)
+        _log_writer.close_writer(backend._view)
 
     assert [path.partition(".")[2] for path in files(backend)] == ["log", ""]
     assert len(list(backend.list("refs"))) == 5
@@ -267,7 +267,7 @@ def test_a_blob_without_its_digests_in_a_log_is_read_with_them(tmp_path: Path) -
     assert other.get("packs/a") == pack
     assert other.get("packs/b") == pack[:-1]
     assert other.get("refs/@a") == ref
-    stored = {row.key: row.kind for row in (other._logs.find(key).row for key in ("packs/a", "packs/b", "refs/@a"))}
+    stored = {row.key: row.kind for row in (other._view.find(key).row for key in ("packs/a", "packs/b", "refs/@a"))}
     assert stored == {"packs/a": PACK, "packs/b": 0, "refs/@a": RECORD}
     found = other.find_packs(np.frombuffer(digest(b"two"), np.uint8).reshape(1, 32))
     assert found == {"packs/a"}
@@ -281,7 +281,7 @@ def test_a_store_and_its_copy_append_to_logs_of_different_names(tmp_path: Path, 
     two = LoggedBackend(tmp_path / "two")
     commit(one, "b")
     commit(two, "c")
-    _logs.close_writer(two._logs)
+    _log_writer.close_writer(two._view)
 
     assert LoggedBackend(tmp_path / "two").stat("refs/@b") is None
     names = {folder: {path.name for path in (tmp_path / folder / "logs").glob("*.log")} for folder in ("one", "two")}
@@ -307,7 +307,7 @@ def test_a_log_that_could_not_be_created_leaves_no_file(tmp_path: Path, monkeypa
     def refuse(descriptor: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "disk full")
 
-    monkeypatch.setattr(_logs, "_write_all", refuse)
+    monkeypatch.setattr(_log_folder, "write_all", refuse)
     with pytest.raises(BackendError, match="disk full"):
         commit(backend, "a")
 
@@ -327,14 +327,14 @@ def test_a_full_disk_during_a_rewriting_leaves_the_log_as_it_is(
         for key in (f"packs/{number}", f"manifests/{number}", f"refs/@{number}"):
             backend.delete(key)
     before = {path for path in files(backend) if path.endswith(".log")}
-    write_all = _logs._write_all
+    write_all = _log_rewriter.write_all
 
     def refuse(descriptor: int, data: bytes) -> None:
         if data[:4] == b"TCLR":
             raise OSError(errno.ENOSPC, "disk full")
         write_all(descriptor, data)
 
-    monkeypatch.setattr(_logs, "_write_all", refuse)
+    monkeypatch.setattr(_log_rewriter, "write_all", refuse)
     with pytest.raises(BackendError, match="disk full"):
         backend.sweep(3600)
     monkeypatch.undo()
@@ -367,7 +367,7 @@ def test_a_log_with_a_torn_tail_is_rewritten_by_a_sweep(tmp_path: Path) -> None:
     backend = made(tmp_path)
     backend.put_all([("manifests/large", [os.urandom(5000)])])
     commit(backend, "a")
-    _logs.close_writer(backend._logs)
+    _log_writer.close_writer(backend._view)
     (log,) = (tmp_path / "logs").glob("*.log")
     with log.open("ab") as file:
         file.write(b"TCLR" + bytes(1000))

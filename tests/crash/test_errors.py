@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.backends import _logs
+from tensorcas_mlflow.backends import _log_writer
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import verify
@@ -66,9 +66,9 @@ def _places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def close_logs() -> None:
     """Close the logs to which this process appends; it keeps them open otherwise."""
-    for writer in _logs._writers.values():
+    for writer in _log_writer._writers.values():
         writer.close()
-    _logs._writers.clear()
+    _log_writer._writers.clear()
 
 
 @pytest.fixture

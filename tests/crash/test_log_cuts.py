@@ -16,7 +16,7 @@ def _logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give new stores logs."""
     monkeypatch.setenv("TENSORCAS_LOGS", "true")
     # The files of a machine keep their inodes in a power cut; those of this test do not.
-    monkeypatch.setattr("tensorcas_mlflow.backends._logs.inode_of", lambda descriptor: 1)
+    monkeypatch.setattr("tensorcas_mlflow.backends._log_folder.inode_of", lambda descriptor: 1)
     forget_stores()
 
 

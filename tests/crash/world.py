@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.backends import LocalBackend, _logs, _plain_files, open_backend
+from tensorcas_mlflow.backends import LocalBackend, _log_writer, _plain_files, open_backend
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.errors import StoreNotFoundError
@@ -140,7 +140,7 @@ def forget_stores() -> None:
     """Close the stores that this process keeps open, and forget what it knows of plain folders."""
     _plain_files._settled = Settled()
     _plain_files._stores.clear()
-    _logs.forget_writers()
+    _log_writer.forget_writers()
     LockedFile.close_all()
     opening._open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorcas_mlflow.backends import LoggedBackend, _logs
+from tensorcas_mlflow.backends import LoggedBackend, _log_writer
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
@@ -42,7 +42,7 @@ def save(store: Store, expected: Expected, name: str, step: int, arrays: dict[st
 def close(store: Store) -> None:
     """Let go of the log, as the end of a process does."""
     assert isinstance(store.backend, LoggedBackend)
-    _logs.close_writer(store.backend._logs)
+    _log_writer.close_writer(store.backend._view)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from tensorcas_mlflow.backends import LoggedBackend, _log_records, _logs
+from tensorcas_mlflow.backends import LoggedBackend, _log_folder, _log_records, _log_view, _log_writer
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._log_records import (
     CLOSED,
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     assert ref is not None
     store.drop(ref)
     assert isinstance(store.backend, LoggedBackend)
-    _logs.close_writer(store.backend._logs)
+    _log_writer.close_writer(store.backend._view)
     return tmp_path / "root"
 
 
@@ -141,7 +141,7 @@ def test_a_cut_of_a_log_gives_a_prefix_of_its_commits(folder: Path) -> None:
 
 
 def test_a_cut_of_a_closed_log_is_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_logs, "_FULL_BYTES", HEADER_BYTES + 1)
+    monkeypatch.setattr(_log_writer, "FULL_BYTES", HEADER_BYTES + 1)
     store = Store.open(folder)
     for step in (7, 8):
         with store.write_checkpoint(arrays(step)) as pending:
@@ -249,7 +249,7 @@ def test_repair_replaces_a_pack_with_a_flipped_byte_in_the_body_of_a_record(tmp_
         with store.write_checkpoint({"w": drawn.standard_normal(20_000)}, policy="fast") as pending:
             pending.commit(target(step))
     assert isinstance(store.backend, LoggedBackend)
-    _logs.close_writer(store.backend._logs)
+    _log_writer.close_writer(store.backend._view)
     record = records_of(tmp_path)[0]
     (pack,) = (row for row in record.rows if row.in_body)
     flip(the_file(tmp_path, "log"), pack.start + 1000)
@@ -264,7 +264,8 @@ def test_repair_replaces_a_pack_with_a_flipped_byte_in_the_body_of_a_record(tmp_
 def test_repair_rewrites_a_log_that_is_cut_after_it_was_closed(folder: Path) -> None:
     path = the_file(folder, "log")
     size = path.stat().st_size
-    _logs.Logs(str(folder / ".tensorcas"))._append_dead(path.stem, tombstone(path.stem, size, CLOSED), durable=False)
+    closing = tombstone(path.stem, size, CLOSED)
+    _log_folder.LogFolder(str(folder / ".tensorcas")).append_dead(path.stem, closing, durable=False)
     path.write_bytes(path.read_bytes()[:-1])
 
     [problem] = verify(Store.open(folder)).problems
@@ -313,12 +314,12 @@ def test_an_error_of_the_system_while_a_log_is_read_is_an_error_of_the_backend(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     for bound in ("_INDEXED_BYTES", "_INDEXED_AGAIN_BYTES"):
-        monkeypatch.setattr(_logs, bound, 256)
+        monkeypatch.setattr(_log_view, bound, 256)
     store = Store.open(folder)
     with store.write_checkpoint(arrays(9)) as pending:
         pending.commit(target(9))
     assert isinstance(store.backend, LoggedBackend)
-    _logs.close_writer(store.backend._logs)
+    _log_writer.close_writer(store.backend._view)
     backend = LoggedBackend(folder / ".tensorcas")
     assert backend.stat(target(9).key) is not None
     os_open = os.open
@@ -329,7 +330,7 @@ def test_an_error_of_the_system_while_a_log_is_read_is_an_error_of_the_backend(
         return os_open(path, flags, mode)
 
     monkeypatch.setattr(os, "open", refuse)
-    (log,) = backend._logs._logs.values()
+    (log,) = backend._view._logs.values()
     assert log.index is not None
     digests = np.zeros((1, 32), np.uint8)
     digests[0, :4] = np.frombuffer(log.index.words[:1].tobytes(), np.uint8)
@@ -369,13 +370,13 @@ def test_damage_is_known_while_another_thread_looks_again(folder: Path, monkeypa
         if path.endswith((".dead", "generation")):
             n_checks += 1
             with pytest.raises(FormatError):
-                backend._logs.check()
+                backend._view.check()
         return lstat(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", look_between)
         patch.setattr(os, "lstat", look_between)
-        backend._logs.refresh()
+        backend._view.refresh()
 
     assert n_checks > 1
 

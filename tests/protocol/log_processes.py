@@ -23,7 +23,17 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from tensorcas_mlflow.backends import LoggedBackend, _local, _locked_file, _logged, _logs
+from tensorcas_mlflow.backends import (
+    LoggedBackend,
+    _local,
+    _locked_file,
+    _log_folder,
+    _log_rewriter,
+    _log_view,
+    _log_writer,
+    _logged,
+    _logs,
+)
 from tensorcas_mlflow.base import files
 from tests.protocol.interleave import KilledError
 
@@ -239,15 +249,15 @@ def _runner_before(run: Run, at: int) -> int:
 def _patched() -> Iterator[None]:
     watched = _WatchedOs()
     with contextlib.ExitStack() as stack:
-        for module in (_logs, _logged, _local, _locked_file):
+        for module in (_logs, _log_view, _log_writer, _log_rewriter, _log_folder, _logged, _local, _locked_file):
             stack.enter_context(patch.object(module, "os", watched))
         stack.enter_context(patch.object(_locked_file, "fcntl", _WatchedLocks()))
-        stack.enter_context(patch.object(_logs, "_writers", _Writers()))
-        stack.enter_context(patch.object(_logs, "_writers_lock", contextlib.nullcontext()))
+        stack.enter_context(patch.object(_log_writer, "_writers", _Writers()))
+        stack.enter_context(patch.object(_log_writer, "_writers_lock", contextlib.nullcontext()))
         stack.enter_context(patch.object(uuid, "uuid4", _drawn))
         # What is durable does not matter here; tests of power cuts look at that.
         stack.enter_context(patch.object(files.Settled, "settle", lambda self, *folders, **_: None))
-        stack.enter_context(patch.object(_logs, "sync_folder", lambda folder: None))
+        stack.enter_context(patch.object(_log_folder, "sync_folder", lambda folder: None))
         yield
 
 

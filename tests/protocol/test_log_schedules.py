@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tensorcas_mlflow.backends import LoggedBackend, _logs
+from tensorcas_mlflow.backends import LoggedBackend, _log_folder, _log_view, _log_writer, _logs
 from tensorcas_mlflow.backends._locked_file import LockedFile
+from tensorcas_mlflow.backends._log_view import LogView
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, FormatError
 from tests.protocol.log_processes import Act, Run, explore
 
@@ -77,16 +78,16 @@ def replaced(folder: Path) -> None:
     backend = LoggedBackend(folder)
     backend.make_logs()
     committed(backend, "old")
-    _logs.close_writer(backend._logs)
+    _log_writer.close_writer(backend._view)
     (first,) = (folder / "logs").glob("*.log")
     # As if another process still wrote to the first log. Readers read it before the second one.
     with LockedFile.alone_in(str(first)):
-        while (created := _logs.create_log(backend._logs))[0] < first.stem:
+        while (created := backend._folder.create_log())[0] < first.stem:
             LockedFile.release(created[1])
-            os.unlink(backend._logs.path(created[0]))
+            os.unlink(backend._folder.log_path(created[0]))
         LockedFile.release(created[1])
         committed(backend, "new")
-    _logs.close_writer(backend._logs)
+    _log_writer.close_writer(backend._view)
 
 
 def committed(backend: LoggedBackend, name: str, ref: str = REF) -> None:
@@ -112,7 +113,7 @@ def prepared(*intents: str, saved: Sequence[str] = (), refs: bool = False, delet
                 backend.delete(f"packs/{name}")
         if (found := backend.stat(REF)) is not None:
             (folder / "token").write_text(found.token)
-        _logs.close_writer(backend._logs)
+        _log_writer.close_writer(backend._view)
 
     return prepare
 
@@ -311,7 +312,7 @@ def test_no_schedule_of_processes_that_index_logs_breaks_the_contract(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for bound in ("_INDEXED_BYTES", "_INDEXED_AGAIN_BYTES"):
-        monkeypatch.setattr(_logs, bound, 1)
+        monkeypatch.setattr(_log_view, bound, 1)
     assert CASTS[name].explore(1) > 10
 
 
@@ -345,47 +346,47 @@ def intent_goes_before_the_append(patch: pytest.MonkeyPatch) -> None:
 
     def remove_then_append(self: _logs.Logs, blobs: Any, consumed: Any = (), *, syncs: bool) -> Any:
         for intent in consumed:
-            _logs.os.unlink(f"{self._top}/{intent}")
+            _logs.os.unlink(f"{os.path.dirname(self.folder.path)}/{intent}")
         return append(self, blobs, consumed, syncs=syncs)
 
     patch.setattr(_logs.Logs, "append", remove_then_append)
 
 
 def no_generation(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_logs.Logs, "_generation", lambda self: 0)
+    patch.setattr(_log_folder.LogFolder, "generation", lambda self: 0)
 
 
 def log_is_not_announced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_logs.Logs, "begin_generation", lambda self: None)
-    generation = _logs.Logs._generation
+    patch.setattr(_log_folder.LogFolder, "begin_generation", lambda self: None)
+    generation = _log_folder.LogFolder.generation
     # As if a log had been created and announced before.
-    patch.setattr(_logs.Logs, "_generation", lambda self: generation(self) or (0, 0, 0))
+    patch.setattr(_log_folder.LogFolder, "generation", lambda self: generation(self) or (0, 0, 0))
 
 
 def records_before_tombstones(patch: pytest.MonkeyPatch) -> None:
-    read_log, read_dead = _logs.Logs._read_log, _logs.Logs._read_dead
+    read_log, read_dead = LogView._read_log, LogView._read_dead
 
-    def read_both(self: _logs.Logs, log: Any) -> None:
+    def read_both(self: LogView, log: Any) -> None:
         read_log(self, log)
         read_dead(self, log)
 
-    patch.setattr(_logs.Logs, "_read_log", read_both)
-    patch.setattr(_logs.Logs, "_read_dead", lambda self, log: False)
+    patch.setattr(LogView, "_read_log", read_both)
+    patch.setattr(LogView, "_read_dead", lambda self, log: False)
 
 
 def tombstones_in_one_pass(patch: pytest.MonkeyPatch) -> None:
-    read = _logs.Logs._read_tombstones
-    patch.setattr(_logs.Logs, "_read_tombstones", lambda self, damages: read(self, damages) and False)
+    read = LogView._read_tombstones
+    patch.setattr(LogView, "_read_tombstones", lambda self, damages: read(self, damages) and False)
 
 
 def append_behind_a_torn_record(patch: pytest.MonkeyPatch) -> None:
     """Take over any idle log at the end of its file."""
-    adopted = _logs.LogWriter._adopted
+    adopted = _log_writer._adopted
 
-    def take_over(self: Any) -> Any:
+    def take_over(view: LogView) -> Any:
         fstat = os.fstat
-        self._logs.refresh()
-        ends = {self._logs.path(log.id): log for log in self._logs._logs.values()}
+        view.refresh()
+        ends = {log.path: log for log in view._logs.values()}
 
         def lies(descriptor: int) -> Any:
             found = fstat(descriptor)
@@ -395,15 +396,15 @@ def append_behind_a_torn_record(patch: pytest.MonkeyPatch) -> None:
             return os.stat_result([*found[:6], log.end, *found[7:]])
 
         with patch.context() as inner:
-            inner.setattr(_logs.os, "fstat", lies, raising=False)
-            result = adopted(self)
+            inner.setattr(_log_writer.os, "fstat", lies, raising=False)
+            result = adopted(view)
         if result is not None:
             log_id, descriptor, _ = result
             end = os.lseek(descriptor, 0, os.SEEK_END)
             return log_id, descriptor, end
         return None
 
-    patch.setattr(_logs.LogWriter, "_adopted", take_over)
+    patch.setattr(_log_writer, "_adopted", take_over)
 
 
 def two_rewrite_at_once(path: str) -> bool:

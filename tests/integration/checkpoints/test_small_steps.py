@@ -57,4 +57,4 @@ def test_background_step_costs_its_caller_less_than_a_third_of_the_calls(net: to
 
 
 def test_step_looks_at_the_logs_four_times(net: torch.nn.Module) -> None:
-    assert set(steps(net, "Logs.refresh", blocking=True)[N_WARM:]) == {4}
+    assert set(steps(net, "LogView.refresh", blocking=True)[N_WARM:]) == {4}

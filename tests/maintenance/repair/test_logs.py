@@ -9,7 +9,7 @@ import pytest
 
 from tensorcas_mlflow.backends import LoggedBackend
 from tensorcas_mlflow.backends._log_records import LogReader
-from tensorcas_mlflow.backends._logs import close_writer
+from tensorcas_mlflow.backends._log_writer import close_writer
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_repair, verify
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
             pending.commit(RefTarget(run_id="run", step=step))
     store.drop(store.checkpoints()[1])
     assert isinstance(store.backend, LoggedBackend)
-    close_writer(store.backend._logs)
+    close_writer(store.backend._view)
     return tmp_path / "root"
 
 

@@ -1,0 +1,224 @@
+"""Files of one store's logs: their names and generation, tombstones, and the creation and removal of logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable
+
+from tensorcas_mlflow.backends._local import write_all
+from tensorcas_mlflow.backends._locked_file import LockedFile
+from tensorcas_mlflow.backends._log_records import HEADER_BYTES, TOMBSTONE, header, inode_in
+from tensorcas_mlflow.base.files import new_name, sync_folder
+from tensorcas_mlflow.errors import RefusedError
+
+FOLDER = "logs"
+FULL_BYTES = 64 << 20
+"""Size at which a log gets no more records."""
+_GENERATION = "generation"
+_NAME = re.compile(r"[0-9a-f]{32}")
+_FILE = re.compile(r"[0-9a-f]{32}\.(log|dead|index)")
+READ_LOG = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+"""Flags that open a file of a log for reading."""
+WRITE_LOG = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+"""Flags that open a file of a log for writing."""
+
+Generation = tuple[int, int, int]
+"""Device, inode and size of the file of that name."""
+
+
+class LogFolder:
+    """The folder ``logs`` of one store.
+
+    Methods raise OSError, unless they say otherwise; the caller translates it.
+    """
+
+    def __init__(self, top: str) -> None:
+        """Name the folder below a store's folder; it need not exist."""
+        self.path = f"{top}{os.sep}{FOLDER}"
+        self._top = top
+        self._prefix = f"{self.path}{os.sep}"
+        self._generation = self._prefix + _GENERATION
+        self._is_on = False
+
+    @property
+    def is_on(self) -> bool:
+        """True if the store has logs."""
+        if not self._is_on:
+            self._is_on = os.path.isdir(self.path)
+        return self._is_on
+
+    def log_path(self, log: str) -> str:
+        """Return the path of a log."""
+        return f"{self._prefix}{log}.log"
+
+    def dead_path(self, log: str) -> str:
+        """Return the path of a log's tombstones."""
+        return f"{self._prefix}{log}.dead"
+
+    def index_path(self, log: str) -> str:
+        """Return the path of a log's index."""
+        return f"{self._prefix}{log}.index"
+
+    def is_ours(self, path: str) -> bool:
+        """Tell whether a file, by its path below the store's folder, belongs to the logs."""
+        folder, _, name = path.rpartition("/")
+        return folder == FOLDER and (name == _GENERATION or _FILE.fullmatch(name) is not None)
+
+    def n_bytes(self) -> int:
+        """Return the size of all files of the logs."""
+        with os.scandir(self.path) as found:
+            return sum(
+                file.stat(follow_symlinks=False).st_size for file in found if self.is_ours(f"{FOLDER}/{file.name}")
+            )
+
+    def names(self) -> set[str]:
+        """List the names of all logs; none if the folder is gone.
+
+        Raises:
+            RefusedError: The folder is a symbolic link.
+        """
+        if os.path.islink(self.path):
+            raise _link_error(self.path)
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            self._is_on = False
+            return set()
+        return {name[:-4] for name in names if name.endswith(".log") and _NAME.fullmatch(name[:-4])}
+
+    def generation(self) -> Generation | None:
+        """Return the generation; None before the first log.
+
+        Raises:
+            RefusedError: Its file is a symbolic link.
+        """
+        try:
+            found = os.lstat(self._generation)
+        except FileNotFoundError:
+            return None
+        if stat.S_ISLNK(found.st_mode):
+            raise _link_error(self._generation)
+        return found.st_dev, found.st_ino, found.st_size
+
+    def begin_generation(self) -> None:
+        """Make every process list the logs again."""
+        descriptor = os.open(self._generation, WRITE_LOG | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            write_all(descriptor, b".")
+        finally:
+            os.close(descriptor)
+
+    def existing(self, intents: Iterable[str]) -> list[str]:
+        """Return those of some intents whose files exist."""
+        return [intent for intent in intents if os.path.lexists(self._top + os.sep + intent)]
+
+    def append_dead(self, log: str, lines: bytes, *, durable: bool) -> None:
+        """Append tombstones of one log, unless the log is gone."""
+        flags = WRITE_LOG | os.O_CREAT | os.O_APPEND
+        with LockedFile.alone_in(self.dead_path(log), flags) as descriptor:
+            # A rewriting of the log holds this lock until the log is gone.
+            if not os.path.exists(self.log_path(log)):
+                return
+            size = os.fstat(descriptor).st_size
+            whole = size // TOMBSTONE.size * TOMBSTONE.size
+            if whole != size:  # left by a killed process
+                os.ftruncate(descriptor, whole)
+            try:
+                write_all(descriptor, lines)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, whole)
+                raise
+            if durable:
+                os.fsync(descriptor)
+        if durable:
+            sync_folder(self.path)
+
+    def create_log(self) -> tuple[str, int, int]:
+        """Create a log, locked; return its name, descriptor and end."""
+        log = new_name()
+        path = self.log_path(log)
+        descriptor = os.open(path, WRITE_LOG | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            LockedFile.lock(descriptor)
+            write_all(descriptor, header(log, inode_of(descriptor)))
+            self.begin_generation()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            LockedFile.release(descriptor)
+            raise
+        return log, descriptor, HEADER_BYTES
+
+    def remove_log(self, log: str) -> None:
+        """Remove a log, and then its tombstones and its index."""
+        self.begin_generation()
+        os.unlink(self.log_path(log))
+        # Durably: without its tombstones the log would come back to life.
+        sync_folder(self.path)
+        for path in (self.dead_path(log), self.index_path(log)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def remove_orphans(self) -> int:
+        """Remove tombstones and indexes without a log, with the folder locked; return the bytes freed."""
+        names = [name for name in os.listdir(self.path) if _FILE.fullmatch(name) and not name.endswith(".log")]
+        orphans = [name for name in names if not os.path.lexists(self.log_path(name.partition(".")[0]))]
+        if orphans:
+            # The removal of the log may not be durable yet.
+            sync_folder(self.path)
+        freed = 0
+        for name in orphans:
+            path = self._prefix + name
+            with contextlib.suppress(FileNotFoundError):
+                n_bytes = os.lstat(path).st_size
+                os.unlink(path)
+                freed += n_bytes
+        return freed
+
+
+def is_at(descriptor: int, path: str) -> bool:
+    """Tell whether an open log still has its name, and no other: a second one belongs to a copy of the store."""
+    try:
+        found = os.fstat(descriptor)
+        return found.st_nlink == 1 and os.path.samestat(found, os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def inode_of(descriptor: int) -> int:
+    """Return the inode of an open file."""
+    return os.fstat(descriptor).st_ino
+
+
+def is_original(descriptor: int) -> bool:
+    """Tell whether an open log lies in the file in which it was created, and not in a copy of that file."""
+    return inode_in(os.pread(descriptor, HEADER_BYTES, 0)) == inode_of(descriptor)
+
+
+def read_at(descriptor: int, start: int, size: int) -> bytes:
+    """Read a part of an open file; shorter if the file is."""
+    pieces = []
+    while size > 0:
+        piece = os.pread(descriptor, min(size, 1 << 30), start)
+        if not piece:
+            break
+        pieces.append(piece)
+        start, size = start + len(piece), size - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def sync_file(path: str) -> None:
+    """Make the bytes of a log, or of its tombstones, durable."""
+    descriptor = os.open(path, READ_LOG)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _link_error(path: str) -> RefusedError:
+    return RefusedError("use", FOLDER, f"{path!r} is a symbolic link, and nothing of a store lies behind one")

@@ -1,0 +1,153 @@
+"""Rewriting of logs: it copies the live blobs of an idle log into a new log and removes the old one.
+
+``docs/design/protocol.md``, Logs, has the rules and the reason of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from tensorcas_mlflow.backends._local import write_all
+from tensorcas_mlflow.backends._locked_file import LockedFile
+from tensorcas_mlflow.backends._log_folder import FOLDER, WRITE_LOG, is_at
+from tensorcas_mlflow.backends._log_records import LogBlob, encode_record
+from tensorcas_mlflow.backends._log_view import LogEntry, LogView
+from tensorcas_mlflow.backends._log_writer import Prefixes, close_writer
+from tensorcas_mlflow.base.files import Settled
+
+
+class LogRewriter:
+    """One pass over the logs of a store that rewrites some of them."""
+
+    def __init__(self, view: LogView, read: Callable[[LogEntry], bytes], sync: Callable[[], None]) -> None:
+        """Prepare a pass.
+
+        Args:
+            view: View of the logs.
+            read: Returns a blob.
+            sync: Makes all known records and tombstones durable.
+        """
+        self._view = view
+        self._folder = view.folder
+        self._read = read
+        self._sync = sync
+        self._settled = Settled()
+        self._copies: dict[str, int] = {}
+        """The new logs, and their durable ends."""
+
+    def tidy(self) -> int:
+        """Remove idle logs without live blobs, and rewrite those with few; return the bytes freed."""
+        close_writer(self._view)
+        descriptor = os.open(self._folder.path, os.O_RDONLY)
+        try:
+            # Of two processes each might take the copy of the other for the one that stays.
+            if not LockedFile.lock(descriptor, waits=False):
+                return 0
+            self._view.refresh()
+            self._view.read_all()
+            self._view.check()
+            freed = self._folder.remove_orphans()
+            for log in self._view.logs():
+                if self._view.is_worth_rewriting(log):
+                    freed += self._rewrite(log)
+            self._view.refresh()
+            for log, end in self._copies.items():
+                self._view.write_index(log, end)
+            return freed
+        finally:
+            LockedFile.release(descriptor)
+
+    def mend(self) -> dict[str, str]:
+        """Rewrite damaged logs; for a salvaging view.
+
+        Returns:
+            The logs left as they are, and why.
+        """
+        close_writer(self._view)
+        left: dict[str, str] = {}
+        with LockedFile.alone_in(self._folder.path):
+            self._view.refresh()
+            for log in {damage.key.rpartition("/")[2].partition(".")[0] for damage in self._view.damages()}:
+                self._rewrite(log)
+                if os.path.exists(self._folder.log_path(log)):
+                    left[f"{FOLDER}/{log}.log"] = "a process appends to it: end that process, then repair again"
+        return left
+
+    def _rewrite(self, log: str) -> int:
+        """Rewrite a log while nobody appends to it or deletes from it; return the bytes freed, 0 if it is in use."""
+        path, dead_path = self._folder.log_path(log), self._folder.dead_path(log)
+        try:
+            descriptor = os.open(path, WRITE_LOG)
+        except FileNotFoundError:
+            return 0
+        if not LockedFile.lock(descriptor, waits=False):
+            os.close(descriptor)
+            return 0
+        try:
+            with LockedFile.alone_in(dead_path, WRITE_LOG | os.O_CREAT | os.O_APPEND) as dead:
+                if not is_at(descriptor, path):
+                    return 0
+                self._view.refresh()
+                if log not in self._view.logs():
+                    return 0
+                live = self._view.live_blobs(log)
+                consumed = self._view.consumed_in(log)
+                n_written = 0
+                if live or consumed:
+                    # A lower version goes only if the one that counts cannot be lost.
+                    self._sync()
+                    n_written = self._copy(live, consumed)
+                freed = os.fstat(descriptor).st_size + os.fstat(dead).st_size - n_written
+                self._folder.remove_log(log)
+                return freed
+        finally:
+            LockedFile.release(descriptor)
+
+    def _copy(self, live: Sequence[LogEntry], consumed: Sequence[str]) -> int:
+        """Copy blobs into a new log, durably, and return its size."""
+        by_record: defaultdict[int, list[LogEntry]] = defaultdict(list)
+        for entry in live:
+            by_record[entry.record].append(entry)
+        log, descriptor, end = self._folder.create_log()
+        prefixes = Prefixes()
+        try:
+            durable = end
+            for _, entries in sorted(by_record.items()):
+                pieces, record = encode_record(
+                    log,
+                    end,
+                    [self._copied(entry) for entry in entries],
+                    consumed,
+                    durable_before=durable,
+                    prefix=prefixes.next(),
+                    written_s=entries[0].written_s,
+                )
+                consumed = ()
+                for piece in pieces:
+                    write_all(descriptor, piece)
+                prefixes.note(record)
+                end = record.end
+            os.fsync(descriptor)
+            self._settled.settle(self._folder.path)
+            self._copies[log] = end
+            # An empty record tells readers that the others are durable.
+            pieces, record = encode_record(log, end, (), (), durable_before=end, prefix=None)
+            write_all(descriptor, pieces[0])
+        except BaseException:
+            # The blobs still lie in the log that was to be rewritten.
+            with contextlib.suppress(OSError):
+                self._folder.remove_log(log)
+            raise
+        finally:
+            LockedFile.release(descriptor)
+        return record.end
+
+    def _copied(self, entry: LogEntry) -> LogBlob:
+        """Return a blob as the new log gets it."""
+        row = entry.row
+        return LogBlob(
+            key=row.key, data=self._read(entry), is_commit=row.is_commit, version=row.version, in_body=row.in_body
+        )

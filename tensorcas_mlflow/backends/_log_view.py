@@ -1,0 +1,734 @@
+"""Merged view of one store's logs: the live blobs of their records, as one process knows them.
+
+``docs/design/protocol.md``, Logs, has the rules and the reason of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import numpy as np
+
+from tensorcas_mlflow.backends._contract import LogDamage, Token
+from tensorcas_mlflow.backends._local import write_all
+from tensorcas_mlflow.backends._log_digests import WORD_BYTES, pack_words
+from tensorcas_mlflow.backends._log_folder import FOLDER, FULL_BYTES, READ_LOG, Generation, LogFolder, read_at
+from tensorcas_mlflow.backends._log_index import EMPTY as EMPTY_INDEX
+from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_bytes, read_index
+from tensorcas_mlflow.backends._log_records import (
+    CLOSED,
+    HEADER_BYTES,
+    TOMBSTONE,
+    LogReader,
+    LogRow,
+    Record,
+    check_header,
+    meta_bytes,
+    read_tombstones,
+)
+from tensorcas_mlflow.base.digest import Digests
+from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.errors import CorruptError, FormatError
+
+_COMMITS = "refs"
+"""First segment of the keys of blobs that commits create."""
+_PACKS = "packs/"
+_KEPT_BYTES = 1024
+"""Bound of a commit's blob, such as a ref, that stays in memory; its digest may be missing there."""
+_INDEXED_BYTES = 1 << 20
+"""Size of a log with an index; a smaller one is read quickly."""
+_INDEXED_AGAIN_BYTES = 256 << 10
+"""Least number of bytes by which a log grows before its index is written anew."""
+_INDEX_GROWTH = 8
+"""An index is written anew once the log has grown by one part in so many."""
+_MOST_UNREAD_BYTES = 4 << 20
+"""Bound of the new packs whose words are read later."""
+_MOST_SINGLE_READS = 32
+"""Bound of the records of an indexed log that are read one by one; more are read with the whole log."""
+_REWRITTEN_AT = 2
+"""A log is worth rewriting if it has more than so many times the bytes of its live blobs."""
+
+
+class LogEntry(NamedTuple):
+    """A live blob in a log; a tuple, since an opened store has many."""
+
+    log: str
+    record: int
+    row: LogRow
+    written_s: float
+    data: bytes | None
+    """The blob, if it is a small one of a commit."""
+
+    @property
+    def key(self) -> str:
+        """Key of the blob."""
+        return self.row.key
+
+    @property
+    def token(self) -> Token:
+        """Token of the blob."""
+        return f"{self.log}-{self.record:x}-{self.row.number}"
+
+
+class UndurableLog(NamedTuple):
+    """The known part of a log that may not be durable."""
+
+    id: str
+    end: int
+    n_dead_bytes: int
+    has_new_records: bool
+    """True if some of these records may not be durable."""
+    has_new_tombstones: bool
+    """True if some of these tombstones may not be durable."""
+
+
+@dataclass(slots=True)
+class _KnownLog:
+    """The known part of one log."""
+
+    id: str
+    path: str
+    dead_path: str
+    """Path of the tombstones."""
+    end: int = 0
+    """End of the last record that counts and is known."""
+    n_dead_bytes: int = 0
+    """Size of the known tombstones."""
+    entries: dict[tuple[int, int], LogEntry] = field(default_factory=dict)
+    """Live blobs, by record and row."""
+    dead: set[tuple[int, int]] = field(default_factory=set)
+    """Tombstones; one may be known before its blob."""
+    is_closed: bool = False
+    """True if nobody appends to the log any more."""
+    closed_at: int = 0
+    """End of the log, if it is closed and its end is known."""
+    consumed: set[str] = field(default_factory=set)
+    """Intents that commits in the log have consumed."""
+    durable: int = 0
+    """Every byte before this one is known to be durable."""
+    n_durable_dead_bytes: int = 0
+    """Size of the tombstones that are known to be durable."""
+    index: LogIndex | None = None
+    """Index of the first part; None if all records are read."""
+    n_single_reads: int = 0
+    """Reads of one record each in the indexed part."""
+    single_reads: set[int] = field(default_factory=set)
+    """Offsets of the records of these reads."""
+    written: LogIndex | None = None
+    """The index that was read or written last."""
+    words: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """Words of packs, by record and row, for the next index."""
+    may_have_index: bool = True
+    """False once a search for an index has ended."""
+    lost_tombstones: list[int] = field(default_factory=list)
+    """Places of damaged tombstones."""
+    n_stored_bytes: int = 0
+    """Size of the heads and stored metas of the records that were read."""
+    n_meta_bytes: int = 0
+    """Size of their metas."""
+
+
+class LogView:
+    """Live blobs in the logs of one store, as of the last refresh. For any thread.
+
+    Methods raise OSError, unless they say otherwise; the caller translates it.
+    """
+
+    def __init__(self, folder: LogFolder, *, salvages: bool = False) -> None:
+        """View the logs in a folder.
+
+        Args:
+            folder: The folder of the logs; it need not exist.
+            salvages: Whether records behind damage count too, and damage is no error; see `LogDamage`.
+        """
+        self.folder = folder
+        self._salvages = salvages
+        self._damages: dict[str, list[LogDamage]] = {}
+        self._lock = Lock()
+        self._logs: dict[str, _KnownLog] = {}
+        self._entries: dict[str, list[LogEntry]] = {}
+        """Live blobs, by key."""
+        self._packs: dict[bytes, set[str]] = {}
+        """Keys of packs by their words; some packs may be gone."""
+        self._blobs_in: defaultdict[str, set[str]] = defaultdict(set)
+        """Keys of the blobs directly below a prefix."""
+        self._names_in: defaultdict[str, set[str]] = defaultdict(set)
+        self._unread: list[tuple[_KnownLog, tuple[int, int], LogRow, bytes]] = []
+        """Packs whose words are not read: log, record and row, and the bytes if they lie in a meta."""
+        self._n_unread_bytes = 0
+        self._unentered: list[str] = []
+        """Keys of other blobs than refs that are in neither of these."""
+        self._damage: FormatError | None = None
+        self._listed: Generation | None = None
+        """Generation at which the logs were last listed."""
+
+    def refresh(self) -> None:
+        """Read everything that others have added.
+
+        Raises:
+            NewerFormatError: A later release wrote a log.
+        """
+        with self._lock:
+            while not self._refresh():
+                pass
+
+    def _refresh(self) -> bool:
+        """Read everything that others have added; return False if the logs have to be listed again."""
+        generation = self.folder.generation()
+        # Every log with a record is in the last listing: a log changes the generation before it gets its first record.
+        if generation is None or generation != self._listed:
+            self._list()
+            # A log may be rewritten during the listing, and the listing may miss the old one and the new one.
+            if self.folder.generation() != generation:
+                return False
+            self._listed = generation
+        damages: list[FormatError] = []
+        # Tombstones as of one moment, and records as of later ones: otherwise a deletion meanwhile may show a blob that
+        # was replaced long ago.
+        while self._read_tombstones(damages):
+            pass
+        try:
+            for log in self._logs.values():
+                try:
+                    self._read_log(log)
+                    if log.end < log.closed_at and not self._salvages:
+                        damages.append(CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.closed_at}"))
+                except CorruptError as error:
+                    damages.append(error)
+        except FileNotFoundError:  # removed since the listing
+            self._listed = None
+            return False
+        # In one step: `check` in another thread may run at any moment.
+        self._damage = damages[-1] if damages else None
+        return True
+
+    def _read_tombstones(self, damages: list[FormatError]) -> bool:
+        """Read the new tombstones of all logs; return whether there are any."""
+        has_new = False
+        for log in self._logs.values():
+            try:
+                has_new |= self._read_dead(log)
+            except CorruptError as error:
+                damages.append(error)
+        return has_new
+
+    def _list(self) -> None:
+        listed = self.folder.names()
+        for log in self._logs.keys() - listed:
+            self._forget(log)
+        for log in sorted(listed - self._logs.keys()):
+            self._known(log)
+
+    def _known(self, name: str) -> _KnownLog:
+        """Return the known part of a log: none of it if the log is new."""
+        log = self._logs.get(name)
+        if log is None:
+            folder = self.folder
+            log = self._logs[name] = _KnownLog(name, folder.log_path(name), folder.dead_path(name))
+        return log
+
+    def check(self) -> None:
+        """Refuse to say that a blob is absent, or not replaced, while a log is damaged.
+
+        Raises:
+            CorruptError: A log is damaged.
+        """
+        damage = self._damage
+        if damage is not None:
+            raise damage
+
+    def find(self, key: str) -> LogEntry | None:
+        """Return the blob that counts at a key, as of the last refresh."""
+        with self._lock:
+            self._read_indexed(lambda index: index.with_key(key))
+            found = self._entries.get(key)
+            return _last(found) if found else None
+
+    def find_each(self, keys: Sequence[str]) -> list[LogEntry | None]:
+        """Return for each key the blob that counts there, as of the last refresh."""
+        with self._lock:
+            self._read_indexed(lambda index: sorted({at for key in keys for at in index.with_key(key)}))
+            return [_last(found) if (found := self._entries.get(key)) else None for key in keys]
+
+    def find_packs(self, digests: Digests) -> set[str]:
+        """Return the keys of packs that may hold some chunks, as of the last refresh."""
+        words = np.ascontiguousarray(digests[:, :WORD_BYTES]).tobytes()
+        with self._lock:
+            self._read_indexed(lambda index: index.with_words(np.frombuffer(words, "<u4")))
+            self._read_words()
+            found = [self._packs.get(words[at : at + WORD_BYTES]) for at in range(0, len(words), WORD_BYTES)]
+            return {key for keys in found if keys for key in keys if key in self._entries}
+
+    def versions(self, key: str) -> list[LogEntry]:
+        """Return all blobs of a key, the one that counts last."""
+        with self._lock:
+            self._read_indexed(lambda index: index.with_key(key))
+            return sorted(self._entries.get(key, ()), key=_version)
+
+    def has_consumed(self, intent: str) -> bool:
+        """Tell whether a commit has consumed an intent, as of the last refresh."""
+        with self._lock:
+            return any(intent in log.consumed for log in self._logs.values())
+
+    def below(self, prefix: str) -> list[LogEntry]:
+        """Return the blobs below a prefix, as of the last refresh."""
+        with self._lock:
+            # Whoever lists all refs below a prefix reads them, mostly.
+            self._read_below("")
+            found: list[LogEntry] = []
+            prefixes = [prefix]
+            while prefixes:
+                at = prefixes.pop()
+                found += [_last(self._entries[key]) for key in self._blobs_in.get(at, ())]
+                prefixes += [f"{at}/{name}" if at else name for name in self._names_in.get(at, ())]
+            return found
+
+    def children(self, prefix: str) -> tuple[list[LogEntry], set[str]]:
+        """Return the blobs directly below a prefix, and the names of the next segments."""
+        with self._lock:
+            self._read_below(prefix)
+            blobs = [_last(self._entries[key]) for key in self._blobs_in.get(prefix, ())]
+            return blobs, set(self._names_in.get(prefix, ()))
+
+    def names(self, prefix: str) -> set[str]:
+        """Return the last segments of the keys of the blobs directly below a prefix."""
+        with self._lock:
+            self._read_below(prefix)
+            return {key.rpartition("/")[2] for key in self._blobs_in.get(prefix, ())}
+
+    # --- reading the files
+
+    def _read_log(self, log: _KnownLog) -> None:
+        """Read the new records of a log."""
+        if os.stat(log.path).st_size == log.end:
+            return
+        descriptor = os.open(log.path, READ_LOG)
+        try:
+            size = os.fstat(descriptor).st_size
+            if self._salvages:
+                self._salvage(log, descriptor, size)
+                return
+            if log.end == 0 and log.may_have_index and size >= _INDEXED_BYTES:
+                log.may_have_index = False
+                self._read_index(log, descriptor, size)
+            if size < log.end:
+                raise CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.end}")
+            records, end, damage = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log").records(log.end, size)
+        finally:
+            os.close(descriptor)
+        for record in records:
+            self._add(log, record)
+        log.end = end
+        if damage is not None:
+            raise damage
+
+    def _salvage(self, log: _KnownLog, descriptor: int, size: int) -> None:
+        """Read every whole record of a log, and note what is lost."""
+        key = f"{FOLDER}/{log.id}.log"
+        damages: list[LogDamage] = []
+        records, lost = LogReader(log.id, descriptor, key).salvage(size)
+        reason: str | None = None
+        try:
+            if not check_header(log.id, os.pread(descriptor, HEADER_BYTES, 0), key) and records:
+                reason = "its header is damaged"
+        except CorruptError as error:
+            reason = error.reason
+        if reason is not None:
+            damages.append(LogDamage(key=key, start=0, n_bytes=min(HEADER_BYTES, size), reason=reason))
+        for record in records:
+            self._add(log, record)
+        if size < log.closed_at:
+            lost.append((size, log.closed_at))
+        for start, stop in lost:
+            before = max((record.written_s for record in records if record.offset < start), default=None)
+            after = min((record.written_s for record in records if record.offset >= stop), default=None)
+            reason = f"its records from byte {start} to byte {stop} are damaged{_between(before, after)}"
+            n_bytes = max(0, min(stop, size) - start)
+            damages.append(LogDamage(key=key, start=start, n_bytes=n_bytes, reason=reason, loses_records=True))
+        log.end = size
+        self._damages[log.id] = damages
+
+    def damages(self) -> list[LogDamage]:
+        """Return the damage of all logs, as of the last refresh; for a salvaging object."""
+        with self._lock:
+            return [each for log in sorted(self._damages.keys() & self._logs.keys()) for each in self._damages[log]] + [
+                LogDamage(
+                    key=f"{FOLDER}/{log.id}.dead",
+                    start=at,
+                    n_bytes=TOMBSTONE.size,
+                    reason=f"the tombstone at byte {at} is damaged, so a deleted blob may be back",
+                )
+                for log in self._logs.values()
+                for at in log.lost_tombstones
+            ]
+
+    def _read_dead(self, log: _KnownLog) -> bool:
+        """Read new tombstones; return whether there are any."""
+        try:
+            size = os.stat(log.dead_path).st_size
+            # Shorter: the log is gone, and a deletion that came too late has created the file again.
+            if size <= log.n_dead_bytes:
+                return False
+            descriptor = os.open(log.dead_path, READ_LOG)
+        except FileNotFoundError:  # if it was removed, its log was removed before
+            return False
+        try:
+            data = os.pread(descriptor, size - log.n_dead_bytes, log.n_dead_bytes)
+        finally:
+            os.close(descriptor)
+        lost: list[int] | None = [] if self._salvages else None
+        found, n_bytes = read_tombstones(log.id, data, f"{FOLDER}/{log.id}.dead", lost=lost)
+        log.lost_tombstones += [log.n_dead_bytes + at for at in lost or ()]
+        for offset, row in found:
+            if row == CLOSED:
+                log.is_closed = True
+                log.closed_at = max(log.closed_at, offset)
+            else:
+                log.dead.add((offset, row))
+                entry = log.entries.pop((offset, row), None)
+                if entry is not None:
+                    self._remove(entry)
+        log.n_dead_bytes += n_bytes
+        return n_bytes > 0
+
+    def _add(self, log: _KnownLog, record: Record) -> None:
+        """Add the blobs of a record that are not deleted."""
+        log.consumed.update(record.consumed)
+        log.durable = max(log.durable, record.durable_before)
+        log.n_stored_bytes += record.body_start - record.offset
+        log.n_meta_bytes += len(record.meta)
+        for row in record.rows:
+            place = record.offset, row.number
+            if place in log.dead or place in log.entries:
+                continue
+            is_kept = row.is_commit and not row.in_body and row.size <= _KEPT_BYTES
+            data = row.data_in(record.meta) if is_kept else None
+            if row.key.startswith(_PACKS):
+                self._unread.append((log, place, row, b"" if row.in_body else row.data_in(record.meta)))
+                self._n_unread_bytes += row.size
+                if self._n_unread_bytes > _MOST_UNREAD_BYTES:
+                    self._read_words()
+            self._add_entry(log, LogEntry(log.id, record.offset, row, record.written_s, data))
+
+    def _read_words(self) -> None:
+        """Read the words of the packs of new records; a process that lists refs needs none."""
+        for log, place, row, pack in self._unread:
+            words = row.words or pack_words(row.kind, pack)
+            for at in range(0, len(words), WORD_BYTES):
+                self._packs.setdefault(words[at : at + WORD_BYTES], set()).add(row.key)
+            if words and (log.written is None or place[0] >= log.written.end):
+                log.words[place] = words
+        self._unread.clear()
+        self._n_unread_bytes = 0
+
+    def _add_entry(self, log: _KnownLog, entry: LogEntry) -> None:
+        """Add one live blob."""
+        log.entries[entry.record, entry.row.number] = entry
+        key = entry.row.key
+        versions = self._entries.get(key)
+        if versions is not None:
+            versions.append(entry)
+            return
+        self._entries[key] = [entry]
+        if key.startswith(_COMMITS):
+            self._enter(key)
+        else:  # most processes list refs alone
+            self._unentered.append(key)
+
+    def _enter(self, key: str) -> None:
+        """Add a key to the tree of prefixes."""
+        above, _, _ = key.rpartition("/")
+        is_known = above in self._blobs_in
+        self._blobs_in[above].add(key)
+        while above and not is_known:
+            parent, _, name = above.rpartition("/")
+            if name in self._names_in[parent]:
+                break
+            self._names_in[parent].add(name)
+            above = parent
+
+    def _remove(self, entry: LogEntry) -> None:
+        """Remove one blob."""
+        versions = self._entries[entry.key]
+        versions.remove(entry)
+        if not versions:
+            del self._entries[entry.key]
+            entered = self._blobs_in.get(entry.key.rpartition("/")[0])
+            if entered is not None:
+                entered.discard(entry.key)
+
+    def _forget(self, name: str) -> None:
+        """Remove a log and its blobs."""
+        for entry in self._logs.pop(name).entries.values():
+            self._remove(entry)
+
+    # --- for the process that appends
+
+    def add_own(self, name: str, record: Record) -> None:
+        """Add a record that this process has appended, unless the view lacks an earlier one."""
+        with self._lock:
+            log = self._known(name)
+            if log.end == record.offset or (log.end == 0 and record.offset == HEADER_BYTES):
+                self._add(log, record)
+                log.end = record.end
+
+    def idle_logs(self) -> list[str]:
+        """Return the logs that may get more records, the smallest first; a salvaging view returns none."""
+        if self._salvages:  # the known end of a log may lie behind a torn tail
+            return []
+        with self._lock:
+            found = [log for log in self._logs.values() if not log.is_closed and 0 < log.end < FULL_BYTES]
+            return [log.id for log in sorted(found, key=lambda log: log.end)]
+
+    def open_end(self, name: str) -> int | None:
+        """Return the end of the last record that counts; None if the log is closed or gone."""
+        with self._lock:
+            log = self._logs.get(name)
+            return None if log is None or log.is_closed else log.end
+
+    def undurable(self, names: Iterable[str] | None = None) -> list[UndurableLog]:
+        """Return those of some logs, by default of all, whose known records or tombstones may not be durable."""
+        found = []
+        with self._lock:
+            for log in map(self._logs.get, self._logs if names is None else names):
+                if log is not None:
+                    new = log.durable < log.end, log.n_durable_dead_bytes < log.n_dead_bytes
+                    if any(new):
+                        found.append(UndurableLog(log.id, log.end, log.n_dead_bytes, *new))
+        return found
+
+    def note_durable(self, name: str, end: int, n_dead_bytes: int = 0) -> None:
+        """Note that a log is durable up to a byte, and so many bytes of its tombstones."""
+        with self._lock:
+            log = self._logs.get(name)
+            if log is not None:
+                log.durable = max(log.durable, end)
+                log.n_durable_dead_bytes = max(log.n_durable_dead_bytes, n_dead_bytes)
+
+    # --- for the process that rewrites
+
+    def read_all(self) -> None:
+        """Read the indexed logs whole, which finds damage to their records."""
+        with self._lock:
+            self._read_below("")
+
+    def logs(self) -> list[str]:
+        """Return the names of all logs."""
+        with self._lock:
+            return list(self._logs)
+
+    def live_blobs(self, name: str) -> list[LogEntry]:
+        """Return the blobs of a log that count."""
+        with self._lock:
+            self._read_below("")
+            log = self._logs.get(name)
+            return [] if log is None else self._counting(log)
+
+    def consumed_in(self, name: str) -> list[str]:
+        """Return the intents that exist and that commits in a log have consumed."""
+        with self._lock:
+            log = self._logs.get(name)
+            return [] if log is None else self.folder.existing(log.consumed)
+
+    def is_worth_rewriting(self, name: str) -> bool:
+        """Tell whether a rewriting frees much of a log, or its torn tail, which every look reads."""
+        with self._lock:
+            self._read_below("")
+            log = self._logs.get(name)
+            if log is None:
+                return False
+            if not log.entries or self._live_bytes(log) * _REWRITTEN_AT < log.end:
+                return True
+            try:
+                return os.stat(log.path).st_size > log.end
+            except FileNotFoundError:
+                return False
+
+    def _counting(self, log: _KnownLog) -> list[LogEntry]:
+        """Return the blobs of a log that no later version replaces."""
+        return [entry for entry in log.entries.values() if _last(self._entries[entry.key]) is entry]
+
+    def _live_bytes(self, log: _KnownLog) -> float:
+        """Estimate how many bytes of a log its live blobs need."""
+        live = self._counting(log)
+        in_bodies = sum(entry.row.size for entry in live if entry.row.in_body)
+        in_metas = sum(meta_bytes(entry.row) for entry in live)
+        return in_bodies + in_metas * log.n_stored_bytes / max(log.n_meta_bytes, 1)
+
+    # --- indexes
+
+    def _read_index(self, log: _KnownLog, descriptor: int, size: int) -> None:
+        """Take the places of the blobs in the first part of a log from its index, if it has a sound one."""
+        try:
+            file = os.open(self.folder.index_path(log.id), READ_LOG)
+        except OSError:
+            return
+        try:
+            index = read_index(log.id, read_at(file, 0, os.fstat(file).st_size))
+        finally:
+            os.close(file)
+        if index is None or index.end > size or len(index.records) == 0:
+            return
+        reader = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log")
+        try:
+            last = reader.record(int(index.records[-1]), index.end)
+        except CorruptError:
+            return
+        if last is None:
+            return
+        log.index, log.written, log.end = index, index, index.end
+        log.consumed.update(index.consumed)
+        for blob in index.committed():
+            if (blob.record, blob.row.number) not in log.dead:
+                self._add_entry(log, LogEntry(log.id, blob.record, blob.row, blob.written_s, None))
+
+    def _read_indexed(self, wanted: Callable[[LogIndex], list[int]]) -> None:
+        """Read the records that the indexes of all logs name.
+
+        Args:
+            wanted: Returns the offsets of records, from an index.
+        """
+        while True:
+            try:
+                for log in self._logs.values():
+                    if log.index is not None:
+                        self._read_records(log, [at for at in wanted(log.index) if at not in log.single_reads])
+                return
+            except FileNotFoundError:  # its log was rewritten since
+                self._listed = None
+                while not self._refresh():
+                    pass
+
+    def _read_records(self, log: _KnownLog, offsets: list[int]) -> None:
+        """Read some records of an indexed log, or the whole log if they are many."""
+        if not offsets:
+            return
+        log.n_single_reads += len(offsets)
+        if log.n_single_reads > _MOST_SINGLE_READS:
+            self._read_whole(log)
+            return
+        key = f"{FOLDER}/{log.id}.log"
+        descriptor = os.open(log.path, READ_LOG)
+        try:
+            reader = LogReader(log.id, descriptor, key)
+            for at in offsets:
+                record = reader.record(at, log.end)
+                if record is None:
+                    raise CorruptError(key, f"the record at byte {at} is damaged")
+                self._add(log, record)
+                log.single_reads.add(at)
+        finally:
+            os.close(descriptor)
+
+    def note_read(self, name: str) -> None:
+        """Note a read of one commit of an indexed log; many at once read the whole log."""
+        with self._lock:
+            log = self._logs.get(name)
+            if log is not None and log.index is not None:
+                log.n_single_reads += 1
+                if log.n_single_reads > _MOST_SINGLE_READS:
+                    self._read_below("")
+
+    def _read_below(self, prefix: str) -> None:
+        """Read whole logs, unless their indexes name all blobs below a prefix."""
+        if prefix.partition("/")[0] == _COMMITS:
+            return
+        try:
+            self._read_all()
+        except FileNotFoundError:  # its log was rewritten since
+            self._listed = None
+            while not self._refresh():
+                pass
+            self._read_below(prefix)
+
+    def _read_all(self) -> None:
+        """Read all logs whole, and enter all their blobs."""
+        for log in self._logs.values():
+            self._read_whole(log)
+        for key in self._unentered:
+            if key in self._entries:
+                self._enter(key)
+        self._unentered.clear()
+
+    def _read_whole(self, log: _KnownLog) -> None:
+        """Read an indexed log without its index."""
+        if log.index is None:
+            return
+        before = log.index, log.end, list(log.entries.values())
+        for entry in before[2]:
+            self._remove(entry)
+        log.entries.clear()
+        log.index, log.end = None, 0
+        try:
+            self._read_log(log)
+        except CorruptError as error:
+            self._damage = error
+        except BaseException:
+            log.index, log.end, entries = before
+            for entry in entries:
+                self._add_entry(log, entry)
+            raise
+
+    def write_index(self, name: str, end: int) -> None:
+        """Write the index of a log anew if many records are behind it; nothing relies on it.
+
+        Args:
+            name: The log, which this process appends to or has written in place of another one.
+            end: Every byte of the log before this one is durable, and a record ends there.
+        """
+        with self._lock:
+            log = self._logs.get(name)
+            if log is None or log.end < end:
+                return
+            before = log.written or EMPTY_INDEX
+            if end < _INDEXED_BYTES or end - before.end < max(_INDEXED_AGAIN_BYTES, before.end // _INDEX_GROWTH):
+                return
+            self._read_words()
+            places = sorted(place for place in log.entries if before.end <= place[0] < end)
+            entries = [log.entries[place] for place in places]
+            if any(not entry.row.is_commit and entry.key.startswith(_COMMITS) for entry in entries):
+                return
+            blobs = (
+                IndexedBlob(entry.record, entry.row, entry.written_s, log.words.get(place, b""))
+                for place, entry in zip(places, entries, strict=True)
+            )
+            index = before.extended(blobs, self.folder.existing(log.consumed), end)
+            log.written = index
+            for place in places:
+                log.words.pop(place, None)
+            if log.index is not None:
+                log.index = index
+                log.single_reads.update(place[0] for place in places)
+            data = index_bytes(name, index)
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+            descriptor = os.open(self.folder.index_path(name), flags, 0o666)
+            try:
+                write_all(descriptor, data)
+            finally:
+                os.close(descriptor)
+
+
+def _between(before: float | None, after: float | None) -> str:
+    """Describe the time of lost records."""
+
+    def text(time_s: float) -> str:
+        return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
+
+    begin = "" if before is None else f" after {text(before)}"
+    end = "" if after is None else f" before {text(after)}"
+    return f"; they were written{' and'.join(filter(None, (begin, end)))}" if begin or end else ""
+
+
+def _version(entry: LogEntry) -> int:
+    return entry.row.version
+
+
+def _last(versions: list[LogEntry]) -> LogEntry:
+    return versions[0] if len(versions) == 1 else max(versions, key=_version)
