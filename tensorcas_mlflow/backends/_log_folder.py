@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -20,8 +21,7 @@ FULL_BYTES = 64 << 20
 _GENERATION = "generation"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"[0-9a-f]{32}\.(log|dead|index)")
-READ_LOG = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-"""Flags that open a file of a log for reading."""
+_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 WRITE_LOG = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 """Flags that open a file of a log for writing."""
 
@@ -211,9 +211,23 @@ def read_at(descriptor: int, start: int, size: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def open_file(path: str) -> int:
+    """Open a log, its tombstones or its index for reading.
+
+    Raises:
+        RefusedError: It is a symbolic link.
+    """
+    try:
+        return os.open(path, _READ)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _link_error(path) from None
+        raise
+
+
 def sync_file(path: str) -> None:
     """Make the bytes of a log, or of its tombstones, durable."""
-    descriptor = os.open(path, READ_LOG)
+    descriptor = open_file(path)
     try:
         os.fsync(descriptor)
     finally:
@@ -221,4 +235,7 @@ def sync_file(path: str) -> None:
 
 
 def _link_error(path: str) -> RefusedError:
-    return RefusedError("use", FOLDER, f"{path!r} is a symbolic link, and nothing of a store lies behind one")
+    name = os.path.basename(path)
+    key = FOLDER if name == FOLDER else f"{FOLDER}/{name}"
+    reason = f"{path!r} is a symbolic link, and nothing of a store lies behind one"
+    return RefusedError("use", key, f"{reason}; put the file or folder itself in its place")

@@ -18,7 +18,7 @@ import numpy as np
 from tensorcas_mlflow.backends._contract import LogDamage, Token
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._log_digests import WORD_BYTES, pack_words
-from tensorcas_mlflow.backends._log_folder import FOLDER, FULL_BYTES, READ_LOG, Generation, LogFolder, read_at
+from tensorcas_mlflow.backends._log_folder import FOLDER, FULL_BYTES, Generation, LogFolder, open_file, read_at
 from tensorcas_mlflow.backends._log_index import EMPTY as EMPTY_INDEX
 from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_bytes, read_index
 from tensorcas_mlflow.backends._log_records import (
@@ -34,7 +34,7 @@ from tensorcas_mlflow.backends._log_records import (
 )
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.errors import CorruptError, FormatError
+from tensorcas_mlflow.errors import CorruptError, FormatError, RefusedError
 
 _COMMITS = "refs"
 """First segment of the keys of blobs that commits create."""
@@ -306,9 +306,9 @@ class LogView:
 
     def _read_log(self, log: _KnownLog) -> None:
         """Read the new records of a log."""
-        if os.stat(log.path).st_size == log.end:
+        if os.lstat(log.path).st_size == log.end:
             return
-        descriptor = os.open(log.path, READ_LOG)
+        descriptor = open_file(log.path)
         try:
             size = os.fstat(descriptor).st_size
             if self._salvages:
@@ -371,11 +371,11 @@ class LogView:
     def _read_dead(self, log: _KnownLog) -> bool:
         """Read new tombstones; return whether there are any."""
         try:
-            size = os.stat(log.dead_path).st_size
+            size = os.lstat(log.dead_path).st_size
             # Shorter: the log is gone, and a deletion that came too late has created the file again.
             if size <= log.n_dead_bytes:
                 return False
-            descriptor = os.open(log.dead_path, READ_LOG)
+            descriptor = open_file(log.dead_path)
         except FileNotFoundError:  # if it was removed, its log was removed before
             return False
         try:
@@ -546,7 +546,7 @@ class LogView:
             if not log.entries or self._live_bytes(log) * _REWRITTEN_AT < log.end:
                 return True
             try:
-                return os.stat(log.path).st_size > log.end
+                return os.lstat(log.path).st_size > log.end
             except FileNotFoundError:
                 return False
 
@@ -566,8 +566,8 @@ class LogView:
     def _read_index(self, log: _KnownLog, descriptor: int, size: int) -> None:
         """Take the places of the blobs in the first part of a log from its index, if it has a sound one."""
         try:
-            file = os.open(self.folder.index_path(log.id), READ_LOG)
-        except OSError:
+            file = open_file(self.folder.index_path(log.id))
+        except (OSError, RefusedError):
             return
         try:
             index = read_index(log.id, read_at(file, 0, os.fstat(file).st_size))
@@ -614,7 +614,7 @@ class LogView:
             self._read_whole(log)
             return
         key = f"{FOLDER}/{log.id}.log"
-        descriptor = os.open(log.path, READ_LOG)
+        descriptor = open_file(log.path)
         try:
             reader = LogReader(log.id, descriptor, key)
             for at in offsets:

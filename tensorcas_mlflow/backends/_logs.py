@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from tensorcas_mlflow.backends._log_digests import with_digests
-from tensorcas_mlflow.backends._log_folder import FOLDER, READ_LOG, LogFolder, read_at, sync_file
+from tensorcas_mlflow.backends._log_folder import FOLDER, LogFolder, open_file, read_at, sync_file
 from tensorcas_mlflow.backends._log_records import LogBlob, LogReader, tombstone
 from tensorcas_mlflow.backends._log_rewriter import LogRewriter
 from tensorcas_mlflow.backends._log_view import LogEntry, LogView
@@ -61,7 +61,7 @@ class Logs:
             FileNotFoundError: The log is gone; `LogView.refresh` finds the blob elsewhere, if it still exists.
         """
         path = self.folder.log_path(entry.log)
-        return os.open(path, READ_LOG), path
+        return open_file(path), path
 
     def read(self, entry: LogEntry, start: int, size: int) -> bytes:
         """Read a part of a blob; shorter if the log is.

@@ -125,6 +125,29 @@ def test_target_of_a_link_in_the_place_of_a_log_stays_unchanged(name: str, tmp_p
     assert all("symbolic link" in text for text in said.values())
 
 
+@pytest.mark.parametrize("target", ["a file", "nothing"])
+@pytest.mark.parametrize("ending", ["log", "dead"])
+def test_error_for_a_link_in_the_place_of_a_log_names_the_log_and_the_remedy(
+    ending: str, target: str, tmp_path: Path
+) -> None:
+    saved(tmp_path, logs=True)
+    store = Store.open(tmp_path)
+    [ref] = [store.ref(info.key) for info in store.backend.list("refs")]
+    assert ref is not None
+    store.drop(ref)
+    (ours,) = (tmp_path / ".tensorcas/logs").glob(f"*.{ending}")
+    ours.rename(tmp_path / "aside")
+    ours.symlink_to(tmp_path / ("aside" if target == "a file" else "gone"))
+
+    for act in ("save", "gc", "verify"):
+        with pytest.raises(RefusedError) as refused:
+            ACTS[act](tmp_path)
+        message = str(refused.value)
+        assert f"'logs/{ours.name}'" in message
+        assert f"{str(ours)!r} is a symbolic link" in message
+        assert "put the file or folder itself in its place" in message
+
+
 def test_a_collection_deletes_no_packs_behind_a_link(root: Path, outside: Path) -> None:
     (root / ".tensorcas/packs").rename(root / "aside")
     (root / ".tensorcas/packs").symlink_to(outside / "packs")
