@@ -190,8 +190,8 @@ MUTANTS = (
         after='r"[^.]*(?P"',
     ),
     Mutant(
-        fault="one of two shards that is cut off",
-        test="test_shard_of_a_checkpoint_is_not_opened_alone",
+        fault="one of two files that is cut off",
+        test="test_file_beside_a_damaged_one_is_not_opened_alone",
         definition="_the_one",
         before="isinstance(error, CorruptError | NewerFormatError) or _is_of_tensors(error)",
         after="isinstance(error, CorruptError | NewerFormatError)",

@@ -263,6 +263,15 @@ def test_shard_of_a_checkpoint_is_not_opened_alone(tmp_path: Path) -> None:
         mlflow.tensorcas.open_checkpoint(tmp_path)
 
 
+def test_file_beside_a_damaged_one_is_not_opened_alone(tmp_path: Path) -> None:
+    np.savez(tmp_path / "encoder.npz", w=np.arange(10.0))
+    np.savez(tmp_path / "decoder.npz", w=np.arange(10.0))
+    os.truncate(tmp_path / "decoder.npz", 200)
+
+    with pytest.raises(MlflowException, match=r"decoder\.npz"):
+        mlflow.tensorcas.open_checkpoint(tmp_path)
+
+
 def test_folder_with_one_unreadable_file_raises_the_error_of_that_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "model.npz", w=np.arange(10.0))
     os.truncate(tmp_path / "model.npz", 200)
