@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunk_io import Places
 from tensorcas_mlflow.maintenance import copy_refs, read_source
 from tensorcas_mlflow.store import PendingBatch
 from tests.protocol.casts import Cast, load, open_store
 from tests.protocol.delta_casts import stored
-from tests.protocol.interleave import Run
+from tests.protocol.interleave import Run, memory_of
 from tests.protocol.schedules import explore
 
 MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
@@ -98,7 +98,7 @@ def test_a_collection_at_the_source_leaves_a_dropped_step_out_and_never_copies_a
     cast = Cast(before={0: "ab", 1: "bc", 2: "ad"}).collector("collector", max_waste=0).deletion("deletion", 0)
 
     def copier(backend: Backend) -> None:
-        source, destination = open_store(backend), open_store(MemoryBackend())
+        source, destination = open_store(backend), open_store(memory_of(Cast(before={}).blobs()))
         refs, _ = read_source(source)
         report = copy_refs(source, destination, refs)
         # Here, where every run is looked at: what the others see does not depend on it.
