@@ -270,7 +270,7 @@ class LastLookups:
 MOST_SAVED_BYTES = 1 << 20
 """Bound of a remembered save: for a larger one, decoding its bases takes little beside the rest of it."""
 _MOST_BYTES = 4 * MOST_SAVED_BYTES
-"""The longest chain written by saves, for the largest remembered save, and one more."""
+"""The bases of the largest remembered save, and the few links of its chains to choose from."""
 
 
 class RecentChunks:
