@@ -11,13 +11,11 @@ from collections.abc import Iterable
 
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
-from tensorcas_mlflow.backends._log_records import HEADER_BYTES, TOMBSTONE, header, inode_in
+from tensorcas_mlflow.backends._log_records import CLOSED, HEADER_BYTES, TOMBSTONE, header, inode_in, tombstone
 from tensorcas_mlflow.base.files import new_name, sync_folder
 from tensorcas_mlflow.errors import RefusedError
 
 FOLDER = "logs"
-FULL_BYTES = 64 << 20
-"""Size at which a log gets no more records."""
 _GENERATION = "generation"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"[0-9a-f]{32}\.(log|dead|index)")
@@ -133,9 +131,24 @@ class LogFolder:
                     os.ftruncate(descriptor, whole)
                 raise
             if durable:
-                os.fsync(descriptor)
+                try:
+                    os.fsync(descriptor)
+                except OSError:
+                    # A later sync may succeed although these tombstones are lost.
+                    with contextlib.suppress(OSError):
+                        write_all(descriptor, tombstone(log, 0, CLOSED))
+                    raise
         if durable:
             sync_folder(self.path)
+
+    def mark_closed(self, log: str, end: int) -> None:
+        """Tell every process that nobody appends to a log any more, unless the disk fails."""
+        with contextlib.suppress(OSError):
+            self.append_dead(log, tombstone(log, end, CLOSED), durable=False)
+
+    def mark_failed(self, log: str) -> None:
+        """Tell every process that a sync of a log has failed, unless the disk fails again."""
+        self.mark_closed(log, 0)
 
     def create_log(self) -> tuple[str, int, int]:
         """Create a log, locked; return its name, descriptor and end."""
@@ -225,11 +238,21 @@ def open_file(path: str) -> int:
         raise
 
 
+class SyncError(OSError):
+    """A sync that failed: the system may have given up the bytes, and the next sync then succeeds without them."""
+
+
 def sync_file(path: str) -> None:
-    """Make the bytes of a log, or of its tombstones, durable."""
+    """Make the bytes of a log, or of its tombstones, durable.
+
+    Raises:
+        SyncError: The disk failed.
+    """
     descriptor = open_file(path)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        raise SyncError(*error.args) from error
     finally:
         os.close(descriptor)
 

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
@@ -28,7 +29,7 @@ class LogRewriter:
         Args:
             view: View of the logs.
             read: Returns a blob.
-            sync: Makes all known records and tombstones durable.
+            sync: Makes the known records and tombstones of all logs without a failed sync durable.
         """
         self._view = view
         self._folder = view.folder
@@ -37,6 +38,8 @@ class LogRewriter:
         self._settled = Settled()
         self._copies: dict[str, int] = {}
         """The new logs, and their durable ends."""
+        self._lost: list[str] = []
+        """Rewritten logs whose last records the disk had lost."""
 
     def tidy(self) -> int:
         """Remove idle logs without live blobs, and rewrite those with few; return the bytes freed."""
@@ -76,6 +79,22 @@ class LogRewriter:
                     left[f"{FOLDER}/{log}.log"] = "a process appends to it: end that process, then repair again"
         return left
 
+    def renew(self, logs: Iterable[str]) -> None:
+        """Rewrite logs with a failed sync: only another write of their records makes these durable.
+
+        Raises:
+            OSError: The disk failed again, or a process still uses such a log.
+        """
+        with LockedFile.alone_in(self._folder.path):
+            self._view.refresh()
+            for log in logs:
+                self._rewrite(log)
+                if os.path.exists(self._folder.log_path(log)):
+                    raise OSError(errno.EIO, f"a sync of {FOLDER}/{log}.log failed, and a process still has it open")
+        self._view.refresh()
+        if self._lost:
+            raise OSError(errno.EIO, f"the disk has lost the last records of {FOLDER}/{self._lost[0]}.log; save again")
+
     def _rewrite(self, log: str) -> int:
         """Rewrite a log while nobody appends to it or deletes from it; return the bytes freed, 0 if it is in use."""
         path, dead_path = self._folder.log_path(log), self._folder.dead_path(log)
@@ -93,6 +112,8 @@ class LogRewriter:
                 self._view.refresh()
                 if log not in self._view.logs():
                     return 0
+                if log in self._view.failed and not self._view.read_again(log):
+                    self._lost.append(log)
                 live = self._view.live_blobs(log)
                 consumed = self._view.consumed_in(log)
                 n_written = 0

@@ -18,7 +18,7 @@ import numpy as np
 from tensorcas_mlflow.backends._contract import LogDamage, Token
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._log_digests import WORD_BYTES, pack_words
-from tensorcas_mlflow.backends._log_folder import FOLDER, FULL_BYTES, Generation, LogFolder, open_file, read_at
+from tensorcas_mlflow.backends._log_folder import FOLDER, Generation, LogFolder, open_file, read_at
 from tensorcas_mlflow.backends._log_index import EMPTY as EMPTY_INDEX
 from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_bytes, read_index
 from tensorcas_mlflow.backends._log_records import (
@@ -86,6 +86,8 @@ class UndurableLog(NamedTuple):
     """True if some of these records may not be durable."""
     has_new_tombstones: bool
     """True if some of these tombstones may not be durable."""
+    is_failed: bool
+    """True if a sync of the log has failed, so that no later one makes it durable."""
 
 
 @dataclass(slots=True)
@@ -164,6 +166,8 @@ class LogView:
         self._n_unread_bytes = 0
         self._unentered: list[str] = []
         """Keys of other blobs than refs that are in neither of these."""
+        self.failed: set[str] = set()
+        """Logs with a failed sync: their last records and tombstones may never reach the disk."""
         self._damage: FormatError | None = None
         self._listed: Generation | None = None
         """Generation at which the logs were last listed."""
@@ -389,6 +393,8 @@ class LogView:
             if row == CLOSED:
                 log.is_closed = True
                 log.closed_at = max(log.closed_at, offset)
+                if offset == 0:
+                    self.failed.add(log.id)
             else:
                 log.dead.add((offset, row))
                 entry = log.entries.pop((offset, row), None)
@@ -465,6 +471,7 @@ class LogView:
 
     def _forget(self, name: str) -> None:
         """Remove a log and its blobs."""
+        self.failed.discard(name)
         for entry in self._logs.pop(name).entries.values():
             self._remove(entry)
 
@@ -478,12 +485,12 @@ class LogView:
                 self._add(log, record)
                 log.end = record.end
 
-    def idle_logs(self) -> list[str]:
-        """Return the logs that may get more records, the smallest first; a salvaging view returns none."""
+    def open_logs(self, *, below: int) -> list[str]:
+        """Return the logs of fewer bytes that are not closed, the smallest first; a salvaging view returns none."""
         if self._salvages:  # the known end of a log may lie behind a torn tail
             return []
         with self._lock:
-            found = [log for log in self._logs.values() if not log.is_closed and 0 < log.end < FULL_BYTES]
+            found = [log for log in self._logs.values() if not log.is_closed and 0 < log.end < below]
             return [log.id for log in sorted(found, key=lambda log: log.end)]
 
     def open_end(self, name: str) -> int | None:
@@ -498,9 +505,13 @@ class LogView:
         with self._lock:
             for log in map(self._logs.get, self._logs if names is None else names):
                 if log is not None:
-                    new = log.durable < log.end, log.n_durable_dead_bytes < log.n_dead_bytes
-                    if any(new):
-                        found.append(UndurableLog(log.id, log.end, log.n_dead_bytes, *new))
+                    doubts = (
+                        log.durable < log.end,
+                        log.n_durable_dead_bytes < log.n_dead_bytes,
+                        log.id in self.failed,
+                    )
+                    if True in doubts:
+                        found.append(UndurableLog(log.id, log.end, log.n_dead_bytes, *doubts))
         return found
 
     def note_durable(self, name: str, end: int, n_dead_bytes: int = 0) -> None:
@@ -511,7 +522,28 @@ class LogView:
                 log.durable = max(log.durable, end)
                 log.n_durable_dead_bytes = max(log.n_durable_dead_bytes, n_dead_bytes)
 
+    def note_failed(self, name: str) -> None:
+        """Note that a sync of a log, or of its tombstones, has failed."""
+        with self._lock:
+            if name in self._logs:
+                self.failed.add(name)
+
     # --- for the process that rewrites
+
+    def read_again(self, name: str) -> bool:
+        """Read a log with a failed sync anew, with the bodies of its last records; return whether all are still there.
+
+        The system may have given up their bytes.
+        """
+        with self._lock:
+            before = self._logs[name].end
+            self._forget(name)
+            log = self._known(name)
+            log.may_have_index = False
+            self.failed.add(name)
+            self._read_dead(log)
+            self._read_log(log)
+            return log.end >= before
 
     def read_all(self) -> None:
         """Read the indexed logs whole, which finds damage to their records."""
@@ -543,7 +575,7 @@ class LogView:
             log = self._logs.get(name)
             if log is None:
                 return False
-            if not log.entries or self._live_bytes(log) * _REWRITTEN_AT < log.end:
+            if not log.entries or name in self.failed or self._live_bytes(log) * _REWRITTEN_AT < log.end:
                 return True
             try:
                 return os.lstat(log.path).st_size > log.end
@@ -551,8 +583,9 @@ class LogView:
                 return False
 
     def _counting(self, log: _KnownLog) -> list[LogEntry]:
-        """Return the blobs of a log that no later version replaces."""
-        return [entry for entry in log.entries.values() if _last(self._entries[entry.key]) is entry]
+        """Return the blobs of a log that no later version replaces, unless the disk may lose that version."""
+        last = ((entry, _last(self._entries[entry.key])) for entry in log.entries.values())
+        return [entry for entry, counts in last if counts is entry or counts.log in self.failed]
 
     def _live_bytes(self, log: _KnownLog) -> float:
         """Estimate how many bytes of a log its live blobs need."""

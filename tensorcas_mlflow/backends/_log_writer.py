@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections import OrderedDict
@@ -14,12 +13,14 @@ from itertools import pairwise
 
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
-from tensorcas_mlflow.backends._log_folder import FULL_BYTES, WRITE_LOG, is_at, is_original
-from tensorcas_mlflow.backends._log_records import CLOSED, LogBlob, Record, encode_record, tombstone
+from tensorcas_mlflow.backends._log_folder import WRITE_LOG, is_at, is_original
+from tensorcas_mlflow.backends._log_records import LogBlob, Record, encode_record
 from tensorcas_mlflow.backends._log_view import LogView
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.base.threads import Lock
 
+_FULL_BYTES = 64 << 20
+"""Size at which a log gets no more records."""
 _MAX_TRIED = 16
 """Bound of the idle logs a writer looks at before it creates another one."""
 _PREFIX_STEPS = 4, 16, 64, 256
@@ -79,7 +80,7 @@ class LogWriter:
 
     def is_current(self) -> bool:
         """Tell whether another record may be appended."""
-        return self.is_usable and self.end < FULL_BYTES and is_at(self.descriptor, self._path)
+        return self.is_usable and self.end < _FULL_BYTES and is_at(self.descriptor, self._path)
 
     def append(self, blobs: Sequence[LogBlob], consumed: Iterable[str], *, syncs: bool) -> Record:
         """Append one record, not durably.
@@ -130,8 +131,12 @@ class LogWriter:
                 self._sync(end)
             view.write_index(self.id, end)
         finally:
+            if not self.is_sound:
+                view.note_failed(self.id)
             with self.lock:
                 self._n_syncing -= 1
+                # Whoever writes the records again, elsewhere, needs the lock of the log.
+                self._is_closing |= not self.is_sound
                 if self._is_closing and self._n_syncing == 0:
                     LockedFile.release(self.descriptor)
 
@@ -150,21 +155,16 @@ class LogWriter:
         except OSError:
             # A later sync may succeed although these bytes are lost.
             self.is_usable = self.is_sound = False
-            self._mark_closed(0)
+            self._folder.mark_failed(self.id)
             raise
         self._durable = max(self._durable, reached)
-
-    def _mark_closed(self, end: int) -> None:
-        """Tell others that nobody appends to the log any more; 0 for an unknown end."""
-        with contextlib.suppress(OSError):
-            self._folder.append_dead(self.id, tombstone(self.id, end, CLOSED), durable=False)
 
     def close(self) -> None:
         """Let others append to the log, once nobody syncs it."""
         with self.lock:
-            if self.is_usable and self.end >= FULL_BYTES:
+            if self.is_usable and self.end >= _FULL_BYTES:
                 # From now on a missing end is damage.
-                self._mark_closed(self.end)
+                self._folder.mark_closed(self.id, self.end)
             self.is_usable = False
             if not self._is_closing:
                 self._is_closing = True
@@ -175,7 +175,7 @@ class LogWriter:
 def _adopted(view: LogView) -> tuple[str, int, int] | None:
     """Lock an idle log and return its name, descriptor and end; None if there is none."""
     view.refresh()
-    for log in view.idle_logs()[:_MAX_TRIED]:
+    for log in view.open_logs(below=_FULL_BYTES)[:_MAX_TRIED]:
         path = view.folder.log_path(log)
         try:
             descriptor = os.open(path, WRITE_LOG)
@@ -212,7 +212,7 @@ def writer_of(view: LogView) -> LogWriter:
     with _writers_lock:
         writer = _writers.get(folder)
         if writer is not None:
-            if writer.is_usable and writer.end < FULL_BYTES:
+            if writer.is_usable and writer.end < _FULL_BYTES:
                 _writers.move_to_end(folder)
                 return writer
             _writers.pop(folder).close()

@@ -162,6 +162,9 @@ class LoggedBackend(LocalBackend):
                 LockedFile.alone_in(os.path.dirname(dest_path), make=self._make_folder),
             ):
                 self._view.refresh()
+                if self._view.failed:
+                    # This save may rely on bytes that the disk has lost.
+                    self._logs.sync(tuple(self._view.failed))
                 if self._view.has_consumed(source):
                     raise BlobNotFoundError(source)
                 last = self._view.find(dest)
@@ -185,9 +188,16 @@ class LoggedBackend(LocalBackend):
                     self._unsynced[writer.id] = end
                     unsynced = dict(self._unsynced)
             try:
-                self._logs.sync(log for log in unsynced if log != writer.id)
-            finally:
-                writer.sync(end, self._view)
+                try:
+                    self._logs.sync(log for log in unsynced if log != writer.id)
+                finally:
+                    writer.sync(end, self._view)
+            except Exception:
+                # If it replaced a blob, the replaced one may have lost its manifest by now, and must not come back.
+                if ref.version == 1 and not os.path.lexists(dest_path):
+                    with contextlib.suppress(OSError):
+                        self._logs.take_back(dest, writer.id, ref.version)
+                raise
             with self._holding:
                 for log, synced in unsynced.items():
                     if self._unsynced.get(log) == synced:
@@ -372,9 +382,10 @@ class LoggedBackend(LocalBackend):
         keys = list(map(check_key, keys))
         with _translated("read", FOLDER):
             entries = self._view.find_each(keys)
+            with _translated("sync", FOLDER):
+                while self._logs.sync({entry.log for entry in entries if entry is not None}):
+                    entries = self._view.find_each(keys)
         others = [key for key, entry in zip(keys, entries, strict=True) if entry is None]
-        with _translated("sync", FOLDER):
-            self._logs.sync({entry.log for entry in entries if entry is not None})
         gone = super().missing(others) if others else set()
         if gone:
             self._view.check()

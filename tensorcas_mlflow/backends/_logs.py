@@ -6,16 +6,15 @@ The view knows the live blobs, the writer appends, the rewriter frees space; thi
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from tensorcas_mlflow.backends._log_digests import with_digests
-from tensorcas_mlflow.backends._log_folder import FOLDER, LogFolder, open_file, read_at, sync_file
+from tensorcas_mlflow.backends._log_folder import FOLDER, LogFolder, SyncError, open_file, read_at, sync_file
 from tensorcas_mlflow.backends._log_records import LogBlob, LogReader, tombstone
 from tensorcas_mlflow.backends._log_rewriter import LogRewriter
-from tensorcas_mlflow.backends._log_view import LogEntry, LogView
+from tensorcas_mlflow.backends._log_view import LogEntry, LogView, UndurableLog
 from tensorcas_mlflow.backends._log_writer import LogWriter, writer_of
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.base.threads import Lock
@@ -147,19 +146,43 @@ class Logs:
                 self.view.add_own(writer.id, record)
                 return writer, record.end
 
-    def sync(self, logs: Iterable[str] | None = None) -> None:
-        """Make the known records and tombstones of some logs durable, whoever wrote them; all logs by default."""
+    def sync(self, logs: Iterable[str] | None = None) -> bool:
+        """Make the known records and tombstones of some logs durable, whoever wrote them; all logs by default.
+
+        Returns:
+            Whether a log had to be rewritten for that: then a blob may lie in another log, or be lost.
+        """
         undurable = self.view.undurable(logs)
-        for log in undurable:
-            # The log may be gone: its live blobs are durable elsewhere.
-            with contextlib.suppress(FileNotFoundError):
+        if not undurable:
+            return False
+        failed = [log.id for log in undurable if log.is_failed]
+        if failed:
+            self._rewriter().renew(failed)
+        self._sync([log for log in undurable if not log.is_failed])
+        return bool(failed)
+
+    def _sync_sound(self) -> None:
+        """Make all logs without a failed sync durable."""
+        self._sync([log for log in self.view.undurable() if not log.is_failed])
+
+    def _sync(self, logs: Sequence[UndurableLog]) -> None:
+        """Sync the files of some logs."""
+        for log in logs:
+            try:
                 if log.has_new_records:
                     sync_file(self.folder.log_path(log.id))
                     self.view.note_durable(log.id, log.end)
                 if log.has_new_tombstones:
                     sync_file(self.folder.dead_path(log.id))
                     self.view.note_durable(log.id, 0, log.n_dead_bytes)
-        if undurable:
+            except FileNotFoundError:  # its live blobs are durable elsewhere
+                continue
+            except SyncError:
+                # A later sync may succeed although these bytes are lost.
+                self.folder.mark_failed(log.id)
+                self.view.note_failed(log.id)
+                raise
+        if logs:
             self._settled.settle(self.folder.path)
 
     def bury(self, key: str, *, durable: bool) -> None:
@@ -170,6 +193,12 @@ class Logs:
             self.folder.append_dead(entry.log, line, durable=durable or len(versions) > 1)
             # A log may have been rewritten meanwhile: then the blob is in another one by now.
             self.view.refresh()
+
+    def take_back(self, key: str, log: str, version: int) -> None:
+        """Delete one blob of a refused commit, not durably."""
+        for entry in self.view.versions(key):
+            if entry.log == log and entry.row.version == version:
+                self.folder.append_dead(log, tombstone(log, entry.record, entry.row.number), durable=False)
 
     # --- removing logs
 
@@ -186,4 +215,4 @@ class Logs:
         return self._rewriter().mend()
 
     def _rewriter(self) -> LogRewriter:
-        return LogRewriter(self.view, read=lambda entry: self.read(entry, 0, entry.row.size), sync=self.sync)
+        return LogRewriter(self.view, read=lambda entry: self.read(entry, 0, entry.row.size), sync=self._sync_sound)

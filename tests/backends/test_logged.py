@@ -40,11 +40,11 @@ class TestLoggedBackendWithoutLogs(BackendConformance):
         return LoggedBackend(tmp_path / "store")
 
 
-def commit(backend: LoggedBackend, name: str, *, replace: bool = False) -> None:
+def commit(backend: LoggedBackend, name: str, *, ref: str = "", replace: bool = False) -> None:
     intent = f"intents/{uuid.uuid4().hex}"
     token = backend.put_new(intent, [b"x"], durable=False)
     backend.put_all([(f"packs/{name}", [name.encode() * 100]), (f"manifests/{name}", [b"rows of " + name.encode()])])
-    backend.promote(intent, f"refs/@{name}", name.encode(), token=token, replace=replace)
+    backend.promote(intent, f"refs/@{ref or name}", name.encode(), token=token, replace=replace)
 
 
 def files(backend: LoggedBackend) -> list[str]:
@@ -399,7 +399,146 @@ def test_a_commit_syncs_its_blobs_that_another_commit_has_written(
         backend.promote("intents/a", "refs/@a", b"a", token=tokens["a"], replace=False)
     backend.promote("intents/b", "refs/@b", b"b", token=tokens["b"], replace=False)
 
+    # No sync makes the first log durable any more.
     first, *others = synced
-    assert first in others
-    assert any(path.endswith(".log") and path != first for path in others)
+    assert not os.path.exists(first)
+    assert first not in others
+    assert LoggedBackend(tmp_path).get("packs/of-b") == b"pack"
     assert backend._unsynced == {}
+
+
+def fail_a_sync(monkeypatch: pytest.MonkeyPatch, ending: str = ".log") -> list[tuple[Path, int]]:
+    """Let the next sync of such a file fail; return a list that gets the file and its durable size then."""
+    failed: list[tuple[Path, int]] = []
+    fsync, sizes = os.fsync, dict[str, int]()
+
+    def sync(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if not failed and path.endswith(ending):
+            failed.append((Path(path), sizes.get(path, 0)))
+            raise OSError(errno.EIO, "no disk")
+        fsync(descriptor)
+        sizes[path] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return failed
+
+
+def cut_power(failed: list[tuple[Path, int]]) -> None:
+    """Take from the files the bytes of their failed syncs, which no later sync of them has brought to the disk."""
+    for path, durable in failed:
+        if path.exists():
+            os.truncate(path, durable)
+
+
+def test_failed_sync_takes_the_ref_of_its_commit_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = made(tmp_path)
+    commit(backend, "before")
+    fail_a_sync(monkeypatch)
+
+    with pytest.raises(BackendError, match="no disk"):
+        commit(backend, "a")
+    for each in (backend, LoggedBackend(tmp_path)):
+        assert [info.key for info in each.list("refs")] == ["refs/@before"]
+        assert each.stat("refs/@a") is None
+    commit(backend, "again", ref="a")
+    assert LoggedBackend(tmp_path).get("refs/@a") == b"again"
+
+
+def test_failed_sync_of_a_replacement_leaves_the_old_or_the_new_ref(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    commit(backend, "a")
+    fail_a_sync(monkeypatch)
+    with pytest.raises(BackendError, match="no disk"):
+        commit(backend, "b", ref="a", replace=True)
+
+    after = LoggedBackend(tmp_path)
+    name = after.get("refs/@a").decode()
+    assert name in "ab"
+    assert after.get(f"packs/{name}") == name.encode() * 100
+    backend.delete("refs/@a")
+    assert LoggedBackend(tmp_path).stat("refs/@a") is None
+
+
+@pytest.mark.parametrize("who", ["the same process", "another process"])
+def test_save_that_relies_on_a_record_of_a_failed_sync_writes_it_again(
+    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    commit(backend, "before")
+    failed = fail_a_sync(monkeypatch)
+    with pytest.raises(BackendError, match="no disk"):
+        commit(backend, "a")
+    later = backend if who == "the same process" else LoggedBackend(tmp_path)
+
+    assert later.missing(["packs/a", "packs/before"]) == set()
+    commit(later, "b")
+    cut_power(failed)
+
+    after = LoggedBackend(tmp_path)
+    assert {info.key for info in after.list("refs")} == {"refs/@before", "refs/@b"}
+    for name in ("before", "a", "b"):
+        assert after.get(f"packs/{name}") == name.encode() * 100
+
+
+def test_record_of_a_failed_sync_that_the_disk_has_lost_is_relied_on_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    commit(backend, "before")
+    failed = fail_a_sync(monkeypatch)
+    token = backend.put_new("intents/x", [b"x"], durable=False)
+    backend.put_all([("packs/large", [os.urandom(100_000)])])
+    with pytest.raises(BackendError, match="no disk"):
+        backend.promote("intents/x", "refs/@x", b"x", token=token, replace=False)
+    other = LoggedBackend(tmp_path)
+    assert other.stat("packs/large") is not None
+    [(path, _)] = failed
+    with path.open("r+b") as file:
+        file.seek(-50_000, os.SEEK_END)
+        file.write(bytes(4096))
+
+    with pytest.raises(BackendError, match="the disk has lost the last records"):
+        other.missing(["packs/large"])
+    assert other.missing(["packs/large", "packs/before"]) == {"packs/large"}
+    commit(other, "b")
+    assert {info.key for info in LoggedBackend(tmp_path).list("refs")} == {"refs/@before", "refs/@b"}
+
+
+@pytest.mark.parametrize("ending", [".log", ".dead"])
+def test_failed_sync_of_another_process_log_is_known_to_every_process(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    for name in "ab":
+        commit(backend, name)
+    backend.delete("refs/@b")
+    _log_writer.close_writer(backend._view)
+    failed = fail_a_sync(monkeypatch, ending)
+    other = LoggedBackend(tmp_path)
+    with pytest.raises(BackendError, match="no disk"):
+        other.settle("refs")
+
+    LoggedBackend(tmp_path).settle("refs")
+    cut_power(failed)
+    after = LoggedBackend(tmp_path)
+    assert [info.key for info in after.list("refs")] == ["refs/@a"]
+    assert after.get("packs/a") == b"a" * 100
+
+
+def test_failed_sync_of_a_tombstone_is_known_to_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = made(tmp_path)
+    for name in "ab":
+        commit(backend, name)
+    info = backend.stat("refs/@b")
+    assert info is not None
+    failed = fail_a_sync(monkeypatch, ".dead")
+    with pytest.raises(BackendError, match="no disk"):
+        backend.withdraw("refs/@b", info.token)
+    _log_writer.close_writer(backend._view)
+
+    LoggedBackend(tmp_path).settle("refs")
+    cut_power(failed)
+    assert [info.key for info in LoggedBackend(tmp_path).list("refs")] == ["refs/@a"]

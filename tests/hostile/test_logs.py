@@ -141,7 +141,7 @@ def test_a_cut_of_a_log_gives_a_prefix_of_its_commits(folder: Path) -> None:
 
 
 def test_a_cut_of_a_closed_log_is_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_log_writer, "FULL_BYTES", HEADER_BYTES + 1)
+    monkeypatch.setattr(_log_writer, "_FULL_BYTES", HEADER_BYTES + 1)
     store = Store.open(folder)
     for step in (7, 8):
         with store.write_checkpoint(arrays(step)) as pending:
