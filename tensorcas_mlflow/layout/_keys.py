@@ -149,8 +149,9 @@ def is_run_key(key: str, run_id: str, name: str | None, step: int | None) -> boo
     return (
         leaf == f"@{step}"
         and len(folders) == len(texts)
+        # Almost every segment is the quoted text, so few are hashed.
         and all(
-            segment in (quote_segment(text), _hashed_segment(text))
+            segment == quote_segment(text) or segment == _hashed_segment(text)
             for segment, text in zip(folders, texts, strict=True)
         )
     )

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from types import NoneType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -273,6 +274,11 @@ def ref_bytes(ref: Ref) -> bytes:
     return data
 
 
+_TEXTS = ("path", "copy_path", "uri", "run_id", "name", "model_id", "flavor")
+"""The fields of a ref that are texts, or absent."""
+_TEXT_KINDS = frozenset({str, NoneType})
+
+
 def parse_ref(key: str, data: bytes) -> Ref:
     """Read a ref.
 
@@ -281,12 +287,12 @@ def parse_ref(key: str, data: bytes) -> Ref:
         NewerFormatError: A later release wrote it.
     """
     record = load_record(key, data)
-    texts = [record.get(name) for name in ("path", "copy_path", "uri", "run_id", "name", "model_id", "flavor")]
+    texts = list(map(record.get, _TEXTS))
     steps = step, parent_step = record.get("step"), record.get("parent_step")
     n_bytes, metrics = record.get("n_bytes"), record.get("metrics")
     manifest, kind, created = record.get("manifest"), record.get("kind"), record.get("created")
     if (
-        any(text is not None and not isinstance(text, str) for text in texts)
+        not _TEXT_KINDS.issuperset(map(type, texts))
         or not all(value is None or (type(value) is int and _LEAST_NUMBER <= value <= _MAX_NUMBER) for value in steps)
         or not (metrics is None or isinstance(metrics, dict))
         or type(n_bytes) is not int
@@ -298,8 +304,8 @@ def parse_ref(key: str, data: bytes) -> Ref:
         raise CorruptError(key, "it is not a ref")
     path, copy_path, uri, run_id, name, model_id, flavor = texts
     try:
-        for artifact in (path, copy_path):
-            path_segments(artifact or "")
+        for artifact in filter(None, (path, copy_path)):
+            path_segments(artifact)
         _check_key(key, path=path, run_id=run_id, name=name, step=step, copy=copy_path or uri)
         figures = None if metrics is None else {key: _read_float(value) for key, value in metrics.items()}
     except ValueError as error:
