@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -74,8 +73,7 @@ class CheckTensors(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotFilled:
+class NotFilled(NamedTuple):
     """Tensors `Adapter.fill_weights` did not fill, by the model's names, in the model's order."""
 
     missing: tuple[str, ...] = ()

@@ -6,9 +6,9 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from tensorcas_mlflow.errors import without_secrets
@@ -70,8 +70,7 @@ _STARTS_OF_URIS = tuple(f"{scheme}:" for scheme in (*SCHEMES, "file"))
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(NamedTuple):
     """Location of a store, or of a place below one: a local folder, or a prefix in a bucket.
 
     Two roots of one place are equal, as far as names show: symbolic links are not followed.
@@ -174,11 +173,11 @@ class Root:
         path = self.path
         while path != "/":
             path = posixpath.dirname(path)
-            yield replace(self, path=path)
+            yield self._replace(path=path)
 
     def joined(self, path: str) -> Root:
         """Return the place at a relative path below this one."""
-        return replace(self, path=posixpath.join(self.path, path)) if path else self
+        return self._replace(path=posixpath.join(self.path, path)) if path else self
 
     def path_of(self, other: Root) -> str | None:
         """Return another place relative to this one, ``""`` for itself; None if it is not at or below it."""

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow import native
+from tensorcas_mlflow import codecs, native
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest
 from tensorcas_mlflow.base.tensors import offsets_of, ranges
 from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._plan import Target
-from tensorcas_mlflow.codecs import RAW, codec_numbered
+from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BlobNotFoundError, FormatError
 from tensorcas_mlflow.layout import Entries, bases_of, is_delta, pack_key
 
@@ -329,7 +329,7 @@ def _decode_links(entries: Any, stored: Sequence[Buffer], n_bytes: int, digests:
 
 
 def _decode_link(number: int, stored: Buffer, n_bytes: int, base: Buffer | None) -> Buffer:
-    codec = codec_numbered(number)
+    codec = codecs.codec_numbered(number)
     if codec is RAW and len(stored) == n_bytes:
         return stored
     out = memoryview(bytearray(n_bytes))

@@ -17,7 +17,6 @@ from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.config import n_threads
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io._catalog import Places
-from tensorcas_mlflow.chunk_io._check import check_payloads
 from tensorcas_mlflow.chunk_io._decode import (
     DIRECT,
     FILE,
@@ -177,6 +176,8 @@ class Load:
 
     def _check(self, places: Places, choice: WayChoice) -> Any:
         """Compare distinct stored chunks, in the order of their places, with their stored digests; return a mask."""
+        from tensorcas_mlflow.chunk_io._check import check_payloads
+
         is_good = np.empty(len(places.found), dtype=bool)
         sizes = places.entries["stored_bytes"].astype(np.int64)
         is_slow = False

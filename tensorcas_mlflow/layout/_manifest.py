@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zstandard
 
+from tensorcas_mlflow import codecs
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.base.threads import Lazy
-from tensorcas_mlflow.codecs import check_zstd_has_memory
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
 from tensorcas_mlflow.layout._hints import split_hints
 from tensorcas_mlflow.layout._manifest_stream import SCHEMA_KEY, read_own
@@ -338,7 +338,7 @@ class Manifest:
                 raise FormatError("a compressed manifest has an impossible size")
             return zstandard.ZstdDecompressor().decompress(blob, max_output_size=COMPRESSED_BELOW)
         except zstandard.ZstdError as error:
-            check_zstd_has_memory(error)
+            codecs.check_zstd_has_memory(error)
             raise FormatError(f"a compressed manifest cannot be read: {error}") from error
 
     @classmethod

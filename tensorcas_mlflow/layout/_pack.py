@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+# A name of `codecs` is imported at its first use: the compiled core decodes without these modules.
+from tensorcas_mlflow import codecs
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
-from tensorcas_mlflow.codecs import RAW, Codec, codec_numbered
+from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.codecs import Codec
 
 PACK_MAGIC = b"\x89TCPK\r\n\x01"
 TABLE_MAGIC = b"TCPTBL\r\x01"
@@ -314,7 +319,7 @@ def decode_chunk(entry: Any, stored: Buffer, base: Buffer | None = None) -> Buff
     raw = stored
     if int(entry["codec"]) != RAW.number:
         raw = memoryview(bytearray(n_raw))
-        codec_numbered(int(entry["codec"])).decode_into(stored, raw, base)
+        codecs.codec_numbered(int(entry["codec"])).decode_into(stored, raw, base)
     elif len(stored) != n_raw:
         raise FormatError(f"its entry states {n_raw} bytes, and {len(stored)} are stored raw")
     actual = digest(raw)
@@ -329,7 +334,7 @@ def payload_of(entry: Any, stored: Any, *, begins_row: bool) -> Payload:
     return Payload(
         digest=entry["digest"].tobytes(),
         raw_bytes=int(entry["raw_bytes"]),
-        codec=codec_numbered(int(entry["codec"])),
+        codec=codecs.codec_numbered(int(entry["codec"])),
         typesize=int(entry["typesize"]),
         data=stored,
         begins_row=begins_row,

@@ -7,10 +7,9 @@ import fnmatch
 import re
 import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.reader._summary import Summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadStats:
+class ReadStats(NamedTuple):
     """Figures of all reads of a reader, counted at the storage."""
 
     read_bytes: int
