@@ -9,7 +9,7 @@ import struct
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -50,17 +50,38 @@ TORCH_DTYPES = (
 )
 
 
+class Files(Mapping[str, bytes]):
+    """Files by name. Each is made when it is first read: names alone cost the collection of the tests nothing."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], bytes]]) -> None:
+        self._makers = makers
+        self._made: dict[str, bytes] = {}
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
 @cache
-def files() -> dict[str, bytes]:
-    """Make a file of every format, with what is in `ARRAYS` or, of torch, more; by a name with the usual suffix."""
+def files() -> Mapping[str, bytes]:
+    """Return a file of every format, with the tensors of `ARRAYS` or, of torch, more; by names with usual suffixes."""
     state = torch_state()
-    return {
-        "plain.safetensors": safetensors.torch.save(state, {"format": "pt", "note": 'a "quoted" {brace}'}),
-        "state.pt": torch_file(state),
-        "nested.pt": torch_file({"model": state, "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}}, "epoch": 2}),
-        "legacy.pt": torch_file(state, _use_new_zipfile_serialization=False),
-        "exported.pt2": pt2_file(Exported()),
-        "exported by hand.pt2": pt2_of(
+    makers: dict[str, Callable[[], bytes]] = {
+        "plain.safetensors": lambda: safetensors.torch.save(state, {"format": "pt", "note": 'a "quoted" {brace}'}),
+        "state.pt": lambda: torch_file(state),
+        "nested.pt": lambda: torch_file(
+            {"model": state, "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}}, "epoch": 2}
+        ),
+        "legacy.pt": lambda: torch_file(state, _use_new_zipfile_serialization=False),
+        "exported.pt2": lambda: pt2_file(Exported()),
+        "exported by hand.pt2": lambda: pt2_of(
             {
                 "weights/weight_0": ARRAYS["head.weight"].tobytes(),
                 "weights/weight_1": torch_file(state["encoder.weight"]),
@@ -74,27 +95,30 @@ def files() -> dict[str, bytes]:
                 "sample_inputs/model.pt": torch_file(((torch.ones(2, 3),), {})),
             }
         ),
-        "exported by torch 2.8.pt2": pt2_of_2_8(state, {"constant": torch.ones(3)}),
-        "exported by torch 2.7.pt2": pt2_of_2_7(state, {"constant": torch.ones(3)}),
-        "scripted.pt": scripted_file(),
-        "stored.npz": npz(ARRAYS),
-        "deflated.npz": npz(ARRAYS, compressed=True),
-        "one.npy": npy(ARRAYS["head.weight"]),
-        "fortran.npy": npy(np.asfortranarray(ARRAYS["head.weight"])),
-        "plain.bt": bytes(bintensors.numpy.save(ARRAYS, {"format": "np", "note": "x" * 300})),
-        "plain.gguf": gguf_file(ARRAYS),
-        "plain.bckpt": bhckpt_file(ARRAYS),
-        "arrays.pkl": pickle.dumps({"arrays": ARRAYS, "tensor": state["head.weight"]}, 4),
-        "arrays-2.pkl": pickle.dumps([ARRAYS], 2),
-        "arrays-5.pkl": pickle.dumps({"arrays": ARRAYS, "turned": ARRAYS["head.weight"].transpose(1, 0, 2)}, 5),
-        "arrays.joblib": written(partial(joblib.dump, {"arrays": ARRAYS, "objects": np.array([None, 1], object)})),
-        "arrays.skops": skops.io.dumps({"arrays": ARRAYS, "sparse": scipy.sparse.eye(5).tocsr()}),
-        "model.ubj": ubj(),
-        "model.onnx": onnx_model().SerializeToString(),
-        "checkpoint.tensors": written(
+        "exported by torch 2.8.pt2": lambda: pt2_of_2_8(state, {"constant": torch.ones(3)}),
+        "exported by torch 2.7.pt2": lambda: pt2_of_2_7(state, {"constant": torch.ones(3)}),
+        "scripted.pt": lambda: scripted_file(),
+        "stored.npz": lambda: npz(ARRAYS),
+        "deflated.npz": lambda: npz(ARRAYS, compressed=True),
+        "one.npy": lambda: npy(ARRAYS["head.weight"]),
+        "fortran.npy": lambda: npy(np.asfortranarray(ARRAYS["head.weight"])),
+        "plain.bt": lambda: bytes(bintensors.numpy.save(ARRAYS, {"format": "np", "note": "x" * 300})),
+        "plain.gguf": lambda: gguf_file(ARRAYS),
+        "plain.bckpt": lambda: bhckpt_file(ARRAYS),
+        "arrays.pkl": lambda: pickle.dumps({"arrays": ARRAYS, "tensor": state["head.weight"]}, 4),
+        "arrays-2.pkl": lambda: pickle.dumps([ARRAYS], 2),
+        "arrays-5.pkl": lambda: pickle.dumps({"arrays": ARRAYS, "turned": ARRAYS["head.weight"].transpose(1, 0, 2)}, 5),
+        "arrays.joblib": lambda: written(
+            partial(joblib.dump, {"arrays": ARRAYS, "objects": np.array([None, 1], object)})
+        ),
+        "arrays.skops": lambda: skops.io.dumps({"arrays": ARRAYS, "sparse": scipy.sparse.eye(5).tocsr()}),
+        "model.ubj": lambda: ubj(),
+        "model.onnx": lambda: onnx_model().SerializeToString(),
+        "checkpoint.tensors": lambda: written(
             lambda to: write_payload(Path(to).parent, ARRAYS, flavor="generic"), PAYLOAD_FILE
         ),
     }
+    return Files(makers)
 
 
 def written(write: Callable[[Path], Any], name: str = "file") -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import ChainMap
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,15 +25,20 @@ from tests.reader.test_slices import some_index
 BASE = torch.arange(300 * 70, dtype=torch.float32).reshape(300, 70)
 DRAW = np.random.default_rng(0)
 NOISE = DRAW.normal(size=(500, 90))
-FILES = files() | {
-    "views.pt": torch_file(
-        {"a": BASE, "tied": BASE, "t": BASE.t(), "rows": BASE[7:90], "first": BASE[:90]}
-        | {"part": BASE[7:90, 3:9], "wide": BASE[:1].expand(50, 70)}
-    ),
-    "views-legacy.pt": torch_file({"a": BASE, "t": BASE.t()}, _use_new_zipfile_serialization=False),
-    "all.npz": npz({"x": NOISE, "f": np.asfortranarray(NOISE), "be": NOISE.astype(">f4"), "s": np.array(["a", "bcd"])}),
-    "deflated-all.npz": npz({"x": NOISE, "f": np.asfortranarray(NOISE)}, compressed=True),
-}
+FILES = ChainMap(
+    {
+        "views.pt": torch_file(
+            {"a": BASE, "tied": BASE, "t": BASE.t(), "rows": BASE[7:90], "first": BASE[:90]}
+            | {"part": BASE[7:90, 3:9], "wide": BASE[:1].expand(50, 70)}
+        ),
+        "views-legacy.pt": torch_file({"a": BASE, "t": BASE.t()}, _use_new_zipfile_serialization=False),
+        "all.npz": npz(
+            {"x": NOISE, "f": np.asfortranarray(NOISE), "be": NOISE.astype(">f4"), "s": np.array(["a", "bcd"])}
+        ),
+        "deflated-all.npz": npz({"x": NOISE, "f": np.asfortranarray(NOISE)}, compressed=True),
+    },
+    files(),
+)
 
 
 def stored(path: Path, store: Store) -> CheckpointReader:
