@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow import codecs, native
+from tensorcas_mlflow import native
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest
 from tensorcas_mlflow.base.tensors import offsets_of, ranges
 from tensorcas_mlflow.chunk_io._catalog import Places
@@ -329,7 +329,9 @@ def _decode_links(entries: Any, stored: Sequence[Buffer], n_bytes: int, digests:
 
 
 def _decode_link(number: int, stored: Buffer, n_bytes: int, base: Buffer | None) -> Buffer:
-    codec = codecs.codec_numbered(number)
+    from tensorcas_mlflow.codecs import codec_numbered  # the compiled core decodes without these modules
+
+    codec = codec_numbered(number)
     if codec is RAW and len(stored) == n_bytes:
         return stored
     out = memoryview(bytearray(n_bytes))

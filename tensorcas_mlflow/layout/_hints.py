@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from tensorcas_mlflow import codecs
 from tensorcas_mlflow.base.digest import Digests, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.layout._pack import ENTRY, Entries, is_delta
@@ -98,7 +97,9 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
         facts = json.loads(head)
         packs, n_rows = facts["packs"], facts["n"]
     except zstandard.ZstdError as error:
-        codecs.check_zstd_has_memory(error)
+        from tensorcas_mlflow.codecs import check_zstd_has_memory
+
+        check_zstd_has_memory(error)
         return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zstandard
 
-from tensorcas_mlflow import codecs
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES, Offsets
@@ -338,7 +337,9 @@ class Manifest:
                 raise FormatError("a compressed manifest has an impossible size")
             return zstandard.ZstdDecompressor().decompress(blob, max_output_size=COMPRESSED_BELOW)
         except zstandard.ZstdError as error:
-            codecs.check_zstd_has_memory(error)
+            from tensorcas_mlflow.codecs import check_zstd_has_memory
+
+            check_zstd_has_memory(error)
             raise FormatError(f"a compressed manifest cannot be read: {error}") from error
 
     @classmethod

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-# A name of `codecs` is imported at its first use: the compiled core decodes without these modules.
-from tensorcas_mlflow import codecs
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import RAW
@@ -318,8 +316,10 @@ def decode_chunk(entry: Any, stored: Buffer, base: Buffer | None = None) -> Buff
         raise FormatError(f"its entry states {n_raw} bytes")
     raw = stored
     if int(entry["codec"]) != RAW.number:
+        from tensorcas_mlflow.codecs import codec_numbered  # the compiled core decodes without these modules
+
         raw = memoryview(bytearray(n_raw))
-        codecs.codec_numbered(int(entry["codec"])).decode_into(stored, raw, base)
+        codec_numbered(int(entry["codec"])).decode_into(stored, raw, base)
     elif len(stored) != n_raw:
         raise FormatError(f"its entry states {n_raw} bytes, and {len(stored)} are stored raw")
     actual = digest(raw)
@@ -330,11 +330,13 @@ def decode_chunk(entry: Any, stored: Buffer, base: Buffer | None = None) -> Buff
 
 def payload_of(entry: Any, stored: Any, *, begins_row: bool) -> Payload:
     """Return a verified chunk in the form another pack takes."""
+    from tensorcas_mlflow.codecs import codec_numbered
+
     [base] = bases_of(entry.reshape(1)) if is_delta(entry) else [None]
     return Payload(
         digest=entry["digest"].tobytes(),
         raw_bytes=int(entry["raw_bytes"]),
-        codec=codecs.codec_numbered(int(entry["codec"])),
+        codec=codec_numbered(int(entry["codec"])),
         typesize=int(entry["typesize"]),
         data=stored,
         begins_row=begins_row,
