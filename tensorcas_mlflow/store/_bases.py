@@ -156,12 +156,15 @@ class Ancestry:
 
         Args:
             depth: Maximum depth of a base.
-            passes: Cost of decoding the deltas that get these bases, one or one for each chunk; see `MAX_PASSES`.
+            passes: Cost of decoding the deltas that get these bases, one or one for each chunk, at most 1; see `MAX_PASSES`.
         """
-        passes = np.broadcast_to(passes, len(self.levels[0].found)) - _ROUNDING
+        passes = passes - _ROUNDING
         levels = list(self.levels)
         while True:
-            is_deep = (levels[0].entries["depth"] > depth) | (_passes(levels) + passes > MAX_PASSES)
+            depths = levels[0].entries["depth"]
+            is_deep = depths > depth
+            if depths.max(initial=0) > 1:  # two deltas are always within the bound
+                is_deep |= _passes(levels) + passes > MAX_PASSES
             deep = (levels[0].found & is_deep).nonzero()[0]
             if len(deep) == 0:
                 return Ancestry(levels=levels)
@@ -317,8 +320,8 @@ class BasePlan:
         if data is None:
             sizes = self._catalog.find_sound(wanted, self._excluded).entries["raw_bytes"].tolist()
             data = self._read(wanted, sizes)
-        passes = [float(_passes(found.levels[number:])[0]) for number in numbers]
         depths = [chain[number][0] for number in numbers]
+        passes = [depth and float(_passes(found.levels[at:])[0]) for depth, at in zip(depths, numbers, strict=True)]
         return [PossibleBase(*each) for each in zip(depths, data, passes, strict=True) if each[1] is not None]
 
     def remember(self, digests: Digests, sample: Buffer) -> None:
