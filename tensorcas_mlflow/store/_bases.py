@@ -156,7 +156,7 @@ class Ancestry:
 
         Args:
             depth: Maximum depth of a base.
-            passes: Cost of decoding the deltas that get these bases, one or one for each chunk, at most 1; see `MAX_PASSES`.
+            passes: Cost of decoding the deltas that get these bases, one or one for each chunk; each at most 1.
         """
         passes = passes - _ROUNDING
         levels = list(self.levels)
