@@ -318,6 +318,12 @@ class Census:
         self._loaded = {key: size} if says_something else {}
         self._n_new = self._new_bytes = 0
 
+    def drop(self) -> None:
+        """Delete the loaded censuses from the store; the next collection reads all manifests and packs again."""
+        for old in self._loaded:
+            self._backend.delete(old)
+        self._loaded = {}
+
     def _note(self, n_bytes: int) -> None:
         self._n_new += 1
         self._new_bytes += n_bytes

@@ -6,6 +6,7 @@ something may be deleted; ``docs/design/protocol.md`` argues for every step.
 
 from __future__ import annotations
 
+import errno
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -18,6 +19,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.errors import (
+    BackendError,
     BlobNotFoundError,
     ConflictError,
     CorruptError,
@@ -404,8 +406,7 @@ def _execute(plan: GcPlan) -> GcReport:
     spared = dead_packs = frozenset[str]()
     freed_bytes = 0
     if doomed or manifests or finishing:
-        key = f"condemned/{uuid.uuid4().hex}"
-        backend.put_new(key, [p.condemned_bytes(doomed, manifests)])
+        key = _condemn(backend, plan.census, p.condemned_bytes(doomed, manifests))
         # From here on no save comes to rely on what is listed. This survey sees the saves that did before.
         try:
             state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
@@ -450,6 +451,35 @@ def _execute(plan: GcPlan) -> GcReport:
         n_spared=len(spared),
         freed_bytes=freed_bytes,
     )
+
+
+def _condemn(backend: Backend, census: Census, condemned: bytes) -> str:
+    """Create a condemned list, on a full disk in place of the censuses; return its key."""
+    try:
+        key = f"condemned/{uuid.uuid4().hex}"
+        backend.put_new(key, [condemned])
+    except BackendError as error:
+        if not _is_full(error):
+            raise
+        census.drop()
+        try:
+            key = f"condemned/{uuid.uuid4().hex}"
+            backend.put_new(key, [condemned])
+        except BackendError as again:
+            if not _is_full(again):
+                raise
+            size = size_text(len(condemned))
+            reason = f"the disk is full, and a collection deletes nothing before it has written this list of {size}"
+            raise BackendError(
+                "write", key, f"{reason}; free some room outside of the store, then collect again"
+            ) from again
+    return key
+
+
+def _is_full(error: BackendError) -> bool:
+    """Tell whether the storage has no room left, for this user."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _old_quarantine(backend: Backend, age_s: float) -> dict[str, int]:
