@@ -158,8 +158,8 @@ def test_no_spelling_of_a_path_evades_the_permission(server: Server, own: str, r
 
 
 def test_a_manifest_of_others_tensors_opens_nothing(server: Server, own: str, run: str) -> None:
-    [stolen, *_] = (server.store_root / ".tensorcas/manifests").iterdir()
-    forged = stolen.read_bytes()
+    [stolen, *_] = server.backend.list("manifests")
+    forged = server.backend.get(stolen.key)
     assert server.proxied("PUT", f"{own}/checkpoint.arrow", data=forged, auth=OTHER).ok
 
     # It is kept as the bytes it is, and nothing is made of it.
