@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -20,7 +21,7 @@ MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 
 @pytest.fixture(autouse=True)
 def _stores_small_tensors_as_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("_bases.LEAST", "_encode._LEAST"):
+    for module in ("_recent.LEAST", "_bases.LEAST", "_encode._LEAST"):
         monkeypatch.setattr(f"tensorcas_mlflow.store.{module}_ROW_BYTES", 1024)
     for module in ("_bases", "_store"):
         monkeypatch.setattr(f"tensorcas_mlflow.store.{module}.RECENT", EachItsOwn())
@@ -57,6 +58,17 @@ def test_the_states_of_a_series_are_stored_as_deltas() -> None:
     tables = [read_pack_table(memory, name) for name, _ in list_packs(memory)]
 
     assert sum(int(is_delta(table).sum()) for table in tables) == 2
+
+
+def test_a_saver_stores_its_state_as_a_delta_against_that_of_another_one() -> None:
+    cast = next_step()
+    memory = memory_of(cast.blobs())
+    saver = threading.Thread(target=cast.actors["writer"], args=(memory,))
+    saver.start()
+    saver.join()
+    tables = [read_pack_table(memory, name) for name, _ in list_packs(memory)]
+
+    assert sum(int(is_delta(table).sum()) for table in tables) == 1
 
 
 @pytest.mark.parametrize("make", [next_step, *(pytest.param(each, marks=pytest.mark.long) for each in CASTS[1:])])
