@@ -241,18 +241,32 @@ def open_file(path: str) -> int:
 class SyncError(OSError):
     """A sync that failed: the system may have given up the bytes, and the next sync then succeeds without them."""
 
+    def __init__(self, log: str, error: OSError) -> None:
+        super().__init__(*error.args)
+        self.log = log
 
-def sync_file(path: str) -> None:
-    """Make the bytes of a log, or of its tombstones, durable.
+
+def sync_open(log: str, descriptor: int) -> None:
+    """Make the bytes of an open log, or of its open tombstones, durable.
+
+    Raises:
+        SyncError: The disk failed.
+    """
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise SyncError(log, error) from error
+
+
+def sync_file(log: str, path: str) -> None:
+    """Open a log, or its tombstones, and make the bytes durable.
 
     Raises:
         SyncError: The disk failed.
     """
     descriptor = open_file(path)
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise SyncError(*error.args) from error
+        sync_open(log, descriptor)
     finally:
         os.close(descriptor)
 

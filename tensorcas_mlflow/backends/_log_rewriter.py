@@ -29,7 +29,8 @@ class LogRewriter:
         Args:
             view: View of the logs.
             read: Returns a blob.
-            sync: Makes the known records and tombstones of all logs without a failed sync durable.
+            sync: Makes the known records and tombstones of all logs without a failed sync durable, inside
+                `LogView.marking_failures`.
         """
         self._view = view
         self._folder = view.folder
@@ -85,6 +86,7 @@ class LogRewriter:
         Raises:
             OSError: The disk failed again, or a process still uses such a log.
         """
+        close_writer(self._view)
         with LockedFile.alone_in(self._folder.path):
             self._view.refresh()
             for log in logs:
@@ -106,7 +108,11 @@ class LogRewriter:
             os.close(descriptor)
             return 0
         try:
-            with LockedFile.alone_in(dead_path, WRITE_LOG | os.O_CREAT | os.O_APPEND) as dead:
+            # A mark needs the lock of the tombstones, and comes before the lock of the log is free.
+            with (
+                self._view.marking_failures(),
+                LockedFile.alone_in(dead_path, WRITE_LOG | os.O_CREAT | os.O_APPEND) as dead,
+            ):
                 if not is_at(descriptor, path):
                     return 0
                 self._view.refresh()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 from tensorcas_mlflow.backends._contract import LogDamage, Token
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._log_digests import WORD_BYTES, pack_words
-from tensorcas_mlflow.backends._log_folder import FOLDER, Generation, LogFolder, open_file, read_at
+from tensorcas_mlflow.backends._log_folder import FOLDER, Generation, LogFolder, SyncError, open_file, read_at
 from tensorcas_mlflow.backends._log_index import EMPTY as EMPTY_INDEX
 from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_bytes, read_index
 from tensorcas_mlflow.backends._log_records import (
@@ -522,11 +522,18 @@ class LogView:
                 log.durable = max(log.durable, end)
                 log.n_durable_dead_bytes = max(log.n_durable_dead_bytes, n_dead_bytes)
 
-    def note_failed(self, name: str) -> None:
-        """Note that a sync of a log, or of its tombstones, has failed."""
-        with self._lock:
-            if name in self._logs:
-                self.failed.add(name)
+    @contextlib.contextmanager
+    def marking_failures(self) -> Iterator[None]:
+        """Mark the log whose sync fails in this context; the caller holds no lock of tombstones outside of it."""
+        try:
+            yield
+        except SyncError as error:
+            # A later sync may succeed although these bytes are lost.
+            self.folder.mark_failed(error.log)
+            with self._lock:
+                if error.log in self._logs:
+                    self.failed.add(error.log)
+            raise
 
     # --- for the process that rewrites
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
-from tensorcas_mlflow.backends._log_folder import WRITE_LOG, is_at, is_original
+from tensorcas_mlflow.backends._log_folder import WRITE_LOG, SyncError, is_at, is_original, sync_open
 from tensorcas_mlflow.backends._log_records import LogBlob, Record, encode_record
 from tensorcas_mlflow.backends._log_view import LogView
 from tensorcas_mlflow.base.files import Settled
@@ -58,7 +58,7 @@ class Prefixes:
 class LogWriter:
     """The one log to which this process appends, locked for as long as it may.
 
-    Methods are for the thread that holds `lock`, except for `sync`.
+    Methods are for the thread that holds `lock`, except for `sync`, `leave` and `close`.
     """
 
     def __init__(self, view: LogView) -> None:
@@ -88,7 +88,7 @@ class LogWriter:
         Args:
             blobs: Its blobs.
             consumed: Keys of the intents it consumes.
-            syncs: Whether the caller calls `sync` next, whatever happens.
+            syncs: Whether the caller calls `sync` next, and then `leave`, whatever happens.
         """
         pieces, record = encode_record(
             self.id, self.end, blobs, consumed, durable_before=self._durable, prefix=self._prefixes.next()
@@ -116,7 +116,7 @@ class LogWriter:
             self.is_usable = False
 
     def sync(self, end: int, view: LogView) -> None:
-        """Make the log durable up to a byte, and its name. For any thread, after `append`.
+        """Make the log durable up to a byte, and its name. For any thread, between `append` and `leave`.
 
         Args:
             end: End of the record that was appended.
@@ -125,20 +125,19 @@ class LogWriter:
         Raises:
             OSError: The disk failed. Nobody appends to this log any more.
         """
-        try:
-            # One after the other: of two syncs at once only one may hear of a failure.
-            with self._syncing:
-                self._sync(end)
-            view.write_index(self.id, end)
-        finally:
-            if not self.is_sound:
-                view.note_failed(self.id)
-            with self.lock:
-                self._n_syncing -= 1
-                # Whoever writes the records again, elsewhere, needs the lock of the log.
-                self._is_closing |= not self.is_sound
-                if self._is_closing and self._n_syncing == 0:
-                    LockedFile.release(self.descriptor)
+        # One after the other: of two syncs at once only one may hear of a failure.
+        with self._syncing, view.marking_failures():
+            self._sync(end)
+        view.write_index(self.id, end)
+
+    def leave(self) -> None:
+        """End what `append` began; the last one to leave a failed log releases it. For any thread."""
+        with self.lock:
+            self._n_syncing -= 1
+            # Whoever writes the records again, elsewhere, needs the lock of the log.
+            self._is_closing |= not self.is_sound
+            if self._is_closing and self._n_syncing == 0:
+                LockedFile.release(self.descriptor)
 
     def _sync(self, end: int) -> None:
         """Sync the log, unless another thread has synced this record; close it after a failure."""
@@ -152,11 +151,9 @@ class LogWriter:
             if not self._is_settled:
                 self._settled.settle(self._folder.path)
                 self._is_settled = True
-        except OSError:
-            # A later sync may succeed although these bytes are lost.
+        except OSError as error:
             self.is_usable = self.is_sound = False
-            self._folder.mark_failed(self.id)
-            raise
+            raise SyncError(self.id, error) from error
         self._durable = max(self._durable, reached)
 
     def close(self) -> None:
@@ -190,7 +187,8 @@ def _adopted(view: LogView) -> tuple[str, int, int] | None:
             end = view.open_end(log)
             is_at_end = end is not None and os.fstat(descriptor).st_size == end
             if end is not None and is_at_end and is_at(descriptor, path) and is_original(descriptor):
-                os.fsync(descriptor)
+                with view.marking_failures():
+                    sync_open(log, descriptor)
                 os.lseek(descriptor, end, os.SEEK_SET)
                 is_taken = True
                 return log, descriptor, end

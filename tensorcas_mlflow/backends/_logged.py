@@ -180,29 +180,29 @@ class LoggedBackend(LocalBackend):
                 with self._holding:
                     held = self._take_held()
                     try:
-                        writer, end = self._logs.append([ref, *held], [source], syncs=True)
+                        writer, record = self._logs.append([ref, *held], [source], syncs=True)
                     except BaseException:
                         self._give_back(held)
                         raise
                     # Some blobs may be another thread's, whose commit has to sync them too.
-                    self._unsynced[writer.id] = end
+                    self._unsynced[writer.id] = record.end
                     unsynced = dict(self._unsynced)
             try:
-                try:
-                    self._logs.sync(log for log in unsynced if log != writer.id)
-                finally:
-                    writer.sync(end, self._view)
+                self._logs.sync(log for log in unsynced if log != writer.id)
+                writer.sync(record.end, self._view)
             except Exception:
                 # If it replaced a blob, the replaced one may have lost its manifest by now, and must not come back.
                 if ref.version == 1 and not os.path.lexists(dest_path):
                     with contextlib.suppress(OSError):
-                        self._logs.take_back(dest, writer.id, ref.version)
+                        self._logs.take_back(writer.id, record)
                 raise
+            finally:
+                writer.leave()
             with self._holding:
                 for log, synced in unsynced.items():
                     if self._unsynced.get(log) == synced:
                         del self._unsynced[log]
-            self._view.note_durable(writer.id, end)
+            self._view.note_durable(writer.id, record.end)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(source_path)
 
@@ -261,11 +261,11 @@ class LoggedBackend(LocalBackend):
             held = self._take_held()
             try:
                 with _translated("write", FOLDER):
-                    writer, end = self._logs.append(held, syncs=False)
+                    writer, record = self._logs.append(held, syncs=False)
             except BaseException:
                 self._give_back(held)
                 raise
-            self._unsynced[writer.id] = end
+            self._unsynced[writer.id] = record.end
 
     def _flush_below(self, prefix: str) -> None:
         """Append the held blobs if a listing of a prefix has to show any of them."""

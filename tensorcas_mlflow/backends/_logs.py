@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from tensorcas_mlflow.backends._log_digests import with_digests
-from tensorcas_mlflow.backends._log_folder import FOLDER, LogFolder, SyncError, open_file, read_at, sync_file
-from tensorcas_mlflow.backends._log_records import LogBlob, LogReader, tombstone
+from tensorcas_mlflow.backends._log_folder import FOLDER, LogFolder, open_file, read_at, sync_file
+from tensorcas_mlflow.backends._log_records import LogBlob, LogReader, Record, tombstone
 from tensorcas_mlflow.backends._log_rewriter import LogRewriter
 from tensorcas_mlflow.backends._log_view import LogEntry, LogView, UndurableLog
 from tensorcas_mlflow.backends._log_writer import LogWriter, writer_of
@@ -125,16 +125,18 @@ class Logs:
 
     # --- appending
 
-    def append(self, blobs: Sequence[LogBlob], consumed: Iterable[str] = (), *, syncs: bool) -> tuple[LogWriter, int]:
+    def append(
+        self, blobs: Sequence[LogBlob], consumed: Iterable[str] = (), *, syncs: bool
+    ) -> tuple[LogWriter, Record]:
         """Append one record to the log of this process, not durably.
 
         Args:
             blobs: Its blobs.
             consumed: Keys of the intents it consumes.
-            syncs: Whether the caller calls `LogWriter.sync` next, whatever happens.
+            syncs: Whether the caller calls `LogWriter.sync` next, and then `leave`, whatever happens.
 
         Returns:
-            The writer, and the end of the record.
+            The writer, and the record.
         """
         while True:
             writer = writer_of(self.view)
@@ -144,7 +146,7 @@ class Logs:
                     continue
                 record = writer.append(blobs, consumed, syncs=syncs)
                 self.view.add_own(writer.id, record)
-                return writer, record.end
+                return writer, record
 
     def sync(self, logs: Iterable[str] | None = None) -> bool:
         """Make the known records and tombstones of some logs durable, whoever wrote them; all logs by default.
@@ -158,7 +160,8 @@ class Logs:
         failed = [log.id for log in undurable if log.is_failed]
         if failed:
             self._rewriter().renew(failed)
-        self._sync([log for log in undurable if not log.is_failed])
+        with self.view.marking_failures():
+            self._sync([log for log in undurable if not log.is_failed])
         return bool(failed)
 
     def _sync_sound(self) -> None:
@@ -166,22 +169,17 @@ class Logs:
         self._sync([log for log in self.view.undurable() if not log.is_failed])
 
     def _sync(self, logs: Sequence[UndurableLog]) -> None:
-        """Sync the files of some logs."""
+        """Sync the files of some logs, inside `LogView.marking_failures`."""
         for log in logs:
             try:
                 if log.has_new_records:
-                    sync_file(self.folder.log_path(log.id))
+                    sync_file(log.id, self.folder.log_path(log.id))
                     self.view.note_durable(log.id, log.end)
                 if log.has_new_tombstones:
-                    sync_file(self.folder.dead_path(log.id))
+                    sync_file(log.id, self.folder.dead_path(log.id))
                     self.view.note_durable(log.id, 0, log.n_dead_bytes)
             except FileNotFoundError:  # its live blobs are durable elsewhere
                 continue
-            except SyncError:
-                # A later sync may succeed although these bytes are lost.
-                self.folder.mark_failed(log.id)
-                self.view.note_failed(log.id)
-                raise
         if logs:
             self._settled.settle(self.folder.path)
 
@@ -194,11 +192,9 @@ class Logs:
             # A log may have been rewritten meanwhile: then the blob is in another one by now.
             self.view.refresh()
 
-    def take_back(self, key: str, log: str, version: int) -> None:
-        """Delete one blob of a refused commit, not durably."""
-        for entry in self.view.versions(key):
-            if entry.log == log and entry.row.version == version:
-                self.folder.append_dead(log, tombstone(log, entry.record, entry.row.number), durable=False)
+    def take_back(self, log: str, record: Record) -> None:
+        """Delete the ref of a refused commit, the first blob of its record, not durably; before `LogWriter.leave`."""
+        self.folder.append_dead(log, tombstone(log, record.offset, 0), durable=False)
 
     # --- removing logs
 
@@ -215,4 +211,5 @@ class Logs:
         return self._rewriter().mend()
 
     def _rewriter(self) -> LogRewriter:
+        """Return a new pass over these logs."""
         return LogRewriter(self.view, read=lambda entry: self.read(entry, 0, entry.row.size), sync=self._sync_sound)

@@ -12,7 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import PAGE_BYTES, LoggedBackend, _log_folder, _log_rewriter, _log_writer, aligned_buffer
+from tensorcas_mlflow.backends import (
+    PAGE_BYTES,
+    LoggedBackend,
+    _log_folder,
+    _log_rewriter,
+    _log_view,
+    _log_writer,
+    aligned_buffer,
+)
 from tensorcas_mlflow.backends._log_digests import PACK, RECORD
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW
@@ -542,3 +550,94 @@ def test_failed_sync_of_a_tombstone_is_known_to_every_process(tmp_path: Path, mo
     LoggedBackend(tmp_path).settle("refs")
     cut_power(failed)
     assert [info.key for info in LoggedBackend(tmp_path).list("refs")] == ["refs/@a"]
+
+
+def test_failed_sync_of_a_log_that_is_being_rewritten_ends_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    for number in range(8):
+        commit(backend, str(number))
+    for number in range(7):
+        for key in (f"packs/{number}", f"manifests/{number}", f"refs/@{number}"):
+            backend.delete(key)
+    _log_writer.close_writer(backend._view)
+    fail_a_sync(monkeypatch)
+
+    with pytest.raises(BackendError, match="no disk"):
+        LoggedBackend(tmp_path).sweep(3600)
+    after = LoggedBackend(tmp_path)
+    assert after.get("packs/7") == b"7" * 100
+    assert after._view.failed
+    commit(after, "b")
+    assert sorted(info.key for info in LoggedBackend(tmp_path).list("refs")) == ["refs/@7", "refs/@b"]
+
+
+@pytest.mark.parametrize("ending", [".log", ".dead"])
+def test_process_whose_log_another_one_could_not_sync_commits_again(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    for name in "ab":
+        commit(backend, name)
+    backend.delete("refs/@b")
+    failed = fail_a_sync(monkeypatch, ending)
+    with pytest.raises(BackendError, match="no disk"):
+        LoggedBackend(tmp_path).settle("refs")
+
+    commit(backend, "c")
+    cut_power(failed)
+    assert sorted(info.key for info in LoggedBackend(tmp_path).list("refs")) == ["refs/@a", "refs/@c"]
+
+
+def test_nobody_appends_to_an_idle_log_whose_sync_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = made(tmp_path)
+    commit(backend, "a")
+    backend.put_all([("packs/unsynced", [b"pack"])])
+    backend._flush()
+    _log_writer.close_writer(backend._view)
+    failed = fail_a_sync(monkeypatch)
+    durable = os.path.getsize(next((tmp_path / "logs").glob("*.log"))) - 1
+    with pytest.raises(BackendError, match="no disk"):
+        commit(LoggedBackend(tmp_path), "b")
+
+    commit(LoggedBackend(tmp_path), "c")
+    cut_power([(path, durable) for path, _ in failed])
+    assert sorted(info.key for info in LoggedBackend(tmp_path).list("refs")) == ["refs/@a", "refs/@c"]
+
+
+def test_refused_commit_deletes_its_ref_before_another_process_rewrites_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    commit(backend, "before")
+    fail_a_sync(monkeypatch)
+    release = _log_writer.LockedFile.release
+
+    def released(descriptor: int) -> None:
+        is_log = os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log")
+        release(descriptor)
+        if is_log:
+            monkeypatch.setattr(_log_writer.LockedFile, "release", release)
+            LoggedBackend(tmp_path).settle("refs")
+
+    monkeypatch.setattr(_log_writer.LockedFile, "release", released)
+    with pytest.raises(BackendError, match="no disk"):
+        commit(backend, "a")
+    assert sorted(info.key for info in LoggedBackend(tmp_path).list("refs")) == ["refs/@before"]
+
+
+def test_refused_commit_keeps_a_newer_ref_of_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = made(tmp_path)
+    write_index = _log_view.LogView.write_index
+
+    def replaced(view: _log_view.LogView, name: str, end: int) -> None:
+        monkeypatch.setattr(_log_view.LogView, "write_index", write_index)
+        backend.delete("refs/@a")
+        commit(backend, "newer", ref="a")
+        raise OSError(errno.EIO, "no disk")
+
+    monkeypatch.setattr(_log_view.LogView, "write_index", replaced)
+    with pytest.raises(BackendError, match="no disk"):
+        commit(backend, "a")
+    assert LoggedBackend(tmp_path).get("refs/@a") == b"newer"

@@ -178,7 +178,7 @@ MUTANTS = (
         fault="a sync of a log that fails, and a list of refs",
         test="test_failed_sync_takes_the_ref_of_its_commit_back",
         definition="LoggedBackend.promote",
-        before="self._logs.take_back(dest, writer.id, ref.version)",
+        before="self._logs.take_back(writer.id, record)",
         after="pass",
     ),
     Mutant(
