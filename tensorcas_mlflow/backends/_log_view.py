@@ -116,6 +116,10 @@ class _KnownLog:
     """Every byte before this one is known to be durable."""
     n_durable_dead_bytes: int = 0
     """Size of the tombstones that are known to be durable."""
+    deleted: set[str] = field(default_factory=set)
+    """Keys of blobs of commits with tombstones that may not be durable."""
+    n_unnamed_dead_bytes: int = 0
+    """Size of the first tombstones: the index may leave out the keys of their blobs."""
     index: LogIndex | None = None
     """Index of the first part; None if all records are read."""
     n_single_reads: int = 0
@@ -400,6 +404,8 @@ class LogView:
                 entry = log.entries.pop((offset, row), None)
                 if entry is not None:
                     self._remove(entry)
+                    if entry.row.is_commit:
+                        log.deleted.add(entry.key)
         log.n_dead_bytes += n_bytes
         return n_bytes > 0
 
@@ -411,7 +417,11 @@ class LogView:
         log.n_meta_bytes += len(record.meta)
         for row in record.rows:
             place = record.offset, row.number
-            if place in log.dead or place in log.entries:
+            if place in log.dead:
+                if row.is_commit:
+                    log.deleted.add(row.key)
+                continue
+            if place in log.entries:
                 continue
             is_kept = row.is_commit and not row.in_body and row.size <= _KEPT_BYTES
             data = row.data_in(record.meta) if is_kept else None
@@ -521,6 +531,18 @@ class LogView:
             if log is not None:
                 log.durable = max(log.durable, end)
                 log.n_durable_dead_bytes = max(log.n_durable_dead_bytes, n_dead_bytes)
+                if log.n_durable_dead_bytes == log.n_dead_bytes:
+                    log.deleted.clear()
+
+    def undurable_deletions(self, key: str) -> list[str]:
+        """Return the logs that may hold an earlier blob of a commit at a key with a tombstone that is not durable."""
+        with self._lock:
+            return [
+                log.id
+                for log in self._logs.values()
+                if log.n_durable_dead_bytes < log.n_dead_bytes
+                and (key in log.deleted or log.n_durable_dead_bytes < log.n_unnamed_dead_bytes)
+            ]
 
     @contextlib.contextmanager
     def marking_failures(self) -> Iterator[None]:
@@ -624,6 +646,7 @@ class LogView:
             return
         log.index, log.written, log.end = index, index, index.end
         log.consumed.update(index.consumed)
+        log.n_unnamed_dead_bytes = log.n_dead_bytes
         for blob in index.committed():
             if (blob.record, blob.row.number) not in log.dead:
                 self._add_entry(log, LogEntry(log.id, blob.record, blob.row, blob.written_s, None))

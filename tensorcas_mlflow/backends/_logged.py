@@ -187,8 +187,10 @@ class LoggedBackend(LocalBackend):
                     # Some blobs may be another thread's, whose commit has to sync them too.
                     self._unsynced[writer.id] = record.end
                     unsynced = dict(self._unsynced)
+                # Versions begin anew after a deletion, so no deleted ref may come back.
+                deleted = self._view.undurable_deletions(dest)
             try:
-                self._logs.sync(log for log in unsynced if log != writer.id)
+                self._logs.sync({*(unsynced.keys() - {writer.id}), *deleted})
                 writer.sync(record.end, self._view)
             except Exception:
                 # If it replaced a blob, the replaced one may have lost its manifest by now, and must not come back.

@@ -641,3 +641,31 @@ def test_refused_commit_keeps_a_newer_ref_of_its_key(tmp_path: Path, monkeypatch
     with pytest.raises(BackendError, match="no disk"):
         commit(backend, "a")
     assert LoggedBackend(tmp_path).get("refs/@a") == b"newer"
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+@pytest.mark.parametrize("who", ["the same process", "another process"])
+def test_deleted_ref_does_not_come_back_in_place_of_a_newer_one_after_a_power_cut(
+    who: str, is_indexed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_indexed:
+        monkeypatch.setattr(_log_view, "_INDEXED_BYTES", 1)
+        monkeypatch.setattr(_log_view, "_INDEXED_AGAIN_BYTES", 1)
+    durable: dict[str, int] = {}
+    fsync = os.fsync
+
+    def sync(descriptor: int) -> None:
+        fsync(descriptor)
+        durable[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fsync", sync)
+    backend = made(tmp_path)
+    commit(backend, "old", ref="a")
+    commit(backend, "older", ref="a", replace=True)
+    backend.delete("refs/@a")
+    commit(backend, "b")
+    later = backend if who == "the same process" else LoggedBackend(tmp_path)
+    commit(later, "new", ref="a")
+
+    cut_power([(path, durable.get(str(path), 0)) for path in (tmp_path / "logs").glob("*.dead")])
+    assert LoggedBackend(tmp_path).get("refs/@a") == b"new"

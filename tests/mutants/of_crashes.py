@@ -203,6 +203,27 @@ MUTANTS = (
         after="",
     ),
     Mutant(
+        fault="a power cut that brings a deleted ref back beside a newer one",
+        test="test_deleted_ref_does_not_come_back_in_place_of_a_newer_one_after_a_power_cut",
+        definition="LoggedBackend.promote",
+        before="self._view.undurable_deletions(dest)",
+        after="()",
+    ),
+    Mutant(
+        fault="a sync of a log that fails while the log is rewritten",
+        test="test_failed_sync_of_a_log_that_is_being_rewritten_ends_the_sweep",
+        definition="LogRewriter._rewrite",
+        before="self._view.marking_failures()",
+        after="contextlib.nullcontext()",
+    ),
+    Mutant(
+        fault="a sync of an idle log that fails",
+        test="test_nobody_appends_to_an_idle_log_whose_sync_failed",
+        definition="_adopted",
+        before="sync_open(log, descriptor)",
+        after="os.fsync(descriptor)",
+    ),
+    Mutant(
         fault="a full disk with censuses",
         test="test_collection_on_a_full_disk_frees_garbage_in_the_room_of_the_censuses",
         definition="_condemn",
