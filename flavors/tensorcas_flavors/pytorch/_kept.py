@@ -62,20 +62,26 @@ class PlainModule:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(model, torch.nn.Module) or unwrap(model) is not model:
             return None
-        facts: list[Any] = []
+        # A library may change these methods for all modules.
+        facts: list[Any] = [tuple([getattr(torch.nn.Module, name, None) for name in _OF_MODULE])]
         tensors: list[Any] = []
         kinds: set[type] = set()
+        met: set[int] = set()
         mutable: list[int] = []
         left: list[Any] = [model]
         while left:
             module = left.pop()
             own = type(module)
-            if type(own) is not type or type(module._version) is not int:
+            if id(module) in met or type(own) is not type or not issubclass(own, torch.nn.Module):
                 return None
+            version = module._version
+            if type(version) is not int:
+                return None
+            met.add(id(module))
             kinds.add(own)
-            mutable.append(id(module))
-            fact: list[Any] = [(own, own.__module__, own.__qualname__, module._version)]
-            for name, value in vars(module).items():
+            fact: list[Any] = [(own, own.__module__, own.__name__, own.__qualname__, version)]
+            # Loops run over copies: another thread may change the module meanwhile.
+            for name, value in vars(module).copy().items():
                 kind = type(value)
                 fact += name, kind
                 if kind in _ATOMS:
@@ -86,11 +92,12 @@ class PlainModule:
                     fact.append(value)
                 elif kind in (dict, set, OrderedDict) and _TEXT.issuperset(map(type, value)):
                     mutable.append(id(value))
+                    if kind is dict:
+                        value = value.copy()
                     fact.append(tuple(value))
                     if kind is dict and name == "_modules":
-                        parts = list(value.values())
-                        fact.append(tuple([part is None for part in parts]))
-                        left += [part for part in reversed(parts) if part is not None]
+                        fact.append(tuple([part is None for part in value.values()]))
+                        left += [part for part in reversed(value.values()) if part is not None]
                     elif kind is dict and name in ("_parameters", "_buffers"):
                         for tensor in value.values():
                             found = None if tensor is None else _facts(tensor, torch)

@@ -19,6 +19,7 @@ from torch import nn
 import tensorcas_flavors.pytorch._kept as kept_module
 from tensorcas_flavors.pytorch import PyTorchAdapter
 from tensorcas_flavors.pytorch._kept import PlainModule
+from tensorcas_flavors.pytorch._tensors import refusal
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.errors import AdapterError
 
@@ -287,3 +288,77 @@ def test_the_number_of_kept_skeletons_is_bounded() -> None:
         ADAPTER.extract(nn.Sequential(nn.Linear(width, 1), nn.ReLU()))
 
     assert len(kept_module._kept) <= kept_module._MOST_KEPT
+
+
+def _state_dict_of_halves(self: nn.Module, *args: Any, **options: Any) -> dict[str, Any]:
+    return {name: weights.half() for name, weights in _STATE_DICT(self, *args, **options).items()}
+
+
+_STATE_DICT = nn.Module.state_dict
+
+
+def test_a_change_of_the_class_of_all_modules_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    ADAPTER.extract(net)
+    monkeypatch.setattr(nn.Module, "state_dict", _state_dict_of_halves)
+
+    assert not is_kept(net)
+    assert check_exact(net)["head.weight"].dtype == np.float16
+
+
+def test_a_new_name_of_a_class_is_noticed() -> None:
+    net = nn.Sequential(Wide(2, 2))
+    ADAPTER.extract(net)
+    Wide.__name__ = "Narrow"
+    try:
+        assert not is_kept(net)
+        check_exact(net)
+    finally:
+        Wide.__name__ = "Wide"
+
+
+def test_a_module_inside_itself_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    net[0].add_module("parent", net)
+
+    with pytest.raises(AdapterError, match="recursion"):
+        ADAPTER.extract(net)
+
+
+def test_another_object_among_the_modules_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    net._modules["other"] = object()  # type: ignore[assignment]
+
+    with pytest.raises(AdapterError, match="no attribute 'state_dict'"):
+        ADAPTER.extract(net)
+
+
+def _while_described(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
+    """Change a module once, in the middle of its next description, as another thread may."""
+    changes = [change]
+
+    def changing(tensor: torch.Tensor) -> str | None:
+        if changes:
+            changes.pop()()
+        return refusal(tensor)
+
+    monkeypatch.setattr(kept_module, "refusal", changing)
+
+
+def test_a_module_that_gets_attributes_while_it_is_described_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(2, 2)
+    net = nn.Sequential(layer)
+    ADAPTER.extract(net)
+    _while_described(monkeypatch, lambda: setattr(layer, "note", "new"))
+
+    assert torch.equal(ADAPTER.reconstruct(ADAPTER.extract(net))[0].weight, layer.weight)
+
+
+def test_weights_replaced_while_their_module_is_described_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(2, 2)
+    net = nn.Sequential(layer)
+    ADAPTER.extract(net)
+    halves = layer.weight.detach().half()
+    _while_described(monkeypatch, lambda: layer._parameters.update(weight=nn.Parameter(halves)))
+
+    assert torch.allclose(ADAPTER.reconstruct(ADAPTER.extract(net))[0].weight.float(), halves.float(), atol=1e-3)
