@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tensorcas_mlflow.integration._home import home_of, sends_files
-from tensorcas_mlflow.integration.checkpoints._file_series import FileSeries, names_on_server
 from tensorcas_mlflow.integration.checkpoints._series import RunRoot, Series, check_name
 from tensorcas_mlflow.integration.checkpoints._store_series import StoreSeries, names_in_store
 
@@ -23,6 +22,8 @@ def series_of(run: RunRoot, name: str, *, create: bool = False) -> Series:
     """
     check_name(name)
     if sends_files(run.artifact_uri):
+        from tensorcas_mlflow.integration.checkpoints._file_series import FileSeries  # of no use without a server
+
         return FileSeries(run=run, name=name)
     return StoreSeries(run=run, name=name, home=home_of(run.artifact_uri, create=create))
 
@@ -34,6 +35,8 @@ def all_series_of(run: RunRoot) -> list[Series]:
         StoreNotFoundError: There is no store.
     """
     if sends_files(run.artifact_uri):
+        from tensorcas_mlflow.integration.checkpoints._file_series import FileSeries, names_on_server
+
         return [FileSeries(run=run, name=name) for name in names_on_server(run)]
     home = home_of(run.artifact_uri, create=False)
     return [StoreSeries(run=run, name=name, home=home) for name in names_in_store(run, home)]

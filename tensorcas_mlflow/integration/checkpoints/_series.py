@@ -20,10 +20,10 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import CheckpointNotFoundError, ConflictError, CorruptError, NotFoundError
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.layout import STEP_TEXT, Manifest, as_step, step_of_text, step_text
-from tensorcas_mlflow.store import Policy
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
+    from tensorcas_mlflow.store import Policy
 
 
 _MAX_KNOWN = 1024

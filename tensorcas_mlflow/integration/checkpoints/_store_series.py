@@ -31,14 +31,13 @@ from tensorcas_mlflow.integration._home import Home, as_lookup, local_folder
 from tensorcas_mlflow.integration.checkpoints._background import reports
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
-from tensorcas_mlflow.integration.server_store import is_carrier_uri, shelf_at
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir, read_refs_around
-from tensorcas_mlflow.reader import ReadArrays, StoreReads
-from tensorcas_mlflow.store import PendingSave, Policy, Store, TensorCopy
-from tensorcas_mlflow.store.protocol import STAND_INS
+from tensorcas_mlflow.integration.server_store import is_carrier_uri
+from tensorcas_mlflow.layout import STAND_INS, Manifest, Ref, RefTarget, list_dir, read_refs_around
+from tensorcas_mlflow.reader import StoreReads
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.reader import CheckpointReader
+    from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
+    from tensorcas_mlflow.store import PendingSave, Policy, Store, TensorCopy
 
 
 _logger = logging.getLogger(__name__)
@@ -71,6 +70,8 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
     """
     root = series.run.artifact_uri
     if is_carrier_uri(root) and series.home.path is not None:
+        from tensorcas_mlflow.integration.server_store import shelf_at  # of no use without a server
+
         is_there = bool(shelf_at(root, "").entries(""))
         if not is_there:
             _put_copy(series, step, manifest)
@@ -199,6 +200,8 @@ def _upload(series: StoreSeries, step: int, manifest: Manifest) -> None:
 
 
 def _put_copy(series: StoreSeries, step: int, manifest: Manifest) -> None:
+    from tensorcas_mlflow.integration.server_store import shelf_at  # a process that only reads need not wait for it
+
     artifact = series.artifact(step)
     with tempfile.TemporaryDirectory(prefix="tensorcas-") as scratch:
         file = Path(scratch, posixpath.basename(artifact))

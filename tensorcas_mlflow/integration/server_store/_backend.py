@@ -26,7 +26,7 @@ from tensorcas_mlflow.integration.server_store._shelf import (
     Shelf,
     UnreachableError,
 )
-from tensorcas_mlflow.store.protocol import STAND_INS
+from tensorcas_mlflow.layout import STAND_INS
 
 MAX_BYTES = 2 << 30
 """Bound on the bytes kept, apart from the blob fetched last."""
