@@ -28,7 +28,7 @@ from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.base.threads import Lazy, Lock
-from tensorcas_mlflow.chunk_io import Catalog, ChunkReader
+from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.errors import (
     BlobExistsError,
     BlobNotFoundError,
@@ -67,7 +67,7 @@ from tensorcas_mlflow.layout import (
 from tensorcas_mlflow.store._recent import RECENT
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.chunk_io import ExtentCache, ReadPlan, Way
+    from tensorcas_mlflow.chunk_io import ChunkReader, ExtentCache, ReadPlan, Way
     from tensorcas_mlflow.file_formats import Readable
     from tensorcas_mlflow.store._bases import FindParent
     from tensorcas_mlflow.store._choose import Policy, RecentChoices
@@ -321,7 +321,7 @@ class Store(Refs):
         self.id = store_id
         """32 hex digits, drawn on creation of the store; manifests carry it."""
         self.chunk_bytes = chunk_bytes
-        self.chunks = ChunkReader(backend, self.catalog, cache=_chunk_cache(backend), store_id=store_id)
+        self._cache = _chunk_cache(backend)
 
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"
@@ -332,6 +332,13 @@ class Store(Refs):
         from tensorcas_mlflow.store._choose import RecentChoices
 
         return RecentChoices()
+
+    @Lazy
+    def chunks(self) -> ChunkReader:
+        """The reader of chunks."""
+        from tensorcas_mlflow.chunk_io import ChunkReader  # a process that lists checkpoints need not wait for it
+
+        return ChunkReader(self.backend, self.catalog, cache=self._cache, store_id=self.id)
 
     # --- opening
 
