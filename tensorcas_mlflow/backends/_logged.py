@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tensorcas_mlflow.backends._contract import MOST_SHARED_BYTES, BlobInfo, Children, LogDamage, Token, check_key
 from tensorcas_mlflow.backends._file import BlobFile
@@ -35,6 +36,14 @@ _META_BYTES = 64 << 10
 _IN_FILES = frozenset({"format", "intents", "condemned", "quarantine"})
 """First segments of the keys of blobs that are always files."""
 _PACKS = "packs/"
+
+
+class _Unsynced(NamedTuple):
+    """Records of one log that no commit of an object has made durable yet."""
+
+    end: int
+    keys: frozenset[str] = frozenset()
+    """Keys of the object's blobs in them."""
 
 
 class _Reading(threading.local):
@@ -79,8 +88,8 @@ class LoggedBackend(LocalBackend):
         self._held: dict[str, bytes] = {}
         """Blobs the next commit appends, by key."""
         self._n_held_bytes = 0
-        self._unsynced: dict[str, int] = {}
-        """Logs with records of this object that no commit has made durable yet, and their ends."""
+        self._unsynced: dict[str, _Unsynced] = {}
+        """Records of this object, by log."""
         self._is_local = False
         self._reading = _Reading(self._view)
 
@@ -169,6 +178,7 @@ class LoggedBackend(LocalBackend):
                     raise BlobNotFoundError(source)
                 last = self._view.find(dest)
                 self._view.check()
+                self._check_written()
                 if not replace and (last is not None or os.path.lexists(dest_path)):
                     raise BlobExistsError(dest)
                 ref = LogBlob(
@@ -185,7 +195,7 @@ class LoggedBackend(LocalBackend):
                         self._give_back(held)
                         raise
                     # Some blobs may be another thread's, whose commit has to sync them too.
-                    self._unsynced[writer.id] = record.end
+                    self._note_written(writer.id, record.end, held)
                     unsynced = dict(self._unsynced)
                 # Versions begin anew after a deletion, so no deleted ref may come back.
                 deleted = self._view.undurable_deletions(dest)
@@ -267,7 +277,32 @@ class LoggedBackend(LocalBackend):
             except BaseException:
                 self._give_back(held)
                 raise
-            self._unsynced[writer.id] = record.end
+            self._note_written(writer.id, record.end, held)
+
+    def _note_written(self, log: str, end: int, blobs: Iterable[LogBlob]) -> None:
+        before = self._unsynced.get(log, _Unsynced(0))
+        self._unsynced[log] = _Unsynced(end, before.keys.union(blob.key for blob in blobs))
+
+    def _check_written(self) -> None:
+        """Check that the written blobs still exist: another process may have rewritten a log with a failed sync.
+
+        Raises:
+            OSError: The disk has lost one, and its save has not given up yet.
+        """
+        if not self._unsynced:
+            return
+        with self._holding:
+            removed = {log: self._unsynced[log] for log in self._unsynced.keys() - self._view.logs()}
+        keys = sorted(frozenset[str]().union(*(unsynced.keys for unsynced in removed.values())))
+        for key, entry in zip(keys, self._view.find_each(keys), strict=True):
+            if entry is None:
+                raise OSError(errno.EIO, f"the disk has lost {key}; save again")
+
+    def _forget_written(self, keys: Iterable[str]) -> None:
+        """Forget that some blobs are written, so that no commit checks them; the caller holds the lock."""
+        gone = frozenset(keys)
+        for log, unsynced in self._unsynced.items():
+            self._unsynced[log] = unsynced._replace(keys=unsynced.keys - gone)
 
     def _flush_below(self, prefix: str) -> None:
         """Append the held blobs if a listing of a prefix has to show any of them."""
@@ -277,9 +312,11 @@ class LoggedBackend(LocalBackend):
             self._flush()
 
     def discard(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
         with self._holding:
             for key in keys:
                 self._n_held_bytes -= len(self._held.pop(key, b""))
+            self._forget_written(keys)
 
     def is_in_log(self, key: str) -> bool:
         return self._folder.is_on and (key in self._held or self._known(key) is not None)
@@ -349,6 +386,8 @@ class LoggedBackend(LocalBackend):
             if found is None:
                 super().delete(key)
             elif not found.row.is_commit:
+                with self._holding:
+                    self._forget_written([key])
                 self._logs.bury(key, durable=False)
             else:
                 path = self._path(key)

@@ -669,3 +669,30 @@ def test_deleted_ref_does_not_come_back_in_place_of_a_newer_one_after_a_power_cu
 
     cut_power([(path, durable.get(str(path), 0)) for path in (tmp_path / "logs").glob("*.dead")])
     assert LoggedBackend(tmp_path).get("refs/@a") == b"new"
+
+
+def test_commit_is_refused_if_another_process_has_found_its_blobs_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    commit(backend, "before")
+    token = backend.put_new("intents/x", [b"x"], durable=False)
+    backend.put_all([("packs/large", [os.urandom(100_000)])])
+    backend._flush()
+    _log_writer.close_writer(backend._view)
+    failed = fail_a_sync(monkeypatch)
+    other = LoggedBackend(tmp_path)
+    with pytest.raises(BackendError, match="no disk"):
+        other.settle("packs")
+    [(path, _)] = failed
+    with path.open("r+b") as file:
+        file.seek(-50_000, os.SEEK_END)
+        file.write(bytes(4096))
+    with pytest.raises(BackendError, match="the disk has lost"):
+        other.settle("packs")
+
+    with pytest.raises(BackendError, match="the disk has lost packs/large"):
+        backend.promote("intents/x", "refs/@x", b"x", token=token, replace=False)
+    backend.discard(["packs/large"])
+    commit(backend, "b")
+    assert {info.key for info in LoggedBackend(tmp_path).list("refs")} == {"refs/@before", "refs/@b"}

@@ -224,6 +224,13 @@ MUTANTS = (
         after="os.fsync(descriptor)",
     ),
     Mutant(
+        fault="a disk that has lost the bytes of a failed sync, found by another process",
+        test="test_commit_is_refused_if_another_process_has_found_its_blobs_lost",
+        definition="LoggedBackend.promote",
+        before="self._check_written()",
+        after="pass",
+    ),
+    Mutant(
         fault="a full disk with censuses",
         test="test_collection_on_a_full_disk_frees_garbage_in_the_room_of_the_censuses",
         definition="_condemn",
