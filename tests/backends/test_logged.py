@@ -696,3 +696,31 @@ def test_commit_is_refused_if_another_process_has_found_its_blobs_lost(
     backend.discard(["packs/large"])
     commit(backend, "b")
     assert {info.key for info in LoggedBackend(tmp_path).list("refs")} == {"refs/@before", "refs/@b"}
+
+
+def test_kill_before_the_removal_of_a_log_with_a_failed_sync_keeps_each_ref_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    for name in "ab":
+        commit(backend, name)
+    failed = fail_a_sync(monkeypatch)
+    with pytest.raises(BackendError, match="no disk"):
+        commit(backend, "refused")
+
+    def die(folder: _log_folder.LogFolder, log: str) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_log_folder.LogFolder, "remove_log", die)
+        with pytest.raises(SystemExit):
+            LoggedBackend(tmp_path).settle("refs")
+    commit(LoggedBackend(tmp_path), "c")
+    cut_power(failed)
+
+    other = LoggedBackend(tmp_path)
+    assert sorted(info.key for info in other.list("refs")) == ["refs/@a", "refs/@b", "refs/@c"]
+    assert other.get("packs/a") == b"a" * 100
+    other.delete("refs/@a")
+    other.sweep(3600)
+    assert sorted(info.key for info in LoggedBackend(tmp_path).list("refs")) == ["refs/@b", "refs/@c"]
