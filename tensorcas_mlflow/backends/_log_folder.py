@@ -272,6 +272,7 @@ def sync_file(log: str, path: str) -> None:
 
 
 def _link_error(path: str) -> RefusedError:
+    """Return the error for a symbolic link in place of a file or folder of the logs."""
     name = os.path.basename(path)
     key = FOLDER if name == FOLDER else f"{FOLDER}/{name}"
     reason = f"{path!r} is a symbolic link, and nothing of a store lies behind one"

@@ -183,6 +183,11 @@ def read_index(log_id: str, data: bytes) -> LogIndex | None:
 
 
 def _parsed(payload: bytes, end: int) -> LogIndex:
+    """Parse the payload of an index.
+
+    Raises:
+        ValueError: Its columns do not fit together.
+    """
     n_records, n_keys, n_words, n_commits = _COUNTS.unpack_from(payload)
     at = _COUNTS.size
 
@@ -236,4 +241,5 @@ def _records_of(column: _Sorted, wanted: Any) -> list[int]:
 
 
 def _hash(key: str) -> int:
+    """Return the hash of a key, as the column of keys has it."""
     return int.from_bytes(blake3.blake3(key.encode()).digest(length=4), "little")

@@ -391,6 +391,7 @@ class LogReader:
         return [record for record in records if record.end <= durable or self._has_body(record)], lost
 
     def _whole(self, at: int, size: int) -> Record | None:
+        """Return the record at a place; None if it is torn or damaged."""
         try:
             return self.record(at, size)
         except CorruptError:
@@ -453,6 +454,7 @@ class LogReader:
     def _rows(
         self, at: int, meta: bytes, n_rows: int, body_start: int, end: int
     ) -> tuple[tuple[LogRow, ...], tuple[str, ...]]:
+        """Parse a meta; return the rows of the blobs and the keys of the consumed intents."""
         keys_at = _FACTS.size + n_rows * _ROW.size
         if keys_at > len(meta):
             raise self._impossible(at)
@@ -486,6 +488,7 @@ class LogReader:
         return tuple(rows), tuple(consumed)
 
     def _unpacked(self, at: int, stored: bytes, meta_bytes: int, prefix: int, most_prefixes: int) -> bytes:
+        """Return the meta of a record from its stored bytes."""
         if meta_bytes > MAX_META_BYTES:
             raise self._impossible(at)
         decompressor = self._decompressors.get(prefix)
@@ -504,6 +507,7 @@ class LogReader:
             raise self._impossible(at) from None
 
     def _decompressor(self, at: int, prefix: int, most_prefixes: int) -> zstandard.ZstdDecompressor:
+        """Return the decompressor for a record with a prefix, which may need an earlier record."""
         if not prefix:
             return zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)
         meta = self._metas.get(prefix)
@@ -519,9 +523,11 @@ class LogReader:
         return zstandard.ZstdDecompressor(dict_data=_as_dict(meta), format=zstandard.FORMAT_ZSTD1_MAGICLESS)
 
     def _impossible(self, at: int) -> CorruptError:
+        """Return the error for a record with right digests and contents that no writer writes."""
         return CorruptError(self._key, f"the record at byte {at} has impossible contents")
 
     def _has_body(self, record: Record) -> bool:
+        """Tell whether the body of a record hashes to its digest."""
         hasher = blake3.blake3()
         at = record.body_start
         while at < record.end:

@@ -227,6 +227,7 @@ class LogView:
         return has_new
 
     def _list(self) -> None:
+        """List the logs again: forget the removed ones, and know the new ones."""
         listed = self.folder.names()
         for log in self._logs.keys() - listed:
             self._forget(log)
@@ -790,8 +791,10 @@ def _between(before: float | None, after: float | None) -> str:
 
 
 def _version(entry: LogEntry) -> int:
+    """Return the version of a blob."""
     return entry.row.version
 
 
 def _last(versions: list[LogEntry]) -> LogEntry:
+    """Return the blob of a key that counts, from all its versions."""
     return versions[0] if len(versions) == 1 else max(versions, key=_version)

@@ -144,6 +144,7 @@ class LoggedBackend(LocalBackend):
                 self._hold(check_key(key), b"".join(taken))
 
     def _hold(self, key: str, data: bytes) -> Token:
+        """Keep a blob in memory for the next commit."""
         if self._known(key) is not None or os.path.lexists(self._top + os.sep + key):
             raise BlobExistsError(key)
         with self._holding:
@@ -219,6 +220,7 @@ class LoggedBackend(LocalBackend):
                 os.unlink(source_path)
 
     def _settle_names(self) -> None:
+        """Make the names of new files durable."""
         unsettled = dict(self._unsettled)
         for folder in set(unsettled.values()):
             self._settled.settle(folder)
@@ -250,6 +252,7 @@ class LoggedBackend(LocalBackend):
             LockedFile.release(descriptor)
 
     def _take_held(self) -> list[LogBlob]:
+        """Take the held blobs for a record; the caller holds the lock."""
         held, self._held, self._n_held_bytes = self._held, {}, 0
         return [
             LogBlob(
@@ -261,6 +264,7 @@ class LoggedBackend(LocalBackend):
         ]
 
     def _give_back(self, held: Iterable[LogBlob]) -> None:
+        """Hold blobs again that were not written; the caller holds the lock."""
         for blob in held:
             self._held[blob.key] = blob.data
             self._n_held_bytes += len(blob.data)
@@ -280,6 +284,7 @@ class LoggedBackend(LocalBackend):
             self._note_written(writer.id, record.end, held)
 
     def _note_written(self, log: str, end: int, blobs: Iterable[LogBlob]) -> None:
+        """Note that blobs of this object lie in a record that is not durable; the caller holds the lock."""
         before = self._unsynced.get(log, _Unsynced(0))
         self._unsynced[log] = _Unsynced(end, before.keys.union(blob.key for blob in blobs))
 
@@ -359,6 +364,7 @@ class LoggedBackend(LocalBackend):
                 return True
 
     def _withdraw_file(self, key: str, path: str, token: Token) -> bool:
+        """Withdraw a blob that is a file, unless a commit has consumed or replaced it."""
         folder = os.path.dirname(path)
         with (
             contextlib.suppress(BlobNotFoundError, FileNotFoundError, NotADirectoryError),
@@ -467,6 +473,7 @@ class LoggedBackend(LocalBackend):
         return self._read(key, read, lambda: super(LoggedBackend, self).open_file(key))
 
     def _read(self, key: str, read: Callable[[LogEntry], _T], otherwise: Callable[[], _T]) -> _T:
+        """Read a blob from its log, or from its file if no log has it."""
         if not self._may_log(key):
             return otherwise()
         with _translated("read", key):
@@ -482,6 +489,7 @@ class LoggedBackend(LocalBackend):
             raise
 
     def _whole(self, entry: LogEntry, start: int, size: int) -> bytes:
+        """Read a part of a blob in a log, all of it."""
         data = self._logs.read(entry, start, size)
         if len(data) != size:
             raise CorruptError(entry.key, f"its log ends before byte {start + size} of it")
@@ -569,6 +577,7 @@ class LoggedBackend(LocalBackend):
         return is_on
 
     def _check_may_change(self) -> None:
+        """Check that the store lies on a local disk, where all processes see the same logs."""
         if not self._is_local:
             self._is_local = is_on_local_disk(self._top)
         if not self._is_local:
@@ -603,6 +612,7 @@ class LoggedBackend(LocalBackend):
 
 
 def _refresh(view: LogView) -> None:
+    """Read what others have added to the logs."""
     try:
         view.refresh()
     except OSError:
@@ -611,6 +621,7 @@ def _refresh(view: LogView) -> None:
 
 
 def _is_in_files(key: str) -> bool:
+    """Tell whether a blob is always a file."""
     return key.partition("/")[0] in _IN_FILES
 
 
@@ -630,6 +641,7 @@ def _in_memory(data: bytes) -> int:
 
 
 def _info(entry: LogEntry) -> BlobInfo:
+    """Describe a blob in a log."""
     return BlobInfo(
         key=entry.key,
         size=entry.row.size,
