@@ -142,7 +142,7 @@ class LogWriter:
     def _sync(self, end: int) -> None:
         """Sync the log, unless another thread has synced this record; close it after a failure."""
         if not self.is_sound:
-            raise OSError(errno.EIO, "an earlier sync of the log failed")
+            raise SyncError(self.id, OSError(errno.EIO, "an earlier sync of the log failed"))
         if self._durable >= end:
             return
         reached = self.end

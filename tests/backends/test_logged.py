@@ -55,6 +55,15 @@ def commit(backend: LoggedBackend, name: str, *, ref: str = "", replace: bool = 
     backend.promote(intent, f"refs/@{ref or name}", name.encode(), token=token, replace=replace)
 
 
+def commit_and_delete_most(backend: LoggedBackend) -> None:
+    """Commit eight refs, and delete all but the last, so that a sweep rewrites their log."""
+    for number in range(8):
+        commit(backend, str(number))
+    for number in range(7):
+        for key in (f"packs/{number}", f"manifests/{number}", f"refs/@{number}"):
+            backend.delete(key)
+
+
 def files(backend: LoggedBackend) -> list[str]:
     return sorted(p.relative_to(backend.root).as_posix() for p in backend.root.rglob("*") if p.is_file())
 
@@ -329,11 +338,7 @@ def test_a_full_disk_during_a_rewriting_leaves_the_log_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = made(tmp_path)
-    for number in range(8):
-        commit(backend, str(number))
-    for number in range(7):
-        for key in (f"packs/{number}", f"manifests/{number}", f"refs/@{number}"):
-            backend.delete(key)
+    commit_and_delete_most(backend)
     before = {path for path in files(backend) if path.endswith(".log")}
     write_all = _log_rewriter.write_all
 
@@ -556,11 +561,7 @@ def test_failed_sync_of_a_log_that_is_being_rewritten_ends_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = made(tmp_path)
-    for number in range(8):
-        commit(backend, str(number))
-    for number in range(7):
-        for key in (f"packs/{number}", f"manifests/{number}", f"refs/@{number}"):
-            backend.delete(key)
+    commit_and_delete_most(backend)
     _log_writer.close_writer(backend._view)
     fail_a_sync(monkeypatch)
 
