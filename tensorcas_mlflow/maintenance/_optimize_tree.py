@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,25 +72,37 @@ def choose_tree(
             versions are to be stored.
 
     Returns:
-        Storage of each version; `IN_FULL` for fixed ones, whatever theirs is.
+        Storage of each version; `IN_FULL` for fixed ones, whatever theirs is. A version needs at most `MAX_DEPTH`
+        others, down to a fixed one or one in full.
     """
     if not hops:
         return [StoredVersion(IN_FULL) for _ in full]
     forest = _Forest(full, hops, full_cost, most_cost, price, np.full(len(full), np.nan) if fixed is None else fixed)
-    best = forest.descend(forest.all_in_full())
-    for star in forest.stars():
-        best = min(best, forest.descend(star), key=forest.total)
-    for _ in range(_ROUNDS):
-        before = forest.total(best)
-        for version in np.flatnonzero(forest.is_free).tolist():
-            best = min(best, forest.descend(forest.opened(best, version)), key=forest.total)
-        if forest.total(best) >= before * (1 - _LEAST_GAIN):
-            break
+    best = forest.search()
+    if forest.depth(best) > MAX_DEPTH:
+        # A search with this bound finds worse trees: few moves lead from one state that keeps it to another.
+        forest.max_depth = MAX_DEPTH
+        best = forest.search()
     return [StoredVersion(base, hop) for base, hop in best.tolist()]
 
 
 _State = Any
 """For each version its base and its hop, shape ``(n, 2)``."""
+
+
+class _Shape(NamedTuple):
+    """Properties of each version in one state."""
+
+    cost: Sizes
+    """Cost of decoding it."""
+    bound: Sizes
+    """Largest cost that its dependents allow."""
+    below: Any
+    """For each version (column) whether that of the row depends on it."""
+    depth: Any
+    """Number of its bases."""
+    height: Any
+    """Largest number of hops from a dependent to it."""
 
 
 class _Forest:
@@ -106,6 +118,8 @@ class _Forest:
         fixed: Sizes,
     ) -> None:
         self._n = len(full)
+        self.max_depth = self._n
+        """Maximum number of bases of a version."""
         self.is_free = np.isnan(fixed)
         self._full = np.where(self.is_free, full, 0.0)
         self._root_cost = np.where(self.is_free, full_cost, fixed)
@@ -115,6 +129,23 @@ class _Forest:
         self._sizes = np.array([hop.sizes for hop in hops], dtype=np.float64)
         self._sizes[:, np.arange(self._n), np.arange(self._n)] = np.inf
         self._sizes[:, :, ~self.is_free] = np.inf
+
+    def search(self) -> _State:
+        """Search from some starts, and return the best state."""
+        best = self.descend(self.all_in_full())
+        for star in self.stars():
+            best = min(best, self.descend(star), key=self.total)
+        for _ in range(_ROUNDS):
+            before = self.total(best)
+            for version in np.flatnonzero(self.is_free).tolist():
+                best = min(best, self.descend(self.opened(best, version)), key=self.total)
+            if self.total(best) >= before * (1 - _LEAST_GAIN):
+                break
+        return best
+
+    def depth(self, state: _State) -> int:
+        """Return the largest number of bases of a version."""
+        return int(self._shape(state).depth.max(initial=0))
 
     def all_in_full(self) -> _State:
         return np.stack([np.full(self._n, IN_FULL), np.zeros(self._n, dtype=np.int64)], axis=1)
@@ -126,7 +157,7 @@ class _Forest:
 
     def total(self, state: _State) -> float:
         """Return the sum to minimize: the sizes, and the price of decoding."""
-        return float(self._sizes_of(state).sum() + self._price @ self._shape(state)[0])
+        return float(self._sizes_of(state).sum() + self._price @ self._shape(state).cost)
 
     def descend(self, state: _State) -> _State:
         """Make the move that gains most until none gains."""
@@ -153,8 +184,8 @@ class _Forest:
         hop, base, version = np.unravel_index(int(gains.argmax()), gains.shape)
         if gains[hop, base, version] > 0:
             yield self._with(state, int(version), int(base), int(hop))
-        cost, _, below = self._shape(state)
-        cuts = self._sizes_of(state) - self._full + (cost - self._root_cost) * (self._price @ below)
+        shape = self._shape(state)
+        cuts = self._sizes_of(state) - self._full + (shape.cost - self._root_cost) * (self._price @ shape.below)
         yield self._with(state, int(cuts.argmax()), IN_FULL, 0)
         gathered = cuts + gains.max(axis=0).clip(min=0.0).sum(axis=1)
         yield self.opened(state, int(np.where(state[:, 0] != IN_FULL, gathered, -np.inf).argmax()))
@@ -162,12 +193,13 @@ class _Forest:
     def _gains(self, state: _State) -> Sizes:
         """Return for each hop, base and version the gain; negative infinity where it is not allowed.
 
-        No ring is allowed, and no dependent of the version may take too long to decode.
+        No ring is allowed, and no dependent of the version may take too long to decode, or need too many others.
         """
-        cost, bound, below = self._shape(state)
-        after = cost[None, :, None] + self._costs[:, None, None]
-        possible = (after <= bound) & ~below[None]
-        saved = self._sizes_of(state) - self._sizes + (cost - after) * (self._price @ below)
+        shape = self._shape(state)
+        after = shape.cost[None, :, None] + self._costs[:, None, None]
+        is_short = shape.depth[:, None] + 1 + shape.height <= self.max_depth
+        possible = (after <= shape.bound) & (is_short & ~shape.below)[None]
+        saved = self._sizes_of(state) - self._sizes + (shape.cost - after) * (self._price @ shape.below)
         gains: Sizes = np.where(possible, saved, -np.inf)
         return gains
 
@@ -182,27 +214,27 @@ class _Forest:
         sizes: Sizes = np.where(base == IN_FULL, self._full, self._sizes[hop, base, np.arange(self._n)])
         return sizes
 
-    def _shape(self, state: _State) -> tuple[Sizes, Sizes, Any]:
-        """Return the cost of decoding each version, the most that its dependents allow it to be, and its dependents."""
+    def _shape(self, state: _State) -> _Shape:
         base, hop = state[:, 0], state[:, 1]
         cost, bound = self._root_cost.copy(), self._most.copy()
         below = np.eye(self._n, dtype=bool)
-        """For each version (column) whether that of the row depends on it."""
+        depth, height = np.zeros((2, self._n), dtype=np.int64)
         path = np.zeros(self._n)
         at, left = base.copy(), np.flatnonzero(base != IN_FULL)
         step = np.arange(self._n)
-        for _ in range(MAX_DEPTH):
+        for n_hops in range(1, self._n):
             if len(left) == 0:
                 break
             path[left] += self._costs[hop[step[left]]]
             step[left] = at[left]
             np.minimum.at(bound, step[left], self._most[left] - path[left])
             below[left, step[left]] = True
+            depth[left], height[step[left]] = n_hops, n_hops
             at[left] = base[step[left]]
             left = left[at[left] != IN_FULL]
         deltas = base != IN_FULL
         cost[deltas] = self._root_cost[step[deltas]] + path[deltas]
-        return cost, bound, below
+        return _Shape(cost, bound, below, depth, height)
 
 
 PLAIN_COST = 0.35

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.layout import MAX_DEPTH
 from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, Hop, StoredVersion, choose_tree
 
 FULL_COST, MOST_COST = 0.3, 3.1
@@ -85,6 +86,15 @@ def test_the_version_in_the_middle_becomes_the_base_of_those_before_and_behind()
     tree = choose(np.ones(5), [Hop(sizes=sizes, cost=2.0)])
 
     assert [each.base for each in tree] == [2, 2, IN_FULL, 2, 2]
+
+
+@pytest.mark.parametrize("n", [MAX_DEPTH + 2, 24, 48])
+def test_no_chain_of_cheap_deltas_is_longer_than_the_format_allows(n: int) -> None:
+    """A pack with a deeper delta would be read as damaged."""
+    apart = np.abs(np.arange(n)[:, None] - np.arange(n)).astype(float)
+    tree = choose(np.full(n, 100.0), [Hop(sizes=2 * apart, cost=0.05)])
+
+    assert max(cost([Hop(sizes=apart, cost=1)], tree, version, np.zeros(n)) for version in range(n)) <= MAX_DEPTH
 
 
 def test_version_that_is_stored_already_stays_and_is_a_base_at_no_cost() -> None:
