@@ -35,7 +35,7 @@ from tensorcas_mlflow.layout import (
     pack_name,
 )
 from tensorcas_mlflow.store._choose import (
-    MAX_DEPTH,
+    MAX_SAVED_DEPTH,
     MAX_PASSES,
     PossibleBase,
     RecentChoices,
@@ -310,7 +310,7 @@ class BasePlan:
         """
         found = self._ancestry(self._chunks.searchsorted([chunk]))
         chain = found.chain(0)
-        numbers = [len(chain) - len(found.up_to(MAX_DEPTH - 1 if depth is None else depth).chain(0))]
+        numbers = [len(chain) - len(found.up_to(MAX_SAVED_DEPTH - 1 if depth is None else depth).chain(0))]
         if depth is None:
             numbers = sorted({0, *numbers, *range(max(0, len(chain) - _N_FIRST), len(chain))})
         if not chain:
@@ -501,7 +501,7 @@ def nearest_parent(
         chunks, places = wanted.chunks_of(number)
         sample = sample_number(len(chunks))
         plan = BasePlan(catalog, reader, chunks[[sample]], other.digests[places[[sample]]])
-        behind = plan.behind(int(chunks[sample]), MAX_DEPTH) if plan else []
+        behind = plan.behind(int(chunks[sample]), MAX_SAVED_DEPTH) if plan else []
         if not behind:
             return 1.0
         [raw] = next(wanted.source.pieces(chunks[[sample]])).data

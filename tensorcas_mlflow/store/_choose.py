@@ -70,16 +70,17 @@ _LEAST_GROUPED_BYTES = 32 << 10
 """Groups have headers and codes of their own, too expensive for fewer bytes."""
 _GROUPED_SHARE = 0.96
 """If a delta takes more than this share of the chunk's size without a base, groups save nothing and take time."""
-MAX_DEPTH = 7
-"""Maximum number of other chunks needed to decode one. A step takes twice as long to restore as one stored in full if
-its chain is this long and each step changes one word in a hundred (``docs/design/codecs.md``)."""
+MAX_SAVED_DEPTH = 7
+"""Maximum number of other chunks needed to decode one that a save stores; the format allows one more. A step takes
+twice as long to restore as one stored in full if its chain is this long and each step changes one word in a hundred
+(``docs/design/codecs.md``)."""
 MAX_PASSES = 2.0
 """Maximum cost of decoding a chunk besides its base in full, in deltas of many words: each is one pass over a chunk."""
 _PASSES_OF_SHARE = 24.0
 _ROUNDING = 1e-9
 _MOST_CHOICES = 4096
 _STEPS_OF_CHOICE = 3
-"""More steps cost bytes: a series restarts later than it should (``docs/design/codecs.md``)."""
+"""More steps cost bytes: transforms and codings get out of date (``docs/design/codecs.md``)."""
 _CHANGED_SHARE = 0.1
 """If a save takes so much more or less of its bytes than one with the same choices, the next save chooses anew."""
 _MOST_SERIES = 64
@@ -291,7 +292,7 @@ class SeriesChoices:
 
     A choice takes longer than the encoding of a small tensor, and one that serves a step serves the next. A kept choice
     costs at most some bytes: the encoder compares each delta with the chunk without a base, unless the delta is smaller
-    than the chunk was at the choice.
+    than the chunk was at the choice. The choice that decides the depth of a save's bases is never kept; see `Chooser`.
     """
 
     def __init__(self) -> None:
@@ -414,8 +415,13 @@ class Chooser:
                 effort=self._effort,
             )
 
-        choice = find() if self._recent is None else self._recent.of((key, itemsize, most, tuple(depths)), find)
-        if self.depth is None and depths and choice.gains:
+        decides = self.depth is None and bool(depths)
+        # With a kept choice for the depth of all bases, a series would restart some steps too late.
+        if self._recent is None or decides:
+            choice = find()
+        else:
+            choice = self._recent.of((key, itemsize, most, tuple(depths)), find)
+        if decides and choice.gains:
             self.depth = -1 if choice.delta is None else choice.delta.depth
         if len(self._choices) < _MOST_CHOICES:
             self._choices[key] = choice

@@ -26,7 +26,7 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.store._bases import NAMED, BasePlan, FoundBases
 from tensorcas_mlflow.store._choose import (
-    MAX_DEPTH,
+    MAX_SAVED_DEPTH,
     MAX_PASSES,
     Chooser,
     EncodingChoice,
@@ -45,7 +45,7 @@ _LEAST_ROW_BYTES = 16 << 10
 def new_chooser(policy: Policy, recent: SeriesChoices | None = None) -> Chooser:
     """Create the chooser for the tensors of one save; see `Chooser`."""
     effort = Effort.SMALL if policy is Policy.SMALL else Effort.BALANCED
-    return Chooser(max_depth=MAX_DEPTH, max_passes=MAX_PASSES, effort=effort, recent=recent)
+    return Chooser(max_depth=MAX_SAVED_DEPTH, max_passes=MAX_PASSES, effort=effort, recent=recent)
 
 
 _RECIPE = np.dtype(

@@ -14,11 +14,11 @@ from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.chunk_io import ChunkReader, _catalog
 from tensorcas_mlflow.codecs import compiled_encoder
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.layout import MAX_DEPTH, RefTarget, is_delta
+from tensorcas_mlflow.layout import RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store, _bases
 from tensorcas_mlflow.store._bases import BasePlan
-from tensorcas_mlflow.store._choose import MAX_DEPTH as DEPTH
+from tensorcas_mlflow.store._choose import MAX_SAVED_DEPTH
 from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_pack_table
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
@@ -96,7 +96,7 @@ def test_chain_of_sparse_deltas_is_as_long_as_its_restore_allows(store: Store) -
         save(store, {"w": array}, step)
         sizes.append(stored_bytes(store))
 
-    assert max(depths(store)) == DEPTH <= MAX_DEPTH
+    assert max(depths(store)) == MAX_SAVED_DEPTH
     assert max(np.diff(sizes)[1:]) < 0.07 * 4 * N
     assert all(loads(store, step).tobytes() == array.tobytes() for step, array in enumerate(steps))
 
@@ -106,7 +106,7 @@ def test_deltas_of_more_changed_words_end_their_chain_earlier(store: Store) -> N
     for step, array in enumerate(steps):
         save(store, {"w": array}, step)
 
-    assert 2 < max(depths(store)) < DEPTH
+    assert 2 < max(depths(store)) < MAX_SAVED_DEPTH
     assert all(loads(store, step).tobytes() == array.tobytes() for step, array in enumerate(steps))
 
 

@@ -10,7 +10,7 @@ from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, Effort, Transform
 from tensorcas_mlflow.store._choose import (
     _STEPS_OF_CHOICE,
-    MAX_DEPTH,
+    MAX_SAVED_DEPTH,
     MAX_PASSES,
     Chooser,
     DeltaChoice,
@@ -228,9 +228,25 @@ def test_a_tensor_of_another_kind_takes_no_choice_of_an_earlier_step(other: dict
 
     facts: dict[str, Any] = {"name": "up", "dtype": "float32", "itemsize": 4, "depths": [1, 0], "n_bytes": AFTER.nbytes}
     for each in (facts, facts, facts | other):
-        Chooser(max_depth=3, recent=recent).choice(sample=sample, **each)
+        chooser = Chooser(max_depth=3, recent=recent)
+        chooser.choice(sample=sample, **facts | {"name": "largest"})
+        chooser.choice(sample=sample, **each)
 
-    assert len(looked_at) == 2
+    assert looked_at[:4] == [None, 1, None, None]
+    assert len(looked_at) == 5
+
+
+def test_every_save_decides_anew_whether_its_series_restarts() -> None:
+    recent = SeriesChoices()
+    near, far = (AFTER - 1e-6).astype(np.float32), rng.normal(0, 1, len(AFTER)).astype(np.float32)
+
+    def depth(base: np.ndarray) -> int | None:
+        bases = [PossibleBase(0, base.tobytes())]
+        chooser = Chooser(max_depth=3, recent=recent)
+        chooser.choice("up", "float32", 4, lambda _: (AFTER.tobytes(), bases), n_bytes=AFTER.nbytes, depths=[0])
+        return chooser.depth
+
+    assert [depth(base) for base in (near, near, far, near)] == [0, 0, None, 0]
 
 
 def test_a_tensor_too_small_to_tell_decides_for_no_other() -> None:
@@ -300,7 +316,9 @@ def test_a_chain_of_dense_deltas_ends_where_one_of_sparse_ones_goes_on() -> None
 
     def delta(step: np.ndarray, passes: float) -> DeltaChoice | None:
         bases = [PossibleBase(2, BEFORE.tobytes(), passes)]
-        return choose(step.tobytes(), 4, is_float=True, bases=bases, max_depth=MAX_DEPTH, max_passes=MAX_PASSES).delta
+        return choose(
+            step.tobytes(), 4, is_float=True, bases=bases, max_depth=MAX_SAVED_DEPTH, max_passes=MAX_PASSES
+        ).delta
 
     assert [delta(AFTER, passes) is None for passes in (0.5, 1.5, 2)] == [False, True, True]
     assert [delta(few, passes) is None for passes in (0.5, 1.5, 2)] == [False, False, True]
