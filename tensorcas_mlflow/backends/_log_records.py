@@ -7,6 +7,7 @@ import re
 import struct
 import time
 import zlib
+from binascii import hexlify
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import zstandard
 
 from tensorcas_mlflow.backends._contract import check_key
 from tensorcas_mlflow.backends._log_digests import PACK, RECORD, WORD_BYTES, pack_words, without_digests
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
 
 VERSION = 1
@@ -283,8 +285,7 @@ def _grown(shrunk: bytes) -> bytes:
     out: list[bytes] = []
     for gap, n_digits in _RUN.iter_unpack(shrunk[_N_RUNS.size : at]):
         begin = at + gap
-        at = begin + n_digits // 2
-        out += [shrunk[begin - gap : begin], shrunk[begin:at].hex().encode()]
+        out += (shrunk[at:begin], hexlify(shrunk[begin : (at := begin + n_digits // 2)]))
     return b"".join([*out, shrunk[at:]])
 
 
@@ -295,8 +296,8 @@ def _compressor(prefix: bytes | None) -> zstandard.ZstdCompressor:
 
 
 def _head_digest(log_id: str, offset: int, head: bytes, stored: bytes) -> bytes:
-    named = b"".join([bytes.fromhex(log_id), offset.to_bytes(8, "little"), head, stored])
-    return blake3.blake3(named).digest(length=_DIGEST_BYTES)
+    named = b"".join((bytes.fromhex(log_id), offset.to_bytes(8, "little"), head, stored))
+    return digest(named)[:_DIGEST_BYTES]
 
 
 def _as_dict(prefix: bytes) -> zstandard.ZstdCompressionDict:
@@ -459,15 +460,14 @@ class LogReader:
         if keys_at > len(meta):
             raise self._impossible(at)
         table = list(_ROW.iter_unpack(meta[_FACTS.size : keys_at]))
-        data_at = keys_at + sum(key_bytes for _, _, key_bytes, *_ in table)
+        data_at = keys_at + sum([row[2] for row in table])
         rows: list[LogRow] = []
         consumed: list[str] = []
         try:
             keys = meta[keys_at:data_at].decode("ascii")
             key_at = 0
             for number, (kind, is_commit, key_bytes, version, size, start) in enumerate(table):
-                key = check_key(keys[key_at : key_at + key_bytes])
-                key_at += key_bytes
+                key = check_key(keys[key_at : (key_at := key_at + key_bytes)])
                 if kind == _CONSUMED:
                     consumed.append(key)
                     continue

@@ -416,22 +416,24 @@ class LogView:
         log.durable = max(log.durable, record.durable_before)
         log.n_stored_bytes += record.body_start - record.offset
         log.n_meta_bytes += len(record.meta)
+        entries, dead, offset = log.entries, log.dead, record.offset
         for row in record.rows:
-            place = record.offset, row.number
-            if place in log.dead:
+            place = offset, row.number
+            if place in dead:
                 if row.is_commit:
                     log.deleted.add(row.key)
                 continue
-            if place in log.entries:
+            if place in entries:
                 continue
-            is_kept = row.is_commit and not row.in_body and row.size <= _KEPT_BYTES
-            data = row.data_in(record.meta) if is_kept else None
+            data = None
+            if row.is_commit and row.size <= _KEPT_BYTES and not row.in_body:
+                data = row.data_in(record.meta)
             if row.key.startswith(_PACKS):
                 self._unread.append((log, place, row, b"" if row.in_body else row.data_in(record.meta)))
                 self._n_unread_bytes += row.size
                 if self._n_unread_bytes > _MOST_UNREAD_BYTES:
                     self._read_words()
-            self._add_entry(log, LogEntry(log.id, record.offset, row, record.written_s, data))
+            self._add_entry(log, LogEntry(log.id, offset, row, record.written_s, data))
 
     def _read_words(self) -> None:
         """Read the words of the packs of new records; a process that lists refs needs none."""

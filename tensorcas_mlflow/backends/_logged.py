@@ -642,10 +642,5 @@ def _in_memory(data: bytes) -> int:
 
 def _info(entry: LogEntry) -> BlobInfo:
     """Describe a blob in a log."""
-    return BlobInfo(
-        key=entry.key,
-        size=entry.row.size,
-        modified_s=entry.written_s,
-        token=entry.token,
-        is_shared=not entry.row.in_body,
-    )
+    row = entry.row
+    return BlobInfo(row.key, row.size, entry.written_s, entry.token, is_shared=not row.in_body)

@@ -78,28 +78,31 @@ class Logs:
 
     def _blob(self, entry: LogEntry) -> bytes:
         """Return a blob that lies in a meta."""
+        if entry.data is not None:
+            return self._with_digests(entry, entry.data)
         place = entry.log, entry.record, entry.row.number
         with self._lock:
             blob = self._blobs.get(place)
             if blob is not None:
                 self._blobs.move_to_end(place)
                 return blob
-        data = entry.data
-        if data is None:
-            if entry.row.is_commit:
-                self.view.note_read(entry.log)
-            data = entry.row.data_in(self._meta(entry))
+        if entry.row.is_commit:
+            self.view.note_read(entry.log)
+        blob = self._with_digests(entry, entry.row.data_in(self._meta(entry)))
+        with self._lock:
+            self._blobs[place] = blob
+            if len(self._blobs) > _MAX_BLOBS:
+                self._blobs.popitem(last=False)
+        return blob
+
+    @staticmethod
+    def _with_digests(entry: LogEntry, data: bytes) -> bytes:
+        """Put the digests back into a blob."""
         try:
-            blob = with_digests(entry.row.kind, data)
+            return with_digests(entry.row.kind, data)
         except ValueError as error:
             key = f"{FOLDER}/{entry.log}.log"
             raise CorruptError(key, f"the record at byte {entry.record} has impossible contents: {error}") from None
-        if entry.data is None:
-            with self._lock:
-                self._blobs[place] = blob
-                if len(self._blobs) > _MAX_BLOBS:
-                    self._blobs.popitem(last=False)
-        return blob
 
     def _meta(self, entry: LogEntry) -> bytes:
         """Return the meta of the record that holds a blob."""

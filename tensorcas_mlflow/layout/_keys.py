@@ -144,12 +144,14 @@ def _hashed_segment(text: str) -> str:
 
 def is_run_key(key: str, run_id: str, name: str | None, step: int | None) -> bool:
     """Tell whether a key is that of a run's step; a carrier writes quoted segments like long ones."""
+    # Almost every key has the quoted texts, so few texts are hashed.
+    if key == f"{run_prefix(run_id, name)}/@{step}":
+        return True
     *folders, leaf = key.removeprefix(RUNS).split("/")
     texts = [run_id, *([] if name is None else [name])]
     return (
         leaf == f"@{step}"
         and len(folders) == len(texts)
-        # Almost every segment is the quoted text, so few are hashed.
         and all(
             segment == quote_segment(text) or segment == _hashed_segment(text)
             for segment, text in zip(folders, texts, strict=True)

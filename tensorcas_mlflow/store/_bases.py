@@ -558,9 +558,12 @@ class ParentStore(Protocol):
 
     backend: Backend
     catalog: Catalog
-    chunks: ChunkReader
     chunk_bytes: int
     id: str
+
+    @property
+    def chunks(self) -> ChunkReader:
+        """The reader of the store's chunks."""
 
     @property
     def choices(self) -> RecentChoices:
