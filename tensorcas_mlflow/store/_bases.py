@@ -35,8 +35,8 @@ from tensorcas_mlflow.layout import (
     pack_name,
 )
 from tensorcas_mlflow.store._choose import (
-    MAX_SAVED_DEPTH,
     MAX_PASSES,
+    MAX_SAVED_DEPTH,
     PossibleBase,
     RecentChoices,
     passes_of,

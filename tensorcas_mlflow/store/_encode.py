@@ -26,8 +26,8 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.store._bases import NAMED, BasePlan, FoundBases
 from tensorcas_mlflow.store._choose import (
-    MAX_SAVED_DEPTH,
     MAX_PASSES,
+    MAX_SAVED_DEPTH,
     Chooser,
     EncodingChoice,
     Policy,

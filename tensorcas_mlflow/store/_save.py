@@ -452,7 +452,7 @@ class PendingSave:
         n_bytes = publish(self._catalog, packs, self._condemned)
         self.n_stored_bytes += n_bytes
         if packs and self._chooser is not None:
-            self._chooser.note_share(n_bytes / self.n_new_bytes)
+            self._chooser.note_share(n_bytes / int(self._source.sizes[self._new_chunks()].sum()))
 
     def _new_chunks(self) -> Any:
         """Return the chunks to write: for each its first place, counted over all rows; ascending."""
