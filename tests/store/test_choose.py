@@ -10,8 +10,8 @@ from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, Effort, Transform
 from tensorcas_mlflow.store._choose import (
     _STEPS_OF_CHOICE,
-    MAX_SAVED_DEPTH,
     MAX_PASSES,
+    MAX_SAVED_DEPTH,
     Chooser,
     DeltaChoice,
     EncodingChoice,
