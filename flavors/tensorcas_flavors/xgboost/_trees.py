@@ -142,7 +142,7 @@ def _weights(document: Value) -> Iterator[tuple[dict[str, Value], str]]:
 
 
 def _int32(values: list[Any]) -> Array:
-    if not all(type(value) is int and -(2**31) <= value < 2**31 for value in values):
+    if not {int}.issuperset(map(type, values)) or (values and not -(2**31) <= min(values) <= max(values) < 2**31):
         raise ValueError("a value of a tree is no whole number, or does not fit 32 bits")
     return np.array(values, dtype="<i4")
 
@@ -179,8 +179,10 @@ def _columns(trees: list[Value]) -> tuple[dict[str, Array], dict[str, Value]]:
     for name in names:
         if not isinstance(first[name], np.ndarray):
             continue
-        parts = [member(tree, name, np.ndarray) for tree in trees]
-        lengths = _int32([len(part) for part in parts])
+        parts = [tree[name] for tree in trees]
+        if not {np.ndarray}.issuperset(map(type, parts)):
+            raise ValueError(f"{name} is not an array in every tree")
+        lengths = _int32(list(map(len, parts)))
         width = int(lengths[0] // n_nodes[0])
         if not lengths.any():
             continue
