@@ -92,7 +92,7 @@ class LogRewriter:
             for log in logs:
                 self._rewrite(log)
                 if os.path.exists(self._folder.log_path(log)):
-                    reason = f"a sync of {FOLDER}/{log}.log failed, and another process still has it open"
+                    reason = f"a sync of {FOLDER}/{log}.log failed, and a process still has it open"
                     raise OSError(errno.EIO, f"{reason}; save there, or end that process, then try again")
         self._view.refresh()
         if self._lost:
