@@ -725,3 +725,24 @@ def test_kill_before_the_removal_of_a_log_with_a_failed_sync_keeps_each_ref_once
     other.delete("refs/@a")
     other.sweep(3600)
     assert sorted(info.key for info in LoggedBackend(tmp_path).list("refs")) == ["refs/@b", "refs/@c"]
+
+
+def test_replaced_ref_does_not_come_back_after_a_failed_sync_of_its_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(tmp_path)
+    commit(backend, "old", ref="a")
+    monkeypatch.setattr(_log_writer, "_writers", _log_writer._writers.copy())
+    _log_writer._writers.clear()
+    other = LoggedBackend(tmp_path)
+    commit(other, "new", ref="a", replace=True)
+    failed = fail_a_sync(monkeypatch, ".dead")
+    with pytest.raises(BackendError, match="no disk"):
+        other.delete("refs/@a")
+    _log_writer.close_writer(other._view)
+    monkeypatch.undo()
+    _log_writer.close_writer(backend._view)
+
+    other.delete("refs/@a")
+    cut_power(failed)
+    assert LoggedBackend(tmp_path).stat("refs/@a") is None
