@@ -218,7 +218,8 @@ class _TreeReader(TokenReader):
             if found.end() <= end <= self.n_bytes:
                 self.position = end
                 return np.frombuffer(data, packed_dtype, count, found.end())
-        marker = self.marker()
+        marker = data[at : at + 1].decode("latin-1") or self.marker()  # raises
+        self.position = at + 1
         if marker == "S":
             return self.text()
         if marker in CONSTANTS:
