@@ -217,6 +217,13 @@ MUTANTS = (
         after="contextlib.nullcontext()",
     ),
     Mutant(
+        fault="a power cut that brings back a replaced ref, after a failed sync of its deletion",
+        test="test_replaced_ref_does_not_come_back_after_a_failed_sync_of_its_deletion",
+        definition="Logs.bury",
+        before="self.sync(self.view.undurable_deletions(key))",
+        after="False",
+    ),
+    Mutant(
         fault="a sync of an idle log that fails",
         test="test_nobody_appends_to_an_idle_log_whose_sync_failed",
         definition="_adopted",
