@@ -123,6 +123,7 @@ def check_failed_syncs(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch)
             pass
     for process in processes:
         process.kill()
+    monkeypatch.setattr(_log_writer, "_writers", OrderedDict())
     monkeypatch.setattr(os, "fsync", _fsync)
     disk.cut_power(folder / "logs")
 
