@@ -72,7 +72,7 @@ class BlobFile:
 
         Args:
             key: Key of the blob, for errors.
-            descriptor: Descriptor of a regular file; closed with this object.
+            descriptor: Descriptor of a regular file; closed with this object, and if its size cannot be read.
             path: Path of the file.
             base: Start of the blob in the file, for a blob in a log.
             size: Size of the blob; that of the file unless given.
@@ -81,7 +81,11 @@ class BlobFile:
         self.descriptor = descriptor
         self.base = base
         """Start of the blob in the file: the place in the file of byte 0."""
-        self.size = os.fstat(descriptor).st_size if size is None else size
+        try:
+            self.size = os.fstat(descriptor).st_size if size is None else size
+        except OSError:
+            os.close(descriptor)
+            raise
         self.tally: ReadCounter | None = None
         """Counter of the reads, if a caller wants one."""
         self._path = path

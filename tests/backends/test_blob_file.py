@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,3 +132,20 @@ def test_eviction_from_the_page_cache_is_seen(tmp_path: Path) -> None:
 def test_share_in_the_page_cache_of_a_read_beyond_the_end_is_one(file: BlobFile) -> None:
     assert file.share_in_memory([(0, len(CONTENT) + 1)]) == 1.0
     assert file.share_in_memory([]) == 1.0
+
+
+def test_file_whose_size_cannot_be_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "blob"
+    path.write_bytes(b"abc")
+    descriptor = os.open(path, os.O_RDONLY)
+
+    def fail(_: int) -> os.stat_result:
+        raise OSError(errno.EIO, "the disk failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", fail)
+        with pytest.raises(OSError, match="the disk failed"):
+            BlobFile("blob", descriptor, str(path))
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
