@@ -456,23 +456,26 @@ def _execute(plan: GcPlan) -> GcReport:
 def _condemn(backend: Backend, census: Census, condemned: bytes) -> str:
     """Create a condemned list, on a full disk in place of the censuses; return its key."""
     try:
-        key = f"condemned/{uuid.uuid4().hex}"
-        backend.put_new(key, [condemned])
+        return _put_list(backend, condemned)
     except BackendError as error:
         if not _is_full(error):
             raise
-        census.drop()
-        try:
-            key = f"condemned/{uuid.uuid4().hex}"
-            backend.put_new(key, [condemned])
-        except BackendError as again:
-            if not _is_full(again):
-                raise
-            size = size_text(len(condemned))
-            reason = f"the disk is full, and a collection deletes nothing before it has written this list of {size}"
-            raise BackendError(
-                "write", key, f"{reason}; free some room outside of the store, then collect again"
-            ) from again
+    census.drop()
+    try:
+        return _put_list(backend, condemned)
+    except BackendError as error:
+        if not _is_full(error):
+            raise
+        size = size_text(len(condemned))
+        reason = f"the disk is full, and a collection deletes nothing before it has written this list of {size}"
+        raise BackendError(
+            "write", "condemned", f"{reason}; free some room outside of the store, then collect again"
+        ) from error
+
+
+def _put_list(backend: Backend, condemned: bytes) -> str:
+    key = f"condemned/{uuid.uuid4().hex}"
+    backend.put_new(key, [condemned])
     return key
 
 

@@ -158,7 +158,6 @@ class Ancestry:
             depth: Maximum depth of a base.
             passes: Cost of decoding the deltas that get these bases, one or one for each chunk; each at most 1.
         """
-        passes = passes - _ROUNDING
         levels = list(self.levels)
         while True:
             depths = levels[0].entries["depth"]
@@ -208,7 +207,7 @@ def _passes(levels: Sequence[Places]) -> Any:
 
 
 _N_FIRST = 2
-_ROUNDING = 1e-9
+"""Chunks at the beginning of a chain that are possible bases of a series that restarts."""
 _MOST_ROWS = 20_000
 _MOST_HELD = 4096
 """Bound of the candidates with remembered places; more would take megabytes."""

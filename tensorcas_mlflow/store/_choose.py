@@ -74,10 +74,11 @@ MAX_SAVED_DEPTH = 7
 """Maximum number of other chunks needed to decode one that a save stores; the format allows one more. A step takes
 twice as long to restore as one stored in full if its chain is this long and each step changes one word in a hundred
 (``docs/design/codecs.md``)."""
-MAX_PASSES = 2.0
-"""Maximum cost of decoding a chunk besides its base in full, in deltas of many words: each is one pass over a chunk."""
+MAX_PASSES = 2 + 1e-9
+"""Maximum cost of decoding a chunk besides its base in full, in deltas of many words: each is one pass over a chunk. It
+leaves room for the rounding of sums."""
 _PASSES_OF_SHARE = 24.0
-_ROUNDING = 1e-9
+"""Passes that a sparse delta takes for each share of its chunk, measured (``docs/design/codecs.md``)."""
 _MOST_CHOICES = 4096
 _STEPS_OF_CHOICE = 3
 """More steps cost bytes: transforms and codings get out of date (``docs/design/codecs.md``)."""
@@ -157,7 +158,7 @@ def choose(
         effort: Encoding effort.
     """
     if memoryview(sample).nbytes < _LEAST_SAMPLE_BYTES or not _has_words(itemsize, is_float=is_float):
-        depth = bases[0][0] if bases else None
+        depth = bases[0].depth if bases else None
         return _unsampled(itemsize, is_float=is_float, depth=depth, max_depth=max_depth, effort=effort)
     delta = None
     plain = estimate_share(sample, itemsize)
@@ -166,9 +167,9 @@ def choose(
     left = [max_depth - base.depth - 1 for base in bases]
     if bases and max_passes is not None:
         near = max(passes[0], max_passes / max_depth)
-        room = [max_passes - base.passes - mine + _ROUNDING for base, mine in zip(bases, passes, strict=True)]
+        room = [max_passes - base.passes - mine for base, mine in zip(bases, passes, strict=True)]
         left = [min(most, math.floor(each / near)) for most, each in zip(left, room, strict=True)]
-        max_depth = int(max_passes / near + _ROUNDING)
+        max_depth = int(max_passes / near)
     number = choose_base(plain, list(zip(shares, left, strict=True)), max_depth)
     if number is not None:
         base, depth = bases[number].data, bases[number].depth
