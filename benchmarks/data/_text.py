@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -10,6 +12,10 @@ from pathlib import Path
 import torch
 
 MAX_BYTES = 4_000_000
+HIDDEN = 0
+"""The number in place of a hidden word."""
+RARE = 1
+"""The number of all words that have none of their own."""
 
 
 @cache
@@ -33,3 +39,15 @@ def _read(paths: Iterable[Path]) -> torch.Tensor:
         if len(text) >= MAX_BYTES:
             break
     return torch.frombuffer(text[:MAX_BYTES], dtype=torch.uint8).long()
+
+
+def words(n_words: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the words of the documentation and of the sources as numbers below `n_words`, the most frequent first."""
+    texts = [
+        re.findall(r"\w+|[^\w\s]", bytes(text.to(torch.uint8).tolist()).decode(errors="replace"))
+        for text in (documentation(), sources())
+    ]
+    frequent = Counter(word for text in texts for word in text).most_common(n_words - 2)
+    number_of = {word: number for number, (word, _) in enumerate(frequent, RARE + 1)}
+    documented, programmed = (torch.tensor([number_of.get(word, RARE) for word in text]) for text in texts)
+    return documented, programmed

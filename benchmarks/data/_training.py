@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +12,14 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from benchmarks.data._case import Array
-from benchmarks.data._nets import N_SYMBOLS, DigitsNet, Transformer
+from benchmarks.data._nets import N_SYMBOLS, DigitsNet, Encoder, Transformer
+from benchmarks.data._text import HIDDEN
 
 State = dict[str, Array]
 """Arrays by name: ``w/…`` weights and buffers, ``m/…`` and ``v/…`` Adam's moments of the trained ones."""
 
-HIDDEN = 0
-"""The symbol in place of a hidden byte, for an encoder; byte 0 does not occur in text."""
+Loss = Callable[[Any, Tensor, int, int], Tensor]
+"""Returns the loss of a model on randomly drawn places of a text, from the number of texts and of places in each."""
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
@@ -60,13 +62,24 @@ def next_bytes(model: Transformer, text: Tensor, n_texts: int, n_places: int) ->
     return functional.cross_entropy(model(seen).view(-1, N_SYMBOLS), wanted.view(-1))
 
 
-def hidden_bytes(model: Transformer, text: Tensor, n_texts: int, n_places: int) -> Tensor:
-    """Return an encoder's loss on hidden bytes, 15 of 100."""
+def hidden_words(model: Encoder, text: Tensor, n_texts: int, n_places: int) -> Tensor:
+    """Return an encoder's loss on hidden words, 15 of 100."""
     starts = torch.randint(len(text) - n_places, (n_texts,))
     wanted = torch.stack([text[start : start + n_places] for start in starts])
     is_hidden = torch.rand(wanted.shape) < 0.15
-    scores = model(wanted.masked_fill(is_hidden, HIDDEN))
+    scores = model.words(wanted.masked_fill(is_hidden, HIDDEN))
     return functional.cross_entropy(scores[is_hidden], wanted[is_hidden])
+
+
+def kind_after(n_words: int) -> Loss:
+    """Return the loss of an encoder that tells the first words of a text from the others."""
+
+    def loss_of(model: Encoder, text: Tensor, n_texts: int, n_places: int) -> Tensor:
+        starts = torch.randint(len(text) - n_places, (n_texts,))
+        seen = torch.stack([text[start : start + n_places] for start in starts])
+        return functional.cross_entropy(model(seen), (starts >= n_words).long())
+
+    return loss_of
 
 
 def train_text(
@@ -78,8 +91,9 @@ def train_text(
     n_texts: int,
     learning_rate: float,
     n_places: int = 128,
-    loss_of: Callable[[Transformer, Tensor, int, int], Tensor] = next_bytes,
+    loss_of: Loss = next_bytes,
     is_pretraining: bool = False,
+    weight_decay: float = 0.0,
 ) -> Iterator[State]:
     """Train on text with AdamW and clipped gradients; the state after each epoch.
 
@@ -88,10 +102,11 @@ def train_text(
         n_texts: Texts per step.
         learning_rate: The highest one, in a pretraining.
         is_pretraining: Whether the learning rate rises over 40 steps and then falls to a tenth along a cosine, with
-            weight decay; otherwise it stays, without.
+            a weight decay of 0.1; otherwise it stays.
+        weight_decay: Weight decay of other trainings.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    settings = {"betas": (0.9, 0.95), "weight_decay": 0.1} if is_pretraining else {"weight_decay": 0.0}
+    settings = {"betas": (0.9, 0.95), "weight_decay": 0.1} if is_pretraining else {"weight_decay": weight_decay}
     optimizer = torch.optim.AdamW(trained, learning_rate, **settings)
     for epoch in range(n_epochs):
         for step in range(epoch * n_steps, (epoch + 1) * n_steps):
