@@ -24,6 +24,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SKELETON = "__skeleton__"
 """Name under which `extract` returns the skeleton: the rest of a model without its tensors, as 1-d uint8."""
 
+STAGED_BYTES = 32 << 20
+"""Bound on the tensors read into new memory before a live model changes. A load of more reads straight into the model,
+and so checks the stored bytes first."""
+
 
 class StoredTensor(Protocol):
     """Description of one tensor of a checkpoint; `tensorcas_mlflow.base.tensors.Spec` is one."""

@@ -12,7 +12,7 @@ from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, digest
 from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, distinct, ranges
 from tensorcas_mlflow.chunk_io._catalog import Places
-from tensorcas_mlflow.chunk_io._plan import OpenFiles, dtypes_of, shapes_of
+from tensorcas_mlflow.chunk_io._plan import OpenFiles, dtypes_of
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.layout import Columns, pack_key
@@ -84,7 +84,7 @@ def map_rows(
             is_good = _check(stretch, begins, columns, rows, whole, chunk_bytes, digests, is_cold=is_cold)
             whole, begins = whole[is_good], begins[is_good]
         data = stretch.mapped
-        shapes = shapes_of(columns, rows[whole])
+        shapes = columns.shapes(rows[whole])
         of_type = columns.dtype[rows[whole]].tolist()
         for at, dtype, shape, begin in zip(whole.tolist(), of_type, shapes, begins.tolist(), strict=True):
             arrays[at] = np.ndarray(shape, dtypes[dtype], data, begin)

@@ -13,7 +13,7 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, BlobFile
 from tensorcas_mlflow.base.dtypes import DType, parse_dtype
-from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, aligned_bytes, distinct, ranges
+from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, aligned_bytes, distinct
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._ways import (
@@ -96,15 +96,6 @@ def dtypes_of(columns: Columns) -> list[DType]:
     return [np.dtype(np.uint8) if name is None else parse_dtype(name) for name in columns.dtypes]
 
 
-def shapes_of(columns: Columns, rows: Offsets) -> list[tuple[int, ...]]:
-    """Return the shapes of some rows."""
-    begins = columns.shape_at[rows]
-    counts = columns.shape_at[rows + 1] - begins
-    sides, stops = columns.sides[ranges(begins, counts)].tolist(), counts.cumsum()
-    where = zip((stops - counts).tolist(), stops.tolist(), strict=True)
-    return [tuple(sides[start:stop]) for start, stop in where]
-
-
 class ChosenRows(Sequence[Row]):
     """Some rows of a manifest, each built on access."""
 
@@ -133,7 +124,7 @@ def check_outs(columns: Columns, rows: Offsets, names: Sequence[str], out: Mappi
     places = [at_name[name] for name in out]
     chosen = rows[places]
     found: dict[int, Array] = {}
-    expected = zip(places, out.items(), columns.dtype[chosen].tolist(), shapes_of(columns, chosen), strict=True)
+    expected = zip(places, out.items(), columns.dtype[chosen].tolist(), columns.shapes(chosen), strict=True)
     for at, (name, array), dtype, shape in expected:
         if array.dtype != dtypes[dtype] or array.shape != shape:
             said = f"{array.dtype} {array.shape}"
@@ -185,7 +176,7 @@ def new_arrays(
     memory: list[Any] = [*blocks]
     dtypes = dtypes_of(columns)
     arrays: list[Array] = []
-    where = zip(columns.dtype[rows].tolist(), sizes.tolist(), shapes_of(columns, rows), strict=True)
+    where = zip(columns.dtype[rows].tolist(), sizes.tolist(), columns.shapes(rows), strict=True)
     block_of, start_of = block.tolist(), start.tolist()
     for at, (dtype, n_bytes, shape) in enumerate(where):
         if at in outs:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -117,6 +118,14 @@ def row_cuts(cuts: Sequence[Any]) -> RowCuts | None:
     counts = np.zeros(len(cuts), dtype=np.int64)
     counts[given] = [len(each) for each in values]
     return RowCuts(given=given, at=offsets_of(counts), values=np.concatenate(values))
+
+
+class SpecFacts(NamedTuple):
+    """Name, dtype and shape of one of many rows: a `Spec` that is checked already."""
+
+    name: str
+    dtype: str | None
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -254,6 +263,20 @@ class Specs:
     def shape(self, row: int) -> tuple[int, ...]:
         """Return the shape of one row."""
         return tuple(self.sides[self.shape_offsets[row] : self.shape_offsets[row + 1]].tolist())
+
+    def shapes(self, rows: Offsets) -> list[tuple[int, ...]]:
+        """Return the shapes of some rows."""
+        begins = self.shape_at[rows]
+        counts = self.shape_at[rows + 1] - begins
+        sides, stops = self.sides[ranges(begins, counts)].tolist(), counts.cumsum()
+        where = zip((stops - counts).tolist(), stops.tolist(), strict=True)
+        return [tuple(sides[start:stop]) for start, stop in where]
+
+    def facts(self) -> list[SpecFacts]:
+        """Return the descriptions of all rows; they are checked already."""
+        dtypes = map(self.dtypes.__getitem__, self.dtype.tolist())
+        fields = zip(self.names.to_list(), dtypes, self.shapes(np.arange(len(self))), strict=True)
+        return list(map(partial(tuple.__new__, SpecFacts), fields))
 
     def spec(self, row: int) -> Spec:
         """Return the description of one row."""

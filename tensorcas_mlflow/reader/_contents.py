@@ -50,13 +50,14 @@ class Contents(ABC):
     """Unsupported tensors by name, with their types in the file or framework; none is in ``specs``."""
 
     @abstractmethod
-    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
+    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None, *, copy: bool = False) -> list[Array]:
         """Read whole tensors.
 
         Args:
             rows: Numbers of the tensors.
             outs: Arrays to read into, by position among ``rows``: of the tensor's dtype and shape, writable, in C
                 order.
+            copy: Return no view of a memory-mapped store.
 
         Returns:
             One array per row: the one in ``outs``, or a new writable one. Writing to it reaches no store.
@@ -247,8 +248,8 @@ class PartContents(Contents):
         self.tally = whole.tally
         self.specs = dataclasses.replace(whole.specs.some(rows), names=Texts.of(names))
 
-    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
-        return self.whole.arrays(self.row_of[rows], outs)
+    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None, *, copy: bool = False) -> list[Array]:
+        return self.whole.arrays(self.row_of[rows], outs, copy=copy)
 
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         self.whole.fill(int(self.row_of[row]), starts, stops, block)
@@ -372,9 +373,10 @@ class StoredContents(RowContents):
         self._store = store
         self._verify = verify
 
-    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
+    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None, *, copy: bool = False) -> list[Array]:
+        may_map = None if copy else False
         return self._store.chunks.rows(
-            self.manifest, self.row_of[rows], verify=self._verify, outs=outs, copy=False, is_private=True
+            self.manifest, self.row_of[rows], verify=self._verify, outs=outs, copy=may_map, is_private=True
         )
 
     @property
@@ -409,7 +411,7 @@ class FileContents(RowContents):
         self._verify = verify
         self._end = end
 
-    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
+    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None, *, copy: bool = False) -> list[Array]:
         names = [self.specs.name(int(row)) for row in rows]
         found = self._file.read(names, verify=self._verify, out={names[at]: out for at, out in (outs or {}).items()})
         return [found[name] for name in names]

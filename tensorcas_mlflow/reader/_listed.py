@@ -205,7 +205,7 @@ class ListedContents(Contents):
         self.specs = listing.columns()
         self._end = end
 
-    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
+    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None, *, copy: bool = False) -> list[Array]:
         outs = outs or {}
         return [self._array(self.places[row], outs.get(at)) for at, row in enumerate(rows.tolist())]
 
@@ -323,14 +323,14 @@ class StoredFileContents(ListedContents):
         is_row = (starts[rows] == begins) & (sizes[rows] == wanted) & (wanted > 0) if len(starts) else wanted > 0
         return np.where(is_row, rows, -1)
 
-    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None) -> list[Array]:
+    def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None, *, copy: bool = False) -> list[Array]:
         outs = outs or {}
         stored = self._row_of[rows]
         whole = np.flatnonzero((stored >= 0) & ~np.isin(np.arange(len(rows)), list(outs)))
         found: dict[int, Array] = {}
         if len(whole):
             read = self._store.chunks.rows(
-                self._manifest, stored[whole], verify=self._verify, copy=False, is_private=True
+                self._manifest, stored[whole], verify=self._verify, copy=None if copy else False, is_private=True
             )
             for at, array in zip(whole.tolist(), read, strict=True):
                 place = self.places[int(rows[at])]

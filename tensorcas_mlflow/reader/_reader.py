@@ -501,14 +501,22 @@ class CheckpointReader(Mapping[str, Any]):
                     yield name, data
 
     def load_into(
-        self, model: Any, *, match: str | None = None, prefix: str = "", strict: bool = True, device: Any = None
+        self,
+        model: Any,
+        *,
+        match: str | None = None,
+        prefix: str = "",
+        strict: bool = True,
+        device: Any = None,
+        precheck: bool = True,
     ) -> NotFilled:
         """Fill a live model, or a part of it, in place, without unpickling.
 
-        The tensors are read some at a time, most of them straight into the model's memory. Tensors without memory
-        (PyTorch's meta device) are allocated as they are filled. Everything is checked before the model changes: names,
-        dtypes, shapes and, if they have digests and are on this machine, the stored bytes of all tensors to fill. A
-        reader opened with ``verify=False`` omits the check of stored bytes.
+        The tensors are read some at a time, most of them straight into the model's memory; at most 32 MiB in all are
+        read into new memory first. Tensors without memory (PyTorch's meta device) are allocated as they are filled.
+        Everything is checked before the model changes: names, dtypes, shapes and, if they have digests and are on this
+        machine, the stored bytes of all tensors to fill. A reader opened with ``verify=False`` omits the check of
+        stored bytes.
 
         Args:
             model: A PyTorch module.
@@ -518,6 +526,8 @@ class CheckpointReader(Mapping[str, Any]):
             strict: Refuse any tensor of the model missing in the checkpoint, and any stored tensor missing in the
                 model.
             device: The device of tensors without memory so far; by default the CPU.
+            precheck: Check the stored bytes of all tensors before the model changes. False reads them once, and checks
+                each chunk as it is read: damage then leaves the model filled in part, and a note of the error says so.
 
         Returns:
             The unfilled names.
@@ -530,10 +540,11 @@ class CheckpointReader(Mapping[str, Any]):
                 damaged tensor, the model may be filled in part; then a note of the error says so.
         """
         if prefix:
-            return self.below(prefix).load_into(model, match=match, strict=strict, device=device)
-        stored = {spec.name: spec for spec in self.specs()}
+            part = self.below(prefix)
+            return part.load_into(model, match=match, strict=strict, device=device, precheck=precheck)
+        stored = dict(zip(self._numbers.numbers, self._specs.facts(), strict=True))
         wanted = None if match is None else _matcher(match)
-        check = self._check if self._contents.can_check else None
+        check = self._check if precheck and self._contents.can_check else None
         return adapter_for(model).fill_weights(
             model, stored, self._read_into, check=check, wanted=wanted, strict=strict, device=device
         )
@@ -619,13 +630,17 @@ class CheckpointReader(Mapping[str, Any]):
         return f"its tensors are {', '.join(names)}{more}" if names else "it has no readable tensor"
 
     def _read_into(self, names: Sequence[str], *, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
-        rows = np.array([self._row(name) for name in names], dtype=np.int64)
+        rows = self._rows_named(names)
         outs = {} if out is None else {at: out[name] for at, name in enumerate(names)}
         with self._watch.running():
-            return dict(zip(names, self._contents.arrays(rows, outs), strict=True))
+            return dict(zip(names, self._contents.arrays(rows, outs, copy=True), strict=True))
+
+    def _rows_named(self, names: Sequence[str]) -> Offsets:
+        """Return the numbers of existing tensors."""
+        return np.fromiter(map(self._numbers.numbers.__getitem__, names), dtype=np.int64, count=len(names))
 
     def _check(self, names: Sequence[str]) -> None:
-        rows = np.array([self._row(name) for name in names], dtype=np.int64)
+        rows = self._rows_named(names)
         with self._watch.running():
             self._contents.check(rows)
 

@@ -7,7 +7,6 @@ most tensors straight into the module's own memory, after a plan has found every
 from __future__ import annotations
 
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from tensorcas_flavors.pytorch._tensors import (
     instead_of,
     made_like,
     memory_refusal,
+    name_of,
     overlapping,
     pytorch_error,
     refusal,
@@ -38,7 +38,7 @@ from tensorcas_flavors.pytorch._tensors import (
     torch_dtype,
 )
 from tensorcas_flavors.pytorch._tree import NamedItems, PickleOnly, StoredObject
-from tensorcas_mlflow.adapter import Array, CheckTensors, NotFilled, ReadTensors, StoredTensor
+from tensorcas_mlflow.adapter import STAGED_BYTES, Array, CheckTensors, NotFilled, ReadTensors, StoredTensor
 from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.errors import TensorCasError
 
@@ -240,6 +240,7 @@ def copy_into(target: torch.Tensor, source: torch.Tensor, where: str) -> None:
         raise pytorch_error(f"tensor {where} cannot be filled: {error}") from error
 
 
+@cache
 def loses(source: torch.dtype, target: torch.dtype) -> bool:
     """Tell whether values may change when a tensor of one dtype is copied into one of another."""
     import torch
@@ -353,9 +354,11 @@ def fill_weights(
         stored: By the module's names. Tensors that `extract` found outside of state dicts are passed over, and named
             in the result. One of several tied tensors is enough; of several stored ones the last in the module's order
             is taken, as ``load_state_dict`` does.
-        read: Gets an ``out`` for tensors that are on the CPU, contiguous and of the stored dtype. The others are read
-            in batches of 64 MiB and converted as by ``load_state_dict``.
-        check: As there.
+        read: Reads at most `STAGED_BYTES` in all at once into new memory, before anything changes. Of more, it gets an
+            ``out`` for tensors that are on the CPU, contiguous and of the stored dtype; the others are read in batches
+            of 64 MiB. Values are converted as by ``load_state_dict``.
+        check: As there. It is not called if the read itself comes before the first change: for at most `STAGED_BYTES`,
+            and for a module on the meta device.
         wanted: As there; it must choose one name at least.
         strict: As there. Shapes must fit in any case. Non-persistent buffers are filled if they were stored, and never
             count as missing.
@@ -376,27 +379,35 @@ def fill_weights(
     plan = _WeightsPlan(module, stored, wanted)
     plan.check(strict=strict)
     warn_of_rounding(plan.rounded)
-    if check is not None:
+    if check is not None and plan.changes_while_reading:
         check(plan.sources)
     with torch.no_grad():
         plan.execute(read, device)
     return plan.not_filled
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True)
 class _Target:
     """One tensor of the module, or several with the same elements in the same memory."""
 
     tensor: torch.Tensor
     """One of the tensors."""
+    refusal: str | None
+    """Reason why it cannot be filled."""
     names: list[str] = field(default_factory=list)
     """In the module's order."""
-    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Tensor objects by identity."""
-    source: StoredTensor | None = None
-    """The stored tensor."""
-    stored_as: torch.dtype | None = None
-    """Dtype of the source."""
+    others: list[torch.Tensor] = field(default_factory=list)
+    """The other tensor objects."""
+    source: str = ""
+    """Name of the stored tensor in the checkpoint."""
+    n_bytes: int = 0
+    """Bytes of the stored tensor."""
+    row_dtype: str = ""
+    """Dtype of the array that holds the stored tensor."""
+    stored_as: Any = None
+    """Dtype of the stored tensor in torch."""
+    is_expanded: bool = False
+    """True if it repeats elements."""
     made: torch.Tensor | None = None
     """Replacement of a tensor on the meta device."""
 
@@ -412,7 +423,6 @@ class _WeightsPlan:
     def __init__(
         self, module: torch.nn.Module, stored: Mapping[str, StoredTensor], chosen: Callable[[str], bool] | None
     ) -> None:
-        wanted = chosen or (lambda name: True)
         self.rounded: list[str] = []
         self._module = module
         self._own = dict(own_tensors(module))
@@ -420,29 +430,35 @@ class _WeightsPlan:
             state = module.state_dict(keep_vars=True)
         except Exception as error:  # state_dict() runs hooks of the module's class, which may raise anything
             raise pytorch_error(f"the {type(module).__name__} gives no state_dict(): {error}") from error
-        known = {id(tensor) for tensor in self._own.values()}
+        known = set(map(id, self._own.values()))
         names = self._own | {name: value for name, value in state.items() if id(value) in known}
         outside = [name for name in stored if name.startswith(ELSEWHERE)]
         named = {name: source for name, source in stored.items() if not name.startswith(ELSEWHERE)}
         stored = with_prefix_of(names, named, None)[0]
+        wanted = None if chosen is None else set(filter(chosen, {**names, **stored, **dict.fromkeys(outside)}))
         self._problems: list[str] = []
         self._has_changed = False
+        self._has_memory = False
+        """True if a filled tensor is not on the meta device."""
+        self._is_odd = False
+        """True if the filled tensors cannot be copied into all at once."""
         missing: list[str] = []
         without_memory: list[str] = []
         self._filled: list[_Target] = []
         for target in _targets(names):
-            found = {name: stored[name] for name in target.names if name in stored and wanted(name)}
-            if found:
-                self._fill(target, found)
+            given = [name for name in target.names if name in stored and (wanted is None or name in wanted)]
+            if given:
+                self._fill(target, given, stored)
                 continue
-            missing += [name for name in target.names if name in state and wanted(name)]
+            left = [name for name in target.names if wanted is None or name in wanted]
+            missing += [name for name in left if name in state]
             if target.tensor.is_meta:
-                without_memory += filter(wanted, target.names)
+                without_memory += left
         self.not_filled = NotFilled(
             missing=tuple(missing),
-            unexpected=tuple(name for name in stored if name not in names and wanted(name)),
+            unexpected=tuple(name for name in stored if name not in names and (wanted is None or name in wanted)),
             without_memory=tuple(without_memory),
-            passed_over=tuple(name for name in outside if wanted(name)),
+            passed_over=tuple(name for name in outside if wanted is None or name in wanted),
         )
         if chosen is not None and not self._filled and self.not_filled == NotFilled() and not self._problems:
             self._problems.append("no tensor has a name that is asked for")
@@ -460,46 +476,71 @@ class _WeightsPlan:
     @property
     def sources(self) -> list[str]:
         """The names of the stored tensors to fill with, each once."""
-        return list(dict.fromkeys(_source(target).name for target in self._filled))
+        return list(dict.fromkeys([target.source for target in self._filled]))
+
+    @property
+    def changes_while_reading(self) -> bool:
+        """True if memory of the module changes before the last tensor is read."""
+        return self._has_memory and not self._is_staged
+
+    @property
+    def _is_staged(self) -> bool:
+        """True if all tensors are read into new memory before the first one changes."""
+        return not self._is_odd and sum([target.n_bytes for target in self._filled]) <= STAGED_BYTES
 
     def execute(self, read: ReadTensors, device: torch.device) -> None:
         """Read the tensors and fill the module."""
         try:
-            self._execute(read, device)
+            if self._is_staged:
+                self._fill_after_reading(read)
+            else:
+                self._fill_while_reading(read, device)
         except TensorCasError as error:
             if self._has_changed:
                 error.add_note(PARTLY_FILLED)
             raise
 
-    def _execute(self, read: ReadTensors, device: torch.device) -> None:
+    def _fill_after_reading(self, read: ReadTensors) -> None:
+        import torch
+
+        arrays = read(self.sources)
+        values = [as_tensor(arrays[target.source], target.stored_as) for target in self._filled]
+        self._has_changed = bool(self._filled)
+        try:
+            torch._foreach_copy_([target.tensor.detach() for target in self._filled], values)
+        except RuntimeError:  # it does not name the tensor
+            for target, value in zip(self._filled, values, strict=True):
+                copy_into(target.memory, value, repr(target.names[0]))
+
+    def _fill_while_reading(self, read: ReadTensors, device: torch.device) -> None:
         self._fill_expanded(read)
         for target in self._filled:
             if target.tensor.is_meta:
                 target.made = made_like(target.tensor, device)
         out, converted = self._ways()
-        self._has_changed = bool(self._filled)
+        self._has_changed |= self._has_memory
         if out:
             try:
                 read(list(out), out=out)
             finally:
                 self._mark_changed()  # a read that fails may have written some
         for batch in _batches(converted):
-            arrays = read(list(dict.fromkeys(_source(target).name for target in batch)))
+            arrays = read(list(dict.fromkeys([target.source for target in batch])))
             for target in batch:
-                copy_into(target.memory, _tensor(arrays[_source(target).name], target), repr(target.names[0]))
+                copy_into(target.memory, as_tensor(arrays[target.source], target.stored_as), repr(target.names[0]))
             del arrays  # before the next batch is read
         self._put_in_place()
 
-    def _fill(self, target: _Target, stored: Mapping[str, StoredTensor]) -> None:
+    def _fill(self, target: _Target, names: Sequence[str], stored: Mapping[str, StoredTensor]) -> None:
         """Choose a stored tensor for a target; note a misfit."""
         tensor = target.tensor
-        reason = filling_refusal(tensor)
-        if reason is not None:
-            self._problems.append(f"tensor {target.names[0]!r} {reason}")
+        if target.refusal is not None:
+            self._problems.append(f"tensor {target.names[0]!r} {target.refusal}")
             return
-        for name, source in stored.items():
+        for name in names:
+            source = stored[name]
             try:
-                target.stored_as = _stored_dtype(source, tensor)
+                stored_as = _stored_dtype(source.dtype, tensor.dtype)
                 if source.shape != tensor.shape:
                     raise ValueError(
                         f"was stored as {source.dtype} {source.shape} and does not fit one of {dtype_name(tensor)} "
@@ -508,22 +549,25 @@ class _WeightsPlan:
             except ValueError as error:
                 self._problems.append(f"tensor {name!r} {error}")
                 continue
-            target.source = source
-        if target.source is not None and target.stored_as is not None:
-            self._filled.append(target)
-            if loses(target.stored_as, tensor.dtype):
-                self.rounded.append(f"{target.names[0]} ({str(target.stored_as)[6:]} to {dtype_name(tensor)})")
+            target.source, target.row_dtype, target.stored_as = source.name, source.dtype or "uint8", stored_as
+        if target.stored_as is None:
+            return
+        self._filled.append(target)
+        target.n_bytes = tensor.numel() * target.stored_as.itemsize
+        target.is_expanded = not tensor.is_contiguous() and not tensor.is_meta and is_expanded(tensor)
+        self._has_memory |= not tensor.is_meta
+        self._is_odd |= target.is_expanded or tensor.is_meta or tensor.is_inference()
+        if loses(target.stored_as, tensor.dtype):
+            self.rounded.append(f"{target.names[0]} ({str(target.stored_as)[6:]} to {dtype_name(tensor)})")
 
     def _fill_expanded(self, read: ReadTensors) -> None:
         """Fill tensors with repeated elements, after a check that the stored ones repeat them too."""
         pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        rest = []
         for target in self._filled:
-            if target.tensor.is_meta or not is_expanded(target.tensor):
-                rest.append(target)
+            if not target.is_expanded:
                 continue
-            name = _source(target).name
-            pair = without_repeats(target.memory, _tensor(read([name])[name], target))
+            value = as_tensor(read([target.source])[target.source], target.stored_as)
+            pair = without_repeats(target.memory, value)
             if pair is None:
                 self._problems.append(f"tensor {target.names[0]!r} {EXPANDED}")
             else:
@@ -532,7 +576,7 @@ class _WeightsPlan:
         self._has_changed = bool(pairs)
         for first, (once, values) in pairs.items():
             copy_into(once, values, repr(first))
-        self._filled = rest
+        self._filled = [target for target in self._filled if not target.is_expanded]
 
     def _ways(self) -> tuple[dict[str, Array], list[_Target]]:
         """Return the stored tensors to read straight into their targets, and the targets to copy into."""
@@ -540,9 +584,8 @@ class _WeightsPlan:
         out: dict[str, Array] = {}
         converted = []
         for target in self._filled:
-            name = _source(target).name
-            if name not in out and target in alone and _is_as_stored(target):
-                out[name] = as_array(target.memory)
+            if target.source not in out and target in alone and _is_as_stored(target):
+                out[target.source] = as_array(target.memory)
             else:
                 converted.append(target)
         return out, converted
@@ -557,10 +600,10 @@ class _WeightsPlan:
 
     def _put_in_place(self) -> None:
         new = {
-            identity: instead_of(old, target.made)
+            id(old): instead_of(old, target.made)
             for target in self._filled
             if target.made is not None
-            for identity, old in target.tensors.items()
+            for old in (target.tensor, *target.others)
         }
         for name, tensor in self._own.items():
             if id(tensor) in new:
@@ -571,27 +614,46 @@ class _WeightsPlan:
 
 def _targets(names: Mapping[str, Any]) -> list[_Target]:
     """Group names by memory."""
-    found: dict[Geometry | int, _Target] = {}
+    made: list[_Target] = []
+    by_tensor: dict[int, _Target] = {}
+    by_storage: dict[int, _Target] = {}
+    by_place: dict[Geometry, _Target] = {}
     for name, tensor in names.items():
-        target = found.setdefault(id(tensor) if filling_refusal(tensor) else geometry(tensor), _Target(tensor=tensor))
+        target = by_tensor.get(id(tensor))
+        if target is None:
+            target = _Target(tensor, filling_refusal(tensor))
+            if target.refusal is None:
+                first = by_storage.setdefault(tensor.untyped_storage()._cdata, target)
+                if first is not target:
+                    by_place.setdefault(geometry(first.tensor), first)
+                    target = by_place.setdefault(geometry(tensor), target)
+            if target.tensor is tensor:
+                made.append(target)
+            else:
+                target.others.append(tensor)
+            by_tensor[id(tensor)] = target
         target.names.append(name)
-        target.tensors[id(tensor)] = tensor
-    return list(found.values())
+    return made
 
 
-def _stored_dtype(source: StoredTensor, target: torch.Tensor) -> torch.dtype:
+@cache
+def _stored_dtype(source: str | None, target: torch.dtype) -> torch.dtype:
     """Return the torch dtype of a stored tensor.
+
+    Args:
+        source: Name of its dtype; None for plain bytes.
+        target: Dtype of the tensor to fill.
 
     Raises:
         ValueError: Torch has no such dtype, or does not convert it to the target's.
     """
-    row = parse_dtype(source.dtype or "uint8")
-    own = dtype_name(target)
+    row = parse_dtype(source or "uint8")
+    own = name_of(target)
     if own not in ROW_DTYPES and row.name == row_dtype(own, target.itemsize):
-        return target.dtype  # arrays lack it, so it is stored as words
+        return target  # arrays lack it, so it is stored as words
     dtype = torch_dtype(row)
-    if not _converts(dtype, target.dtype):
-        raise ValueError(f"was stored as {source.dtype}, which torch does not convert to {own}")
+    if not _converts(dtype, target):
+        raise ValueError(f"was stored as {source}, which torch does not convert to {own}")
     return dtype
 
 
@@ -610,11 +672,11 @@ def _converts(source: torch.dtype, target: torch.dtype) -> bool:
 
 def _is_as_stored(target: _Target) -> bool:
     """Tell whether a target's memory takes the stored bytes unchanged."""
-    tensor, source = target.memory, _source(target)
+    tensor = target.memory
     return (
         tensor.is_cpu
         and tensor.is_contiguous()
-        and (source.dtype or "uint8") == row_dtype(dtype_name(tensor), tensor.itemsize)
+        and target.row_dtype == row_dtype(name_of(tensor.dtype), tensor.itemsize)
         and refusal(tensor) is None
         and memory_refusal(tensor, geometry(tensor)) is None
     )
@@ -632,26 +694,14 @@ def _alone(targets: list[_Target]) -> set[_Target]:
     return {targets[group[0]] for group in groups if len(group) == 1}
 
 
-def _source(target: _Target) -> StoredTensor:
-    assert target.source is not None
-    return target.source
-
-
-def _tensor(array: Array, target: _Target) -> torch.Tensor:
-    assert target.stored_as is not None
-    return as_tensor(array, target.stored_as)
-
-
 def _batches(targets: list[_Target]) -> Iterator[list[_Target]]:
     batch: list[_Target] = []
     n_bytes = 0
     for target in targets:
-        source = _source(target)
-        size = math.prod(source.shape) * parse_dtype(source.dtype or "uint8").itemsize
-        if batch and n_bytes + size > BATCH_BYTES:
+        if batch and n_bytes + target.n_bytes > BATCH_BYTES:
             yield batch
             batch, n_bytes = [], 0
         batch.append(target)
-        n_bytes += size
+        n_bytes += target.n_bytes
     if batch:
         yield batch

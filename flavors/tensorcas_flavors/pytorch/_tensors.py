@@ -393,14 +393,17 @@ def filling_refusal(tensor: torch.Tensor) -> str | None:
     """Return why a tensor of a module cannot be filled, None if it can."""
     import torch
 
-    is_plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    if torch.nn.parameter.is_lazy(tensor) or not is_plain:
-        return refusal(tensor)
+    kind = type(tensor)
+    if kind is not torch.nn.Parameter and kind is not torch.Tensor:
+        is_plain = kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        if torch.nn.parameter.is_lazy(tensor) or not is_plain:
+            return refusal(tensor)
     if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
         return "is nested, quantized or sparse, and takes no plain values: load the whole model with into="
-    if not tensor.is_meta and extent_bytes(tensor.shape, tensor.stride(), tensor.itemsize) > (
-        tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize
-    ):
+    if tensor.is_meta:
+        return None
+    n_bytes = tensor.nbytes if tensor.is_contiguous() else extent_bytes(tensor.shape, tensor.stride(), tensor.itemsize)
+    if n_bytes > tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize:
         return "has no memory behind it (its storage was resized): gather the weights before filling them"
     return None
 
