@@ -165,7 +165,7 @@ class Adapter(ABC):
         stored: Mapping[str, StoredTensor],
         read: ReadTensors,
         *,
-        check: CheckTensors,
+        check: CheckTensors | None,
         **options: Any,
     ) -> Any:
         """Fill a live model in place like `reconstruct`, with tensors read on demand.
@@ -177,7 +177,7 @@ class Adapter(ABC):
             original: The live model.
             stored: The result of `extract` without its values, in its order.
             read: Reader of these tensors.
-            check: Check of these tensors.
+            check: Check of these tensors; None if only a read finds damage.
             options: As for `reconstruct`.
 
         Raises:

@@ -244,7 +244,15 @@ class TensorCasStore:
             progress=progress,
         )
 
-    def load(self, step: int | None = None, original: Any = None, *, into: Any = None, **options: Any) -> Any:
+    def load(
+        self,
+        step: int | None = None,
+        original: Any = None,
+        *,
+        into: Any = None,
+        precheck: bool = True,
+        **options: Any,
+    ) -> Any:
         """Load a step as a new model, or into a live one.
 
         Args:
@@ -252,8 +260,11 @@ class TensorCasStore:
             original: The same as ``into``.
             into: A live model to fill in place, without unpickling. Everything is checked before the model changes:
                 names, dtypes, shapes, and the stored bytes of all tensors. Then most tensors of a PyTorch model are
-                read straight into its memory. If the disk fails after the check, the model is filled in part, and a
-                note of the error says so.
+                read straight into its memory; at most 32 MiB in all are read into new memory first. If the disk fails
+                after the check, the model is filled in part, and a note of the error says so.
+            precheck: With ``into``, check the stored bytes of all tensors before the model changes. False reads them
+                once, and checks each chunk as it is read: damage then leaves the model filled in part, and a note of
+                the error says so.
             options: Options of the adapter's framework, such as ``device``; see `Adapter.options`.
 
         Returns:
@@ -278,7 +289,7 @@ class TensorCasStore:
         read = StoreReads(self.store, manifest)
         wanted = given(**options)
         if isinstance(adapter, Adapter):
-            return rebuild(adapter, manifest, read, into=original, options=wanted)
+            return rebuild(adapter, manifest, read, into=original, precheck=precheck, options=wanted)
         unknown = wanted.keys() - getattr(adapter, "options", frozenset())
         if unknown:
             raise ValueError(f"the adapter {ref.flavor} has no option {', '.join(sorted(unknown))}")

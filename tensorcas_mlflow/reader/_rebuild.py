@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
+from tensorcas_mlflow.adapter import SKELETON, STAGED_BYTES, Adapter, Array
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import PickleForbiddenError
 from tensorcas_mlflow.layout import Manifest
@@ -62,6 +62,7 @@ def rebuild(
     into: Any = None,
     weights_only: bool = False,
     verify: bool = True,
+    precheck: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Read tensors and rebuild their model.
@@ -70,10 +71,12 @@ def rebuild(
         adapter: The adapter of the save.
         manifest: Manifest of the tensors.
         read: Reader of the tensors.
-        into: A live model to fill; nothing is unpickled. An adapter may read tensors of a store on this machine
-            straight into its memory, after a check of all of them.
+        into: A live model to fill; nothing is unpickled. An adapter may read more than `STAGED_BYTES` of a store
+            straight into its memory.
         weights_only: Return the tensors by name; nothing is unpickled.
         verify: Check each chunk against its digest.
+        precheck: Check the stored bytes of all tensors to read straight into ``into`` before it changes. A store on
+            another machine would be read twice: its tensors are read into new memory. False reads the bytes once.
         options: Options for the adapter; see `Adapter.options`.
 
     Raises:
@@ -89,9 +92,12 @@ def rebuild(
         )
     if weights_only:
         return adapter.weights(read(verify=verify), **options)
-    if into is not None and isinstance(read, StoreReads) and read.can_check:
-        stored = {row.spec.name: row.spec for row in manifest.rows}
-        return adapter.fill(into, stored, partial(read, verify=verify), check=read.check, **options)
+    may_fill = into is not None and isinstance(read, StoreReads) and (read.can_check or not precheck)
+    if may_fill and int(manifest.columns.n_bytes.sum()) > STAGED_BYTES:
+        assert isinstance(read, StoreReads)
+        stored = {facts.name: facts for facts in manifest.columns.facts()}
+        check = read.check if verify and precheck else None
+        return adapter.fill(into, stored, partial(read, verify=verify), check=check, **options)
     if into is not None:
         return adapter.reconstruct(read(verify=verify), original=into, **options)
     if not config.allows_pickle():

@@ -186,7 +186,7 @@ class PyTorchAdapter(Adapter):
         stored: Mapping[str, StoredTensor],
         read: ReadTensors,
         *,
-        check: CheckTensors,
+        check: CheckTensors | None,
         **options: Any,
     ) -> Any:
         """Fill a live model or training state like `reconstruct`, most tensors straight into its memory.

@@ -51,7 +51,7 @@ def fill_in_place(
     original: Any,
     stored: Mapping[str, StoredTensor],
     read: ReadTensors,
-    check: CheckTensors,
+    check: CheckTensors | None,
     *,
     strict: bool,
 ) -> Any:
@@ -65,13 +65,13 @@ def fill_in_place(
         original: See there.
         stored: The rows.
         read: Reader of the rows.
-        check: Check of the rows. The rows to read straight into live tensors are checked before the first one changes.
+        check: Check of the rows to read straight into live tensors, before the first one changes; None if only a read
+            finds damage.
         strict: See there.
 
     Raises:
         AdapterError: See there.
-        TensorCasError: A row cannot be read. If it passed the check, a note of the error says that the object is filled
-            in part.
+        TensorCasError: A row cannot be read. If the object is filled in part by then, a note of the error says so.
     """
     rows = dict(read([SKELETON])) if SKELETON in stored else {}
     layout = read_layout(rows)
@@ -81,7 +81,8 @@ def fill_in_place(
     rows |= {name: as_array(tensor) for name, tensor in live.items()}
     plan, filled = plan_filling(original, _stored(layout, stored, rows, live), strict=strict)
     if live:
-        check(list(live))
+        if check is not None:
+            check(list(live))
         _read_into(read, {name: tensor for name, tensor in live.items() if name not in aliases})
     plan.execute()
     return filled

@@ -28,6 +28,7 @@ def load_checkpoint(
     into: Any = None,
     weights_only: bool = False,
     verify: bool = True,
+    precheck: bool = True,
     strict: bool | None = None,
     device: Any = None,
     dtype: Any = None,
@@ -44,10 +45,14 @@ def load_checkpoint(
         into: A live state of the same structure to fill in place, without unpickling. In ``{"model": model,
             "optimizer": optimizer, "epoch": 0}`` the call fills the model and the optimizer and replaces the epoch.
             Everything is checked before anything changes: names, dtypes, shapes, and the stored bytes of all tensors.
-            Then most tensors of a PyTorch model are read straight into its memory. If the disk fails after the check,
-            the state is filled in part, and a note of the error says so.
+            Then most tensors of a PyTorch model are read straight into its memory; at most 32 MiB in all are read into
+            new memory first. If the disk fails after the check, the state is filled in part, and a note of the error
+            says so.
         weights_only: Return the tensors by name, without unpickling.
         verify: Check each chunk against its digest.
+        precheck: With ``into``, check the stored bytes of all tensors before anything changes. False reads them once,
+            and checks each chunk as it is read: damage then leaves the state filled in part, and a note of the error
+            says so.
         strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True. False also keeps values of
             ``into`` replaceable only by a pickle; True refuses them.
         device: For PyTorch, the device of new tensors; by default the CPU.
@@ -81,6 +86,7 @@ def load_checkpoint(
             into=into,
             weights_only=weights_only,
             verify=verify,
+            precheck=precheck,
             options=given(strict=strict, device=device, dtype=dtype),
         )
 

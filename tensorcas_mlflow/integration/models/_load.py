@@ -127,6 +127,7 @@ def load_model(
     into: Any = None,
     weights_only: bool = False,
     verify: bool = True,
+    precheck: bool = True,
     strict: bool | None = None,
     device: Any = None,
     dtype: Any = None,
@@ -144,6 +145,7 @@ def load_model(
             unpickling. Those of a module include non-persistent buffers: pass them to ``load_state_dict`` with
             ``strict=False``.
         verify: Check each chunk against its digest.
+        precheck: With ``into``, check the stored bytes of all tensors before it changes, as in `load_checkpoint`.
         strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True.
         device: For PyTorch, the device of a new model's tensors; by default the CPU.
         dtype: For PyTorch, the new dtype of floating point tensors of a new model.
@@ -171,7 +173,14 @@ def load_model(
         if saved.code is not None and into is None and not weights_only and config.allows_pickle():
             add_code(os.fspath(folder.code(saved.code)))
         return rebuild(
-            adapter, saved.manifest, read, into=into, weights_only=weights_only, verify=verify, options=options
+            adapter,
+            saved.manifest,
+            read,
+            into=into,
+            weights_only=weights_only,
+            verify=verify,
+            precheck=precheck,
+            options=options,
         )
 
 

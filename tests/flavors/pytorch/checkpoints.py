@@ -31,6 +31,7 @@ class Checkpoint:
         self.specs = {name: Spec.of(name, array) for name, array in self.arrays.items()}
         self.into: list[str] = []
         self.apart: list[list[str]] = []
+        self.names: list[str] = []
 
     @classmethod
     def of(cls, model: Any) -> Checkpoint:
@@ -38,6 +39,7 @@ class Checkpoint:
 
     def read(self, names: Sequence[str], *, out: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
         assert len(set(names)) == len(names)
+        self.names += names
         if out is None:
             self.apart.append(list(names))
             return {name: self.arrays[name].copy() for name in names}
