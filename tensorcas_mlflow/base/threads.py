@@ -270,6 +270,8 @@ class Background:
 
     def _begin_anew(self) -> None:
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        """Held while a job runs."""
         self._has_job = threading.Condition(self._lock)
         self._jobs: deque[tuple[Callable[[], Any], Future[Any], Callable[[], float]]] = deque()
         self._thread: threading.Thread | None = None
@@ -279,7 +281,9 @@ class Background:
         self._open: dict[Future[Any], None] = {}
         """The jobs that are not done or whose error nobody has seen, oldest first."""
 
-    def submit(self, job: Callable[[], T], *, begin_s: Callable[[], float] = float) -> Future[T]:
+    def submit(
+        self, job: Callable[[], T], *, begin_s: Callable[[], float] = float, runs_here: bool = False
+    ) -> Future[T]:
         """Queue a job after the earlier ones; run it at once in the caller if no thread can be started.
 
         If a KeyboardInterrupt comes meanwhile, the job may be in the queue all the same; then it runs, at the latest
@@ -289,14 +293,20 @@ class Background:
             job: The job.
             begin_s: Returns the earliest begin, by `time.monotonic`, of it and later jobs, once it is the next. It
                 counts only while nobody waits.
+            runs_here: Run the job in the caller unless an earlier one is open. Its error is raised by `result` and
+                `wait` as that of any other job.
         """
         from concurrent.futures import Future
 
         future: Future[T] = Future()
         with self._lock:
+            runs_here = runs_here and not self._open
             self._open[future] = None
             self._jobs.append((job, future, begin_s))
-        self._see_to_it()
+        if runs_here:
+            self._work()
+        else:
+            self._see_to_it()
         return future
 
     def _see_to_it(self) -> None:
@@ -366,7 +376,8 @@ class Background:
                     continue
                 job, future, _ = self._jobs.popleft()
             try:
-                result = job()
+                with self._turn:
+                    result = job()
             except BaseException as error:
                 # It is raised where the job is waited for; but an interrupt of the caller is the caller's, at once.
                 future.set_exception(error)

@@ -92,6 +92,59 @@ def test_a_job_is_done_here_and_now_if_no_thread_can_be_had(monkeypatch: pytest.
     assert background.result(background.submit(threading.get_ident)) != threading.get_ident()
 
 
+def test_job_runs_in_its_giver_if_asked_to() -> None:
+    background = Background("test")
+    future = background.submit(threading.get_ident, runs_here=True)
+
+    assert future.done()
+    assert background.result(future) == threading.get_ident()
+
+
+def test_error_of_a_job_that_ran_in_its_giver_is_raised_where_somebody_waits() -> None:
+    background = Background("test")
+    background.submit(lambda: [].pop(), runs_here=True)
+
+    with pytest.raises(IndexError):
+        background.wait()
+    background.wait()
+
+
+def test_job_does_not_run_in_its_giver_before_an_earlier_one() -> None:
+    background = Background("test")
+    go_on = threading.Event()
+    done: list[int] = []
+    background.submit(lambda: done.append(1) if go_on.wait(30) else None)
+    background.submit(lambda: done.append(2), runs_here=True)
+    assert done == []
+
+    go_on.set()
+    background.wait()
+    assert done == [1, 2]
+
+
+def test_jobs_do_not_overlap_if_one_runs_in_its_giver() -> None:
+    background = Background("test")
+    began, go_on = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def first() -> None:
+        began.set()
+        assert go_on.wait(30)
+        done.append(1)
+
+    giver = threading.Thread(target=lambda: background.submit(first, runs_here=True))
+    giver.start()
+    assert began.wait(30)
+    second = background.submit(lambda: done.append(2))
+    with pytest.raises(TimeoutError):
+        second.result(0.1)
+    go_on.set()
+    background.wait()
+    giver.join(30)
+
+    assert done == [1, 2]
+
+
 def test_a_job_whose_giver_was_interrupted_is_done_when_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(self: threading.Thread) -> None:
         raise KeyboardInterrupt

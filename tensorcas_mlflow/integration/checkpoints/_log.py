@@ -22,6 +22,7 @@ from tensorcas_mlflow.errors import CheckpointExistsError, StoreNotFoundError, T
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import series_of
+from tensorcas_mlflow.integration.checkpoints._pace import pace_of
 from tensorcas_mlflow.integration.checkpoints._series import Saving, Series, run_to_write
 from tensorcas_mlflow.integration.checkpoints._store_series import log_figures
 from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
@@ -152,6 +153,9 @@ _n_values: dict[tuple[str, str, str], int] = {}
 _MAX_AHEAD_BYTES = 64 << 20
 """Bound of a state copied before the save in the background is finished: until then there are two copies."""
 
+_MOST_HERE_BYTES = 16 << 20
+"""Bound of a state saved in the caller although the save may run in the background."""
+
 _NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
 """Characters that MLflow refuses in a metric's name, and ``/``, the separator of its parts."""
 
@@ -184,7 +188,9 @@ class CheckpointInfo:
         Raises:
             TensorCasError: It could not be saved. The error is also an `mlflow.exceptions.MlflowException`.
         """
-        return self if self._saved is None else saves.result(self._saved)
+        if self._saved is None:
+            return self
+        return dataclasses.replace(saves.result(self._saved), blocked_s=self.blocked_s)
 
 
 @translate_errors()
@@ -288,8 +294,10 @@ def log_checkpoint(
     except BaseException:
         saving.abandon()
         raise
-    finish.info = dataclasses.replace(finish.info, blocked_s=time.perf_counter() - began)
-    return dataclasses.replace(finish.info, _saved=saves.submit(finish))
+    pace = pace_of((series.run.run_id, series.name))
+    runs_here = saving.n_bytes <= _MOST_HERE_BYTES and pace.next(time.perf_counter())
+    saved = saves.submit(finish, runs_here=runs_here)
+    return dataclasses.replace(finish.info, blocked_s=time.perf_counter() - began, _saved=saved)
 
 
 @translate_errors()

@@ -19,6 +19,7 @@ from mlflow.exceptions import MlflowException
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.integration.checkpoints import CheckpointInfo, _log
+from tensorcas_mlflow.integration.checkpoints._pace import Pace
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 
@@ -64,6 +65,35 @@ def failing_packs(monkeypatch: pytest.MonkeyPatch) -> None:
         raise BackendError("write", "packs", "the disk is full")
 
     monkeypatch.setattr(LocalBackend, "put_all", fail)
+
+
+@pytest.fixture
+def in_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves of all series run in the caller, as after many steps without work between them."""
+    monkeypatch.setattr(_log, "pace_of", lambda series: Pace(is_here=True))
+
+
+@pytest.fixture
+def on_thread() -> None:
+    """Saves run on the thread, as in the first steps."""
+
+
+@pytest.fixture(params=["on_thread", "in_caller"])
+def each_way(request: pytest.FixtureRequest) -> None:
+    """Saves run on the thread, or in the caller."""
+    request.getfixturevalue(request.param)
+
+
+@pytest.mark.usefixtures("in_caller")
+def test_save_in_the_caller_is_done_when_the_call_returns(experiment: str, weights: np.ndarray[Any, Any]) -> None:
+    with mlflow.start_run():
+        info = log(weights, 0)
+        assert info._saved is not None
+        assert info._saved.done()
+
+    assert info.wait().blocked_s == info.blocked_s
+    assert info.wait().new_bytes is not None
+    assert np.array_equal(weights_of(0), weights)
 
 
 def test_change_after_a_background_call_is_not_logged(
@@ -167,6 +197,7 @@ def test_large_state_is_copied_after_the_save_before_it(
     assert were_done == [True]
 
 
+@pytest.mark.usefixtures("each_way")
 def test_save_after_a_failed_one_stores_the_chunks_that_both_have(
     experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,8 +212,8 @@ def test_save_after_a_failed_one_stores_the_chunks_that_both_have(
 
     monkeypatch.setattr(LocalBackend, "put_all", fail_first)
     with mlflow.start_run():
+        threading.Timer(0.1, slow_packs.set).start()
         first = log(weights, 0)
-        slow_packs.set()
         with pytest.raises(MlflowException, match="the disk is full"):
             first.wait()
         log(weights, 1).wait()
@@ -192,6 +223,7 @@ def test_save_after_a_failed_one_stores_the_chunks_that_both_have(
     assert np.array_equal(weights_of(2), weights)
 
 
+@pytest.mark.usefixtures("each_way")
 def test_save_stores_chunks_again_that_were_collected_with_the_step_before(
     experiment: str, weights: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
@@ -204,6 +236,7 @@ def test_save_stores_chunks_again_that_were_collected_with_the_step_before(
     assert np.array_equal(weights_of(1), weights)
 
 
+@pytest.mark.usefixtures("each_way")
 def test_save_writes_chunks_again_that_this_process_found_damaged(
     experiment: str, weights: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
@@ -229,7 +262,7 @@ def test_background_save_of_an_unchanged_state_copies_nothing(experiment: str, w
     assert np.array_equal(weights_of(1), weights)
 
 
-@pytest.mark.usefixtures("failing_packs")
+@pytest.mark.usefixtures("failing_packs", "each_way")
 def test_an_error_is_raised_where_the_checkpoint_is_waited_for_and_only_there(
     experiment: str, weights: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +275,7 @@ def test_an_error_is_raised_where_the_checkpoint_is_waited_for_and_only_there(
         log(weights, 1).wait()
 
 
-@pytest.mark.usefixtures("failing_packs")
+@pytest.mark.usefixtures("failing_packs", "each_way")
 @pytest.mark.parametrize("join", ["wait", "log", "list", "load"])
 def test_later_call_raises_the_error_of_a_background_save(
     experiment: str, weights: np.ndarray[Any, Any], join: str
@@ -262,6 +295,7 @@ def test_later_call_raises_the_error_of_a_background_save(
     assert mlflow.tensorcas.list_checkpoints() == []
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_save_that_fails_leaves_the_earlier_steps_and_no_intent(
     experiment: str, weights: np.ndarray[Any, Any], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -1,0 +1,88 @@
+"""Choice of the thread of a save: a thread of its own, or the caller's."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from statistics import median
+
+from tensorcas_mlflow.base.threads import Lock
+
+_N_NEAR = 5
+"""A trial is compared with the median of so many steps before it."""
+_N_TRIALS = 5
+_N_WINS = 4
+"""The other way is taken once it has won so many of the last trials."""
+_LEAST_GAP = 2
+_MOST_GAP = 128
+"""Bounds of the number of steps between two trials: each lost trial doubles it, and a won one makes it the least."""
+_CLEARLY_FASTER = 0.9
+"""A save in the caller wins only if its step takes less than this share of a step with its save on the thread."""
+
+
+class Pace:
+    """Choice between two ways to run the saves of a loop, by the time of its steps: on the thread, or in the caller.
+
+    The thread makes a loop faster that works between its saves, and the choice begins with it. A loop that does little
+    else than save gains nothing: its calls wait for the earlier save, and the threads of its training compete with the
+    save for the cores. A step is the time from one save's submission to the next one's: it contains the save, or
+    everything that the save slows down, and the wait for it.
+
+    Now and then one save runs in the other way, as a trial, less and less often. The caller must win clearly,
+    and the thread returns once it is as fast, so the choice does not flap. For one thread at a time.
+    """
+
+    def __init__(self, *, is_here: bool = False) -> None:
+        """Begin without any times.
+
+        Args:
+            is_here: Whether saves run in the caller, except for trials.
+        """
+        self._is_here = is_here
+        self._is_trial = False
+        self._began_s: float | None = None
+        self._near: deque[float] = deque(maxlen=_N_NEAR)
+        """The last steps without a trial."""
+        self._wins: deque[bool] = deque(maxlen=_N_TRIALS)
+        self._gap = self._n_left = _LEAST_GAP
+
+    def next(self, now_s: float) -> bool:
+        """Return whether the next save is to run in the caller.
+
+        Args:
+            now_s: The time of the submission, once the earlier save is finished.
+        """
+        if self._began_s is not None:
+            self._note(now_s - self._began_s)
+        self._began_s = now_s
+        self._is_trial = self._n_left <= 0 and len(self._near) == _N_NEAR
+        self._n_left -= 1
+        return self._is_here != self._is_trial
+
+    def _note(self, step_s: float) -> None:
+        if not self._is_trial:
+            self._near.append(step_s)
+            return
+        is_won = step_s < median(self._near) * (1 if self._is_here else _CLEARLY_FASTER)
+        self._wins.append(is_won)
+        if sum(self._wins) >= _N_WINS:
+            self._is_here = not self._is_here
+            self._wins.clear()
+            self._near.clear()
+        self._gap = self._n_left = _LEAST_GAP if is_won else min(2 * self._gap, _MOST_GAP)
+
+
+_MOST_PACES = 16
+_paces: OrderedDict[Hashable, Pace] = OrderedDict()
+"""The paces of the loops that saved last, by series."""
+_lock = Lock()
+
+
+def pace_of(series: Hashable) -> Pace:
+    """Return the pace of a series; if there are too many, the least recently used one is forgotten."""
+    with _lock:
+        pace = _paces.setdefault(series, Pace())
+        _paces.move_to_end(series)
+        if len(_paces) > _MOST_PACES:
+            _paces.popitem(last=False)
+        return pace
