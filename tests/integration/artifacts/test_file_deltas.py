@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -15,7 +16,11 @@ def stored_bytes(root: Path) -> int:
 
 
 @pytest.mark.long
-def test_each_epoch_that_pytorch_logs_is_stored_as_a_difference_and_loads(cas_experiment: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settings", [{"serialization_format": "pickle"}, {}], ids=["pickle", "default"])
+def test_each_epoch_that_pytorch_logs_is_stored_as_a_difference_and_loads(
+    settings: dict[str, Any], cas_experiment: str, tmp_path: Path
+) -> None:
     import torch
 
     torch.manual_seed(0)
@@ -33,7 +38,8 @@ def test_each_epoch_that_pytorch_logs_is_stored_as_a_difference_and_loads(cas_ex
             name="model",
             step=epoch,
             pip_requirements=["torch"],
-            serialization_format="pickle",
+            input_example=inputs[:2].numpy(),
+            **settings,
         )
         uris.append(info.model_uri)
         states.append({name: tensor.clone() for name, tensor in network.state_dict().items()})
