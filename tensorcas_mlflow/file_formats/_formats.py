@@ -20,6 +20,7 @@ from tensorcas_mlflow.file_formats._bintensors import (
     split_bintensors,
 )
 from tensorcas_mlflow.file_formats._dcp import DCP_METADATA, DCP_SUFFIX
+from tensorcas_mlflow.file_formats._flax import is_flax, list_flax, split_flax
 from tensorcas_mlflow.file_formats._folders import list_folder, list_index
 from tensorcas_mlflow.file_formats._gguf import is_gguf, list_gguf, split_gguf
 from tensorcas_mlflow.file_formats._layout import FileLayout
@@ -86,6 +87,7 @@ FORMATS = (
         "bintensors", is_bintensors, split_bintensors, list_bintensors, (".bt", ".bintensors"), lay_out_bintensors
     ),
     FileFormat("onnx", is_onnx, split_onnx, list_onnx, (".onnx",)),
+    FileFormat("flax", is_flax, split_flax, list_flax, (".msgpack",)),
     # Told from others by the members of an archive, by a pickle, or by the files of a folder.
     FileFormat("torch", suffixes=(".pt", ".pth", ".bin", ".ckpt"), lays_out=lay_out_torch, within="zip"),
     FileFormat("pt2", suffixes=(".pt2",), within="zip"),

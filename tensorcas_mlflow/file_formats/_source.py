@@ -13,7 +13,9 @@ import os
 import stat
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -181,6 +183,34 @@ class SliceSource(ByteSource):
 
     def view(self, start: int, n_bytes: int) -> memoryview | None:
         return self._inner.view(self._start + start, n_bytes) if start + n_bytes <= self.size else None
+
+
+class JoinedSource(ByteSource):
+    """Ranges of another source, one after the other."""
+
+    def __init__(self, name: str, inner: ByteSource, ranges: Sequence[tuple[int, int]]) -> None:
+        """Join ranges.
+
+        Args:
+            name: Name for messages.
+            inner: The other source.
+            ranges: First byte and size of each range, which lies in the source.
+        """
+        self.name = name
+        self._inner = inner
+        self._ranges = ranges
+        self._ends = [*accumulate(n_bytes for _, n_bytes in ranges)]
+        self.size = self._ends[-1] if ranges else 0
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        if start + len(out) > self.size:
+            raise CorruptError(self.name, f"it ends before byte {start + len(out)}")
+        nth = bisect_right(self._ends, start)
+        while len(out):
+            begin, n_bytes = self._ranges[nth]
+            left = self._ends[nth] - start
+            self._inner.read_into(begin + n_bytes - left, out[:left])
+            out, start, nth = out[left:], start + left, nth + 1
 
 
 class MemorySource(ByteSource):

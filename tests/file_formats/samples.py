@@ -18,6 +18,7 @@ import bintensors.numpy
 import gguf
 import joblib
 import ml_dtypes
+import msgpack
 import numpy as np
 import onnx
 import onnx.helper
@@ -114,6 +115,8 @@ def files() -> Mapping[str, bytes]:
         "arrays.skops": lambda: skops.io.dumps({"arrays": ARRAYS, "sparse": scipy.sparse.eye(5).tocsr()}),
         "model.ubj": lambda: ubj(),
         "model.onnx": lambda: onnx_model().SerializeToString(),
+        "params.msgpack": lambda: flax_file({**flax_tree(ARRAYS), "step": 3}),
+        "chunked.msgpack": lambda: flax_file({"params": ARRAYS}, chunk_bytes=64),
         "checkpoint.tensors": lambda: written(
             lambda to: write_payload(Path(to).parent, ARRAYS, flavor="generic"), PAYLOAD_FILE
         ),
@@ -311,6 +314,71 @@ def gguf_file(arrays: Mapping[str, Array], **settings: Any) -> bytes:
         writer.write_tensors_to_file()
         writer.close()
         return path.read_bytes()
+
+
+def flax_tree(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Make a tree of parameters: the points in names become levels."""
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *above, own = name.split(".")
+        level = tree
+        for key in above:
+            level = level.setdefault(key, {})
+        level[own] = array
+    return tree
+
+
+def flax_file(tree: Any, *, chunk_bytes: int = 1 << 30) -> bytes:
+    """Write as `flax.serialization.msgpack_serialize` does; ``chunk_bytes`` is its ``MAX_CHUNK_SIZE``."""
+
+    def packed(array: Array) -> bytes:
+        return bytes(msgpack.packb((array.shape, array.dtype.name, array.tobytes("C")), use_bin_type=True))
+
+    def extended(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return msgpack.ExtType(1, packed(value))
+        if isinstance(value, np.generic):
+            return msgpack.ExtType(3, packed(np.asarray(value)))
+        if isinstance(value, complex):
+            return msgpack.ExtType(2, msgpack.packb((value.real, value.imag)))
+        return value
+
+    def chunked(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: chunked(each) for key, each in value.items()}
+        if not isinstance(value, np.ndarray) or value.nbytes <= chunk_bytes:
+            return value
+        n = max(1, chunk_bytes // value.itemsize)
+        flat = value.reshape(-1)
+        chunks = {str(nth): flat[at : at + n] for nth, at in enumerate(range(0, flat.size, n))}
+        shape = {str(nth): side for nth, side in enumerate(value.shape)}
+        return {"__msgpack_chunked_array__": True, "shape": shape, "chunks": chunks}
+
+    return bytes(msgpack.packb(chunked(tree), default=extended, strict_types=True))
+
+
+def read_flax(data: bytes) -> Any:
+    """Read as `flax.serialization.msgpack_restore` does."""
+
+    def array_of(data: bytes) -> Array:
+        shape, name, content = msgpack.unpackb(data, raw=True)
+        dtype = getattr(ml_dtypes, name.decode(), None) or np.dtype(name.decode())
+        return np.frombuffer(content, dtype).reshape(shape)
+
+    def extended(code: int, data: bytes) -> Any:
+        if code == 2:
+            return complex(*msgpack.unpackb(data))
+        return array_of(data) if code == 1 else array_of(data)[()]
+
+    def whole(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if "__msgpack_chunked_array__" in value:
+            chunks, shape = ([part[str(nth)] for nth in range(len(part))] for part in (value["chunks"], value["shape"]))
+            return np.concatenate(chunks).reshape(shape)
+        return {key: whole(each) for key, each in value.items()}
+
+    return whole(msgpack.unpackb(data, ext_hook=extended, raw=False))
 
 
 _WORDS = {"float32": "fp32", "float16": "fp16", "float64": "fp64", "bfloat16": "bf16"}

@@ -29,7 +29,7 @@ from sklearn.ensemble import RandomForestRegressor
 from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.store import PAYLOAD_FILE, write_payload
-from tests.file_formats.samples import files
+from tests.file_formats.samples import files, flax_file, flax_tree
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -49,6 +49,7 @@ def samples() -> dict[str, bytes]:
     made["bintensors"] = bytes(bintensors.numpy.save(ARRAYS, {"format": "np"}))
     made["bhckpt"] = _bhckpt()
     made["onnx"] = _onnx()
+    made["flax"] = flax_file({**flax_tree(ARRAYS), "step": 3, "text": "x" * 500})
     made["self-contained"] = _written(lambda path: write_payload(path.parent, ARRAYS, cuts={}, flavor="pytorch"))
     return made
 

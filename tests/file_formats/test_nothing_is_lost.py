@@ -45,10 +45,12 @@ from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
 from tests.file_formats.samples import (
     ARRAYS,
     bhckpt_file,
+    flax_file,
     gguf_file,
     hub_snapshot,
     of_torch,
     onnx_model,
+    read_flax,
     serverlessllm_folder,
     ubj,
 )
@@ -475,6 +477,15 @@ def of_skops(what: Any, **settings: Any) -> Make:
     return make
 
 
+def of_flax(tree: Any, **settings: Any) -> Make:
+    data = flax_file(tree, **settings)
+    return of_bytes("params.msgpack", lambda: data, lambda: read_flax(data))
+
+
+IN_FLAX = {name: NUMPY[name] for name in ("plain", "small", "fortran", "turned", "part", "scalar", "empty", "bits")}
+IN_FLAX |= {"half": NUMPY["half"], "small.2": np.arange(3), "eighths": WEIGHT[0].astype(ml_dtypes.float8_e4m3fn)}
+
+
 FILES: dict[str, dict[str, Make]] = {
     "torch": {
         "training": of_torch_save(training()),
@@ -533,6 +544,11 @@ FILES: dict[str, dict[str, Make]] = {
             ),
             in_onnx,
         ),
+    },
+    "flax": {
+        "a tree": of_flax({"params": {"dense": IN_FLAX}, "scalar": np.float32(2), "complex": 1j, "step": 7}),
+        "chunks": of_flax({"params": {"dense": IN_FLAX, "kernel": WEIGHT}}, chunk_bytes=1000),
+        "an array": of_flax(WEIGHT),
     },
     "dcp": {"one process": of_folder(write_dcp, in_dcp)},
     "safetensors": {

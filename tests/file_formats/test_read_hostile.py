@@ -14,12 +14,13 @@ from typing import Any
 
 import bintensors
 import bintensors.numpy
+import msgpack
 import numpy as np
 import pytest
 
 from tensorcas_mlflow.errors import CorruptError, MalformedFileError
 from tensorcas_mlflow.file_formats import open_listing
-from tests.file_formats.samples import bhckpt_of, files, gguf_file, npy, safetensors_of
+from tests.file_formats.samples import bhckpt_of, files, flax_file, gguf_file, npy, safetensors_of
 
 Refuse = Callable[..., None]
 
@@ -212,6 +213,24 @@ def test_other_faults_of_bhckpt_are_refused(refuse: Refuse) -> None:
     refuse(sound[:-1], ".bckpt", "ends? at byte")
     refuse(b"BCK1" + b"\xff" * 100, ".bckpt")
     refuse(b"BCK1" + struct.pack("<I", 2) + b"{}" + b"\xff" * 4, ".bckpt")
+
+
+def test_files_of_flax_that_are_not_sound_are_refused(refuse: Refuse) -> None:
+    array = np.arange(40, dtype=np.float32)
+    sound, large = flax_file({"a": {"b": array, "c": array}}), flax_file({"a": array}, chunk_bytes=64)
+    shape = msgpack.packb("shape") + b"\x81" + msgpack.packb("0")
+
+    refuse(sound + b"\0", ".msgpack", "the file at byte")
+    refuse(sound[:-1], ".msgpack", "ends in its tree")
+    refuse(sound.replace(b"\xa1c", b"\xa1b"), ".msgpack", "twice")
+    refuse(sound.replace(b"\xa1c", b"\x05\x05"), ".msgpack", "no name")
+    refuse(sound.replace(b"\xa1c", b"\xa1\xff"), ".msgpack", "decode")
+    refuse(sound[: sound.index(b"\xa1c") + 2] + b"\x91" * 1000, ".msgpack", "nests too deep")
+    refuse(sound[: sound.index(b"\xa1c") + 2] + b"\xdd\xff\xff\xff\xff" + bytes(2_000_000), ".msgpack", "values in")
+    refuse(sound[::-1].replace(b"\x28"[::-1], b"\x29", 1)[::-1], ".msgpack", "")
+    refuse(large.replace(shape + b"\x28", shape + b"\x29"), ".msgpack", "want 164")
+    refuse(large.replace(b"\xa11\xc7", b"\xa17\xc7"), ".msgpack", "do not make it whole")
+    refuse(large.replace(b"\xa6chunks", b"\xa6chunky"), ".msgpack", "no chunks")
 
 
 def gguf_info(data: bytes, name: bytes) -> int:

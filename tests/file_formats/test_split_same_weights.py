@@ -14,6 +14,7 @@ PREFIXES = {
     "npz": "",
     "gguf": "",
     "onnx": "",
+    "flax": "",
     "bintensors": "",
     "bhckpt": "",
     "self-contained": "",

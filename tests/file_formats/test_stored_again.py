@@ -22,7 +22,7 @@ import torch
 
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
-from tests.file_formats.samples import pt2_of_2_7, pt2_of_2_8
+from tests.file_formats.samples import flax_file, pt2_of_2_7, pt2_of_2_8
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -109,6 +109,7 @@ CONTAINERS: dict[str, Write] = {
     "joblib": lambda path: joblib.dump(weights(), path),
     "gguf": write_gguf,
     "onnx": lambda path: onnx.save(onnx_model(), path),
+    "flax": lambda path: path.write_bytes(flax_file({"params": weights()})),
 }
 
 
