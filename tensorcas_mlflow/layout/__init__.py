@@ -14,6 +14,7 @@ a blob takes a backend and reads it. The room decides nothing: savers and collec
 | `_records` | refs and intents |
 | `_format_blob` | ``format``, identity, condemned lists, generation |
 | `_hints` | places of a manifest's chunks at its write |
+| `_sketches` | sketches of a manifest's tensors |
 | `_tensors_file` | self-contained files |
 
 Change ``docs/format.md`` first, and keep the stores in ``tests/golden`` readable.
@@ -129,6 +130,7 @@ if TYPE_CHECKING:
         ref_bytes,
     )
     from tensorcas_mlflow.layout._rows import Columns, Numbers, Row, Rows, Specs, row_cuts
+    from tensorcas_mlflow.layout._sketches import read_sketches, sketch_bytes, sketched_rows
     from tensorcas_mlflow.layout._tensors_file import (
         HEADER_BYTES,
         TENSORS_FILE_MAGIC,
@@ -165,6 +167,7 @@ _NAMES = {
         "read_refs_around ref_bytes"
     ),
     "_rows": "Columns Numbers Row Rows Specs row_cuts",
+    "_sketches": "read_sketches sketch_bytes sketched_rows",
     "_tensors_file": "HEADER_BYTES TENSORS_FILE_MAGIC Fill Header TensorsFileLayout file_pieces",
 }
 

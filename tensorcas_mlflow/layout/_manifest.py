@@ -20,6 +20,7 @@ from tensorcas_mlflow.layout._hints import split_hints
 from tensorcas_mlflow.layout._manifest_stream import SCHEMA_KEY, read_own
 from tensorcas_mlflow.layout._records import RefKind
 from tensorcas_mlflow.layout._rows import ByName, Columns, Row, Rows
+from tensorcas_mlflow.layout._sketches import split_sketches
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.layout._manifest_stream import OwnStream
@@ -182,6 +183,8 @@ class Manifest:
     """The rows, each built on access; `columns` has their contents all at once."""
     hints: bytes = field(default=b"", repr=False, compare=False)
     """Places of its chunks at the time of writing, as in its blob; empty if the blob has none."""
+    sketches: bytes = field(default=b"", repr=False, compare=False)
+    """Sketches of its tensors, as in its blob; empty if the blob has none."""
     label: str | None = field(default=None, repr=False, compare=False)
     """Owner of the manifest, in words, for errors; None if it is unknown."""
 
@@ -201,8 +204,15 @@ class Manifest:
 
     def labelled(self, label: str) -> Manifest:
         """Return the same manifest with a label for errors about its tensors."""
+        return self._with("label", label)
+
+    def sketched(self, sketches: bytes) -> Manifest:
+        """Return the same manifest with sketches of its tensors."""
+        return self._with("sketches", sketches)
+
+    def _with(self, name: str, value: Any) -> Manifest:
         made = copy.copy(self)
-        object.__setattr__(made, "label", label)
+        object.__setattr__(made, name, value)
         return made
 
     @property
@@ -251,14 +261,14 @@ class Manifest:
         return self.stream
 
     def to_blob(self, *, is_packed: bool = True) -> bytes:
-        """Return the manifest as a store's blob: the stream, compressed if it is small; without hints.
+        """Return the manifest as a store's blob, without hints: the stream, compressed if it is small, and sketches.
 
         Args:
             is_packed: Whether to compress it; False for a backend that does so itself.
         """
         if len(self.stream) >= COMPRESSED_BELOW or not is_packed:
-            return self.stream
-        return zstandard.ZstdCompressor(level=12).compress(self.stream)
+            return self.stream + self.sketches
+        return zstandard.ZstdCompressor(level=12).compress(self.stream) + self.sketches
 
     @Lazy
     def digest(self) -> str:
@@ -311,7 +321,8 @@ class Manifest:
             name: The manifest's name, if the stream must hash to it. The hash is checked first: damage must not count
                 as a later release's writing.
         """
-        stream, hints = cls.stream_in(blob), split_hints(blob)[1]
+        before, hints = split_hints(blob)
+        stream, sketches = cls.stream_in(blob), split_sketches(before)[1]
         made: list[Manifest] = []
         # Of two errors the first job's is raised, whichever occurs first.
         jobs: list[Callable[[], None]] = [] if name is None else [lambda: _check_digest(stream, name)]
@@ -324,12 +335,13 @@ class Manifest:
             for job in jobs:
                 job()
         object.__setattr__(made[0], "hints", hints)
+        object.__setattr__(made[0], "sketches", sketches)
         return made[0]
 
     @staticmethod
     def stream_in(blob: bytes) -> bytes:
         """Return the Arrow stream in a store's blob; raise `FormatError` if it cannot be decompressed."""
-        blob, _ = split_hints(blob)
+        blob, _ = split_sketches(split_hints(blob)[0])
         if blob[:4] != _ZSTD_MAGIC:
             return blob
         try:

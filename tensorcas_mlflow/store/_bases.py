@@ -44,6 +44,7 @@ from tensorcas_mlflow.store._choose import (
     share_against,
 )
 from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
+from tensorcas_mlflow.store._sketches import Relative, find_relative, query_of
 from tensorcas_mlflow.store._sources import Source
 
 _N_LARGEST = 4
@@ -586,6 +587,13 @@ class Parents:
     """Reads the last checkpoint of that series, if this process has not written it."""
     nearest: Manifest | None = field(default=None, init=False)
     """Result of the search for the last save, or the last batch of a stream."""
+    _relative: Relative | None = field(default=None, init=False)
+    """The checkpoint or file found by its sketches."""
+
+    @property
+    def is_step(self) -> bool:
+        """True if this process knows an earlier step of the series."""
+        return self.series is not None and RECENT.named(self.store.id, self.series) is not None
 
     def plan(self, source: Source, new: Any) -> BasePlan | None:
         """Find possible bases of new chunks.
@@ -609,14 +617,33 @@ class Parents:
         if not wanted.rows:
             return None
         plan = None
+        if self._relative is not None:
+            self._relative.learn(query_of(source, wanted.rows), wanted.rows)
+            self.nearest = self._relative.renamed
         if self.nearest is not None:
             plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
         if plan is None:
-            candidates = self._candidates()
+            candidates = self._with_relative(self._candidates(), source, wanted)
             self.nearest = nearest_parent(store.catalog, store.chunks, wanted, store.chunk_bytes, candidates)
+            if self._relative is not None and self.nearest is not self._relative.renamed:
+                self._relative = None
             if self.nearest is not None:
                 plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
         return plan
+
+    def _with_relative(self, candidates: list[Manifest], source: Source, wanted: BaselessTensors) -> list[Manifest]:
+        """Put the checkpoint or file nearest by its sketches before candidates, its tensors named as in the save."""
+        if self.is_step:
+            return candidates
+        query = query_of(source, wanted.rows)
+        self._relative = find_relative(self.store, query, wanted.rows) if len(query.rows) else None
+        if self._relative is None:
+            return candidates
+        if self._relative.is_renamed:
+            return [self._relative.renamed, *candidates]
+        # Names find all of its tensors, even those without a sketch.
+        parent, self._relative = self._relative.parent, None
+        return [parent, *(each for each in candidates if each.digest != parent.digest)]
 
     def _has_rows_of(self, source: Source, last: Manifest) -> bool:
         """Tell whether the last checkpoint of the series has the very rows of a save, as the steps of a loop have."""

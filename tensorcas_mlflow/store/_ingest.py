@@ -22,11 +22,12 @@ from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import guess_itemsize
 from tensorcas_mlflow.errors import BackendError, FencedError, FormatError
 from tensorcas_mlflow.file_formats import FilePart, Learned, More, Skeleton, Tape, Tensor
-from tensorcas_mlflow.layout import Manifest, Mask, Row
+from tensorcas_mlflow.layout import Manifest, Mask, Row, sketched_rows
 from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
 from tensorcas_mlflow.store._save import WrittenIntent, declare, look, probe, write_packs
+from tensorcas_mlflow.store._sketches import Words, merged, sketch_rows
 from tensorcas_mlflow.store._sources import ReadRows, Source
 
 _LOOK_BYTES = 64 << 10
@@ -308,6 +309,8 @@ class Ingest:
         self._announced: dict[str, int] = {}
         """Numbers of the rows by their announced names; of two with one name the last one's."""
         self._batch = _Batch()
+        self._words: Words = {}
+        """Sketches of the rows in earlier batches, by number."""
         self._n_bytes = 0
 
     def __enter__(self) -> Ingest:
@@ -353,7 +356,9 @@ class Ingest:
                     self._store_batch()
         self._close_row()
         self._digests.append(digest_all(self._batch.pieces))
-        return self._source(self._finished_rows(), 0)
+        source = self._source(self._finished_rows(), 0)
+        source.known_words = self._words
+        return source
 
     # --- rows
 
@@ -438,6 +443,10 @@ class Ingest:
         """Store the new chunks of a batch, under an intent that protects all of it."""
         source = self._batch_source()
         self._batch = _Batch()
+        if self._parents is not None:
+            assert source.first_row is not None
+            found = sketch_rows(source, sketched_rows(source.columns))
+            self._words = merged(self._words, {source.first_row + row: words for row, words in found.items()})
         digests = self._digests[-1]
         unique, first, _ = unique_rows(digests)
         first += len(source.sizes) - len(digests)

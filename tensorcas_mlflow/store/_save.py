@@ -40,6 +40,7 @@ from tensorcas_mlflow.layout import (
 from tensorcas_mlflow.store._bases import BasePlan, Parents
 from tensorcas_mlflow.store._choose import Chooser, Policy
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
+from tensorcas_mlflow.store._sketches import note_saved, sketched
 from tensorcas_mlflow.store._sources import CountBytes, NoSource, Source
 
 WrittenIntent = tuple[str, Token]
@@ -357,6 +358,7 @@ class PendingSave:
                     self._intent = None
                     if self._parents is not None:
                         self._parents.note(self.manifest)
+                        note_saved(self._parents.store.id, self._parents.series, self._manifest_name, self.manifest)
                     self.n_stored_bytes += len(data)
                     self._catalog.fold()
                     return ref
@@ -441,6 +443,9 @@ class PendingSave:
 
     def _put(self, payloads: Iterator[PayloadGroup], *, with_manifest: bool) -> None:
         key = f"manifests/{self._manifest_name}"
+        if with_manifest and self._parents is not None:
+            is_step = self._parents.is_step
+            self.manifest = sketched(self.manifest, self._source, self.n_new_bytes, is_step=is_step)
         beside = {key: manifest_blob(self._backend, self._catalog, self.manifest)} if with_manifest else {}
         packs = put_packs(self._backend, payloads, beside.items())
         self._put_keys += [*map(pack_key, packs), *beside]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ class Source(ABC):
     """True if the bytes may have changed after hashing; if so, they are hashed again before they are stored."""
     first_row: int | None = None
     """Number of the first row in its file; None if names alone identify rows."""
+    known_words: Mapping[int, Any] = MappingProxyType({})
+    """Words of the sketches of rows whose bytes are not here any more, by the number of the row."""
 
     @Lazy
     def columns(self) -> Columns:
@@ -251,6 +254,11 @@ class TensorSource(Source):
                 digests[numbers.start : numbers.stop] = hash_all(mine)
         digests[together] = hash_all(pieces)
         return digests
+
+    def elements(self, row: int, at: Any) -> Any:
+        """Return elements of an array, given by their positions in C order."""
+        array = self._arrays[row]
+        return array.reshape(-1)[at] if array.flags.c_contiguous else array[np.unravel_index(at, array.shape)]
 
     def _small(self, rows: Any) -> list[Any]:
         if self._kept is None:

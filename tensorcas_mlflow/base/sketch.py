@@ -1,0 +1,112 @@
+"""Sketches: 32 sampled words of a tensor, which show its relation to others (``docs/format.md``, Sketches)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.base.dtypes import DType, parse_dtype
+from tensorcas_mlflow.errors import FormatError
+
+N_WORDS = 32
+SKETCH_BYTES = 2 * N_WORDS
+HEAD_ELEMENTS = 32_768
+"""The words are about the first elements of a tensor: the beginning of a tensor is one chunk, or few."""
+LEAST_SKETCHED_BYTES = 16 << 10
+"""A smaller tensor has no sketch."""
+
+_FRACTION_BITS = 24
+_FRACTIONS = np.array(
+    [((k + 1) * 0x9E3779B97F4A7C15 % (1 << 64)) >> (64 - _FRACTION_BITS) for k in range(N_WORDS)], dtype=np.int64
+)
+"""Multiples of the golden ratio: they spread evenly, and share no period with the rows of a matrix."""
+
+_NEAR = 4
+"""Words that differ by at most this count as near: some 3 percent of a number."""
+_LEAST_BITS = 40.0
+"""Evidence that two tensors are related: unrelated ones reach it by chance once in 2 to this power."""
+
+
+def positions(n_elements: Any) -> Any:
+    """Return the positions of the sampled elements: for tensors of these numbers of elements one row each."""
+    heads = np.minimum(np.asarray(n_elements, dtype=np.int64), HEAD_ELEMENTS)
+    return (_FRACTIONS * heads[..., None]) >> _FRACTION_BITS
+
+
+def is_sketched(dtype: str | None) -> bool:
+    """Tell whether tensors of a dtype, given by its name, have sketches."""
+    if dtype is None:
+        return False
+    try:
+        numpy_dtype = parse_dtype(dtype)
+    except FormatError:
+        return False
+    return numpy_dtype.kind in "iuf" or _is_short_float(numpy_dtype)
+
+
+def _is_short_float(dtype: DType) -> bool:
+    return dtype.type.__module__ == "ml_dtypes" and (dtype.name == "bfloat16" or dtype.name.startswith("float8"))
+
+
+def words_of(numbers: Any) -> Any:
+    """Return the words of sampled numbers.
+
+    Args:
+        numbers: An array of a dtype that `is_sketched` accepts.
+    """
+    if numbers.dtype.kind in "iu":
+        return numbers.astype(np.int64).astype(np.uint16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = np.ascontiguousarray(numbers, dtype=np.float32)
+    return (single.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def chance_of(words: Any) -> float:
+    """Return the chance that a word of another tensor with such numbers is near one of these, from these words alone.
+
+    It is about 1 for constants, 1/100 for normally distributed weights.
+    """
+    told = words[words != 0]
+    n_pairs = len(told) * (len(told) - 1)
+    n_near = int(_are_near(told[:, None], told[None, :]).sum()) - len(told)
+    return (n_near + 2) / (n_pairs + 2) if n_pairs else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likeness:
+    """Comparison of one sketch with many."""
+
+    is_related: Any
+    """For each of them whether the two tensors are related."""
+    share: Any
+    """For each the likeness: 1 if all words are equal, and less if they are near or far."""
+
+
+def compare(words: Any, others: Any) -> Likeness:
+    """Compare a sketch with others.
+
+    Args:
+        words: The words of one tensor.
+        others: The words of others, one column a tensor.
+    """
+    bits = -math.log2(chance_of(words))
+    n_near = np.zeros(others.shape[1], dtype=np.uint8)
+    n_equal, n_told = n_near.copy(), n_near.copy()
+    for word, other in zip(words.tolist(), others, strict=True):
+        if word:
+            told = other != 0
+            n_told += told
+            n_near += _are_near(other, np.uint16(word)) & told
+            n_equal += other == word
+    # Of n words, m are near by chance at most with probability 2^n p^m.
+    is_related = n_near * bits - n_told >= _LEAST_BITS
+    share = (n_near.astype(np.float64) + n_equal) / (2 * N_WORDS)
+    return Likeness(is_related=is_related, share=share)
+
+
+def _are_near(one: Any, other: Any) -> Any:
+    # Unsigned numbers wrap around, so one comparison serves both directions.
+    return one - other + np.uint16(_NEAR) <= 2 * _NEAR

@@ -1,0 +1,501 @@
+"""Search for delta bases by sketches: the tensors of an earlier checkpoint or file under other names.
+
+A wrong guess costs bytes and never correctness, like each guess of a base.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.base.digest import unique_rows
+from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.base.sketch import LEAST_SKETCHED_BYTES, N_WORDS, compare, positions, words_of
+from tensorcas_mlflow.base.tensors import offsets_of
+from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.chunk_io import ChunkReader
+from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
+from tensorcas_mlflow.layout import (
+    MAX_BYTES,
+    STAND_INS,
+    Columns,
+    Manifest,
+    Ref,
+    Row,
+    list_blobs,
+    read_sketches,
+    sketch_bytes,
+    sketched_rows,
+)
+from tensorcas_mlflow.store._sources import Source, TensorSource
+
+_STEP_BYTES = 256 << 10
+"""Least number of new bytes for each sketched tensor with which a step of a series gets sketches."""
+_FIRST_BYTES = 8 << 10
+"""The same for any other save."""
+
+Words = Mapping[int, Any]
+"""Sketches by the number of their row."""
+
+
+def is_worth_sketching(n_sketched: int, n_new_bytes: int, *, is_step: bool) -> bool:
+    """Tell whether a save gets sketches: small steps do not, since their series finds its bases by itself.
+
+    Args:
+        n_sketched: Number of tensors to sketch.
+        n_new_bytes: Number of bytes the save adds, before encoding.
+        is_step: Whether it continues a series.
+    """
+    return 0 < n_sketched * (_STEP_BYTES if is_step else _FIRST_BYTES) <= n_new_bytes
+
+
+def sketch_rows(source: Source, rows: Any) -> Words:
+    """Sketch tensors of a source; those without their first bytes at hand are left out.
+
+    Args:
+        source: The rows of a save, and their bytes.
+        rows: Numbers of rows that `sketched_rows` returns, or some of them.
+    """
+    columns = source.columns
+    if isinstance(source, TensorSource):
+        return {row: words_of(source.elements(row, positions(_n_elements(columns, row)))) for row in rows.tolist()}
+    return _words_in(columns, rows, source.sizes, lambda chunks: _held_pieces(source, chunks))
+
+
+def _n_elements(columns: Columns, row: int) -> int:
+    return int(columns.n_bytes[row] // columns.itemsizes[row])
+
+
+def _held_pieces(source: Source, chunks: Any) -> dict[int, Any]:
+    held = chunks[source.holds(chunks)]
+    return {
+        chunk: data for some in source.pieces(held) for chunk, data in zip(some.chunks.tolist(), some.data, strict=True)
+    }
+
+
+def _words_in(columns: Columns, rows: Any, sizes: Any, read: Any) -> Words:
+    """Return the sketches of rows from their chunks.
+
+    Args:
+        columns: All rows.
+        rows: Numbers of the rows to sketch.
+        sizes: Sizes of the chunks of all rows.
+        read: Returns the bytes of some chunks, by their numbers; not of all of them, if some are not at hand.
+    """
+    if not len(rows):
+        return {}
+    ends = np.cumsum(sizes)
+    begins = np.concatenate([[0], ends])
+    itemsizes = columns.itemsizes[rows]
+    at = positions(columns.n_bytes[rows] // itemsizes) * itemsizes[:, None] + begins[columns.chunk_at[rows]][:, None]
+    chunks = ends.searchsorted(at, side="right")
+    # A stream may not have brought all chunks of its last row yet.
+    wanted = np.unique(chunks)
+    data = read(wanted[wanted < len(sizes)])
+    found: dict[int, Any] = {}
+    for number, (row, dtype) in enumerate(zip(rows.tolist(), columns.dtype[rows].tolist(), strict=True)):
+        mine = chunks[number]
+        parts = np.zeros(N_WORDS, dtype=np.uint16)
+        for chunk in {*mine.tolist()} & data.keys():
+            here = mine == chunk
+            parts[here] = _taken(data[chunk], at[number][here] - begins[chunk], parse_dtype(columns.dtypes[dtype]))
+        if parts.any():
+            found[row] = parts
+    return found
+
+
+def _taken(piece: Any, at: Any, dtype: Any) -> Any:
+    """Return the words of elements of a chunk, given by their first bytes; 0 for one that ends in another chunk."""
+    size = dtype.itemsize
+    raw = np.frombuffer(piece, np.uint8)
+    if len(raw) % size == 0 and not (at % size).any():
+        return words_of(raw.view(dtype)[at // size])
+    is_whole = at + size <= len(raw)
+    words = np.zeros(len(at), dtype=np.uint16)
+    words[is_whole] = words_of(np.ascontiguousarray(raw[at[is_whole][:, None] + np.arange(size)]).view(dtype)[:, 0])
+    return words
+
+
+def words_matrix(found: Words, rows: Any) -> Any:
+    """Return sketches as an array with a line for each of some rows, zeros for those that are not known."""
+    matrix = np.zeros((len(rows), N_WORDS), dtype=np.uint16)
+    for line, row in enumerate(rows.tolist()):
+        if row in found:
+            matrix[line] = found[row]
+    return matrix
+
+
+def sketched(manifest: Manifest, source: Source, n_new_bytes: int, *, is_step: bool) -> Manifest:
+    """Return the manifest of a save with sketches, if they are worth their bytes.
+
+    Args:
+        manifest: The manifest.
+        source: Its rows, and bytes of them.
+        n_new_bytes: See `is_worth_sketching`.
+        is_step: See there.
+    """
+    is_stream = bool(source.known_words)  # of a long stream, most bytes are stored already
+    if n_new_bytes < LEAST_SKETCHED_BYTES // 2 and not is_stream:
+        return manifest
+    rows = sketched_rows(manifest.columns)
+    if not (is_stream or is_worth_sketching(len(rows), n_new_bytes, is_step=is_step)):
+        return manifest
+    words = words_matrix(merged(source.known_words, sketch_rows(source, rows)), rows)
+    return manifest.sketched(sketch_bytes(words))
+
+
+def query_of(source: Source, rows: Mapping[int, Row]) -> Sketched:
+    """Sketch those of some tensors of a save that have sketches and bytes at hand.
+
+    Args:
+        source: The rows of the save, and their bytes.
+        rows: The tensors, by number.
+    """
+    columns = source.columns
+    numbers = sketched_rows(columns)
+    numbers = numbers[np.isin(numbers, list(rows))]
+    words = sketch_rows(source, numbers)
+    numbers = numbers[np.array([number in words for number in numbers.tolist()], dtype=bool)]
+    return Sketched.of("", columns, numbers, words_matrix(words, numbers))
+
+
+def merged(one: Words, other: Words) -> Words:
+    """Return the sketches of two sources of words; a tensor may have some of its words in each."""
+    both = {row: np.where(one[row] != 0, one[row], other[row]) for row in one.keys() & other.keys()}
+    return {**one, **other, **both}
+
+
+_MOST_SKETCHES = 200_000
+"""Bound of the sketches a process keeps for a store; the oldest of too many are forgotten."""
+_MOST_READ = 256
+"""Bound of the manifests read by one search; the next one reads more of them."""
+_MOST_READ_BYTES = 64 << 20
+_MOST_DECODED_BYTES = 32 << 20
+"""Bound of the chunks read by one search, for checkpoints without sketches."""
+_N_QUERIES = 16
+_SURE = 0.9
+"""Likeness from which a search looks for nothing nearer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sketched:
+    """Sketches of the tensors of one checkpoint or file."""
+
+    manifest: str
+    """Its name."""
+    rows: Any
+    """Numbers of the sketched rows."""
+    n_bytes: Any
+    """Size of each."""
+    n_elements: Any
+    words: Any
+    """The words of each, shape ``(n, 32)``."""
+
+    @classmethod
+    def of(cls, name: str, columns: Columns, rows: Any, words: Any) -> Sketched:
+        """Describe sketches.
+
+        Args:
+            name: Name of the manifest.
+            columns: Its rows.
+            rows: Numbers of the sketched rows.
+            words: Their words.
+        """
+        n_bytes = columns.n_bytes[rows]
+        n_elements = n_bytes // np.maximum(columns.itemsizes[rows], 1)
+        return cls(manifest=name, rows=rows, n_bytes=n_bytes, n_elements=n_elements, words=words)
+
+    @classmethod
+    def stored(cls, name: str, manifest: Manifest) -> Sketched | None:
+        """Return the sketches in a manifest's blob; None if it has none."""
+        found = read_sketches(manifest.sketches, manifest.columns)
+        return None if found is None else cls.of(name, manifest.columns, *found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The nearest checkpoint or file by its sketches."""
+
+    sketched: Sketched
+    likeness: float
+    """1 if all compared tensors are equal, 0 if none is related."""
+
+
+class Sketches:
+    """Sketches in one store, as far as this process has written or read them. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._by_key: OrderedDict[str, Sketched] = OrderedDict()
+        self._n = 0
+        self._table: _Table | None = None
+        self._seen: set[tuple[str, int, float]] = set()
+
+    def note(self, key: str, found: Sketched) -> None:
+        """Remember sketches.
+
+        Args:
+            key: The series or the manifest they belong to; they replace earlier ones.
+            found: The sketches.
+        """
+        with self._lock:
+            before = self._by_key.pop(key, None)
+            self._by_key[key] = found
+            self._n += len(found.rows) - (0 if before is None else len(before.rows))
+            while self._n > _MOST_SKETCHES and len(self._by_key) > 1:
+                self._n -= len(self._by_key.popitem(last=False)[1].rows)
+            self._table = None
+
+    def forget(self, manifest: str) -> None:
+        """Forget the sketches of a manifest that is gone."""
+        with self._lock:
+            for key in [key for key, each in self._by_key.items() if each.manifest == manifest]:
+                self._n -= len(self._by_key.pop(key).rows)
+            self._table = None
+
+    def unseen(self, infos: Iterable[BlobInfo]) -> list[BlobInfo]:
+        """Return the refs not passed to `see` before."""
+        return [info for info in infos if (info.key, info.size, info.modified_s) not in self._seen]
+
+    def see(self, info: BlobInfo) -> None:
+        """Remember that a ref has been looked at."""
+        self._seen.add((info.key, info.size, info.modified_s))
+
+    def nearest(self, query: Sketched) -> Match | None:
+        """Find the nearest checkpoint or file with tensors of the same sizes."""
+        matches = self.matches(query, most=1)
+        return matches[0] if matches else None
+
+    def matches(self, query: Sketched, *, most: int, other_dtypes: bool = False) -> list[Match]:
+        """Find the nearest checkpoints and files, the nearest first; of equally near ones the latest first.
+
+        Args:
+            query: Sketches of the new tensors; the largest ones are compared.
+            most: Maximum number of results.
+            other_dtypes: Whether tensors of as many elements of another size count.
+        """
+        with self._lock:
+            if self._table is None:
+                self._table = _Table.of(list(self._by_key.values()))
+            table = self._table
+        largest = np.argsort(-query.n_bytes, kind="stable")
+        largest = largest[query.words[largest].any(axis=1)][:_N_QUERIES]
+        if not len(largest) or not table.parts:
+            return []
+        taken = np.zeros(len(table.parts))
+        for at in largest.tolist():
+            is_alike = table.n_elements == query.n_elements[at]
+            if not other_dtypes:
+                is_alike &= table.n_bytes == query.n_bytes[at]
+            places = is_alike.nonzero()[0]
+            if not len(places):
+                continue
+            others = table.words if len(places) == len(table.owner) else np.ascontiguousarray(table.words[:, places])
+            found = compare(query.words[at], others)
+            best = np.zeros(len(table.parts))
+            related = found.is_related.nonzero()[0]
+            np.maximum.at(best, table.owner[places[related]], found.share[related])
+            taken += best * query.n_bytes[at]
+        likeness = taken / max(1, int(query.n_bytes[largest].sum()))
+        order = sorted(likeness.nonzero()[0].tolist(), key=lambda at: (-likeness[at], -at))
+        return [Match(sketched=table.parts[at], likeness=float(likeness[at])) for at in order[:most]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Table:
+    """All sketches of a store, column by column."""
+
+    parts: Sequence[Sketched]
+    owner: Any
+    n_bytes: Any
+    n_elements: Any
+    words: Any
+    """Shape ``(32, n)``."""
+
+    @classmethod
+    def of(cls, parts: Sequence[Sketched]) -> _Table:
+        none = np.empty(0, dtype=np.int64)
+        return cls(
+            parts=parts,
+            owner=np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts]),
+            n_bytes=np.concatenate([none, *(part.n_bytes for part in parts)]),
+            n_elements=np.concatenate([none, *(part.n_elements for part in parts)]),
+            words=np.ascontiguousarray(
+                np.concatenate([np.empty((0, N_WORDS), np.uint16), *(part.words for part in parts)]).T
+            ),
+        )
+
+
+_lock = Lock()
+_of_store: dict[str, Sketches] = {}
+
+
+def sketches_of(store_id: str) -> Sketches:
+    """Return the sketches of a store that this process knows."""
+    with _lock:
+        return _of_store.setdefault(store_id, Sketches())
+
+
+def forget_sketches() -> None:
+    """Forget the sketches of all stores."""
+    with _lock:
+        _of_store.clear()
+
+
+def note_saved(store_id: str, series: str | None, name: str, manifest: Manifest) -> None:
+    """Remember the sketches of a committed save, if it has any."""
+    if manifest.sketches and (found := Sketched.stored(name, manifest)) is not None:
+        sketches_of(store_id).note(series or name, found)
+
+
+class SketchedStore(Protocol):
+    """The parts of an open store that a search needs."""
+
+    backend: Backend
+    id: str
+
+    @property
+    def chunks(self) -> ChunkReader:
+        """The reader of the store's chunks."""
+
+    def ref(self, key: str) -> Ref | None:
+        """Read a ref; see `Store.ref`."""
+
+
+def read_more(store: SketchedStore) -> None:
+    """Read sketches that other processes have stored: the latest checkpoint of each series, and files.
+
+    One call reads a bounded number of manifests, the latest first; a later call goes on.
+    """
+    known = sketches_of(store.id)
+    refs = [info for info in list_blobs(store.backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
+    latest: dict[str, BlobInfo] = {}
+    for info in sorted(refs, key=lambda info: -info.modified_s):
+        latest.setdefault(info.key.rpartition("/")[0] if info.key.startswith("refs/runs/") else info.key, info)
+    found: list[tuple[str, Sketched]] = []
+    n_read = n_bytes = n_decoded = 0
+    for info in known.unseen(latest.values()):
+        if n_read >= _MOST_READ or n_bytes > _MOST_READ_BYTES:
+            break
+        known.see(info)
+        with suppress(NotFoundError, FormatError, BackendError):
+            ref = store.ref(info.key)
+            if ref is None or (ref.kind == "file" and ref.n_bytes < LEAST_SKETCHED_BYTES):
+                continue
+            manifest = read_manifest(store, ref.manifest)
+            n_read, n_bytes = n_read + 1, n_bytes + len(manifest.stream)
+            each = Sketched.stored(ref.manifest, manifest)
+            if each is None and n_decoded < _MOST_DECODED_BYTES:
+                n_decoded += decoded_bytes(manifest)
+                each = compute(store, ref.manifest, manifest, most_bytes=_MOST_DECODED_BYTES)
+            if each is not None:
+                found.append((ref.manifest, each))
+    for name, each in reversed(found):
+        known.note(name, each)
+
+
+def read_manifest(store: SketchedStore, name: str) -> Manifest:
+    """Read a manifest by its name."""
+    return Manifest.from_blob(store.backend.get(f"manifests/{name}", max_bytes=MAX_BYTES), name)
+
+
+def decoded_bytes(manifest: Manifest) -> int:
+    """Return about the number of bytes to read for sketches of a manifest without any."""
+    return int(np.minimum(manifest.columns.n_bytes[sketched_rows(manifest.columns)], manifest.chunk_bytes).sum())
+
+
+def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: int) -> Sketched | None:
+    """Sketch the tensors of a manifest from its stored chunks.
+
+    Args:
+        store: The store.
+        name: Name of the manifest.
+        manifest: The manifest.
+        most_bytes: Bound of the bytes read; the largest tensors come first.
+    """
+    columns = manifest.columns
+    rows = sketched_rows(columns)
+    rows = rows[np.argsort(-columns.n_bytes[rows], kind="stable")]
+    about = np.cumsum(np.minimum(columns.n_bytes[rows], manifest.chunk_bytes))
+    rows = np.sort(rows[about <= most_bytes])
+    sizes = manifest.chunk_sizes
+
+    def read(chunks: Any) -> dict[int, Any]:
+        unique, first, number = unique_rows(columns.digests[chunks])
+        block = np.empty(int(sizes[chunks][first].sum()), np.uint8).data
+        at = offsets_of(sizes[chunks][first]).tolist()
+        outs = [block[begin:end] for begin, end in pairwise(at)]
+        store.chunks.read(unique, outs, verify=True)
+        return {chunk: outs[place] for chunk, place in zip(chunks.tolist(), number.tolist(), strict=True)}
+
+    words = _words_in(columns, rows, sizes, read)
+    return Sketched.of(name, columns, rows, words_matrix(words, rows)) if words else None
+
+
+class Relative:
+    """An earlier checkpoint or file with tensors related to those of a save, under the names of the save."""
+
+    def __init__(self, parent: Manifest, sketches: Sketched) -> None:
+        self.parent = parent
+        self._sketches = sketches
+        self._found: dict[str, Row] = {}
+        self.renamed = parent
+        """The parent's rows, each as a tensor of the save."""
+        self.is_renamed = False
+        """True if a tensor has another name, dtype or shape there."""
+
+    def learn(self, query: Sketched, rows: Mapping[int, Row]) -> None:
+        """Find the parent's tensors that are related to tensors of the save.
+
+        Args:
+            query: Sketches of tensors of the save.
+            rows: Tensors of the save, by number.
+        """
+        theirs = self._sketches
+        words = np.ascontiguousarray(theirs.words.T)
+        found = dict(self._found)
+        for at, number in enumerate(query.rows.tolist()):
+            row = rows[number]
+            places = ((theirs.n_bytes == query.n_bytes[at]) & (theirs.n_elements == query.n_elements[at])).nonzero()[0]
+            if not len(places) or row.spec.name in found or not query.words[at].any():
+                continue
+            likeness = compare(query.words[at], words[:, places])
+            share = np.where(likeness.is_related, likeness.share, 0)
+            best = int(share.argmax())
+            if share[best]:
+                other = self.parent.columns.row(int(theirs.rows[places[best]]))
+                self.is_renamed |= other.spec != row.spec
+                found[row.spec.name] = replace(other, spec=row.spec)
+        if len(found) > len(self._found):
+            self._found = found
+            self.renamed = replace(self.parent, rows=list(found.values()), sketches=b"", hints=b"", left_out={})
+
+
+def find_relative(store: SketchedStore, query: Sketched, rows: Mapping[int, Row]) -> Relative | None:
+    """Find the nearest earlier checkpoint or file by sketches; see `Relative.learn` for the arguments."""
+    known = sketches_of(store.id)
+    match = known.nearest(query)
+    if (match is None or match.likeness < _SURE) and not store.backend.is_remote:
+        with suppress(NotFoundError, FormatError, BackendError):
+            read_more(store)
+        match = known.nearest(query)
+    if match is None:
+        return None
+    try:
+        parent = read_manifest(store, match.sketched.manifest)
+        sketches = match.sketched
+        if len(sketches.rows) < len(sketched_rows(parent.columns)):
+            sketches = compute(store, sketches.manifest, parent, most_bytes=1 << 62) or sketches
+    except (NotFoundError, FormatError, BackendError):
+        known.forget(match.sketched.manifest)
+        return None
+    relative = Relative(parent, sketches)
+    relative.learn(query, rows)
+    return relative
