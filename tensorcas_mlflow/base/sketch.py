@@ -26,6 +26,7 @@ _FRACTIONS = np.array(
 
 _NEAR = 4
 """Words that differ by at most this count as near: some 3 percent of a number."""
+_N_FIRST = 8
 _LEAST_BITS = 40.0
 """Evidence that two tensors are related: unrelated ones reach it by chance once in 2 to this power."""
 
@@ -92,18 +93,24 @@ def compare(words: Any, others: Any) -> Likeness:
         words: The words of one tensor.
         others: The words of others, one column a tensor.
     """
+    n = others.shape[1]
+    is_related, share = np.zeros(n, dtype=bool), np.zeros(n)
     bits = -math.log2(chance_of(words))
-    n_near = np.zeros(others.shape[1], dtype=np.uint8)
-    n_equal, n_told = n_near.copy(), n_near.copy()
-    for word, other in zip(words.tolist(), others, strict=True):
+    if bits * N_WORDS - N_WORDS < _LEAST_BITS:
+        return Likeness(is_related=is_related, share=share)
+    # Of unrelated tensors, few have one of the first words in common.
+    is_likely = np.zeros(n, dtype=bool)
+    for word, other in zip(words[:_N_FIRST].tolist(), others, strict=False):
         if word:
-            told = other != 0
-            n_told += told
-            n_near += _are_near(other, np.uint16(word)) & told
-            n_equal += other == word
+            is_likely |= _are_near(other, np.uint16(word))
+    likely = is_likely.nonzero()[0]
+    some, mine = others[:, likely], words[:, None]
+    told = (some != 0) & (mine != 0)
+    n_near = (_are_near(some, mine) & told).sum(axis=0)
+    n_equal = ((some == mine) & told).sum(axis=0)
     # Of n words, m are near by chance at most with probability 2^n p^m.
-    is_related = n_near * bits - n_told >= _LEAST_BITS
-    share = (n_near.astype(np.float64) + n_equal) / (2 * N_WORDS)
+    is_related[likely] = n_near * bits - told.sum(axis=0) >= _LEAST_BITS
+    share[likely] = (n_near + n_equal) / (2 * N_WORDS)
     return Likeness(is_related=is_related, share=share)
 
 

@@ -291,17 +291,12 @@ class Sketches:
             return []
         taken = np.zeros(len(table.parts))
         for at in largest.tolist():
-            is_alike = table.n_elements == query.n_elements[at]
-            if not other_dtypes:
-                is_alike &= table.n_bytes == query.n_bytes[at]
-            places = is_alike.nonzero()[0]
-            if not len(places):
-                continue
-            others = table.words if len(places) == len(table.owner) else np.ascontiguousarray(table.words[:, places])
-            found = compare(query.words[at], others)
+            n_bytes = None if other_dtypes else int(query.n_bytes[at])
+            alike = table.of_size(int(query.n_elements[at]), n_bytes)
+            found = compare(query.words[at], table.words[:, alike])
             best = np.zeros(len(table.parts))
             related = found.is_related.nonzero()[0]
-            np.maximum.at(best, table.owner[places[related]], found.share[related])
+            np.maximum.at(best, table.owner[alike][related], found.share[related])
             taken += best * query.n_bytes[at]
         likeness = taken / max(1, int(query.n_bytes[largest].sum()))
         order = sorted(likeness.nonzero()[0].tolist(), key=lambda at: (-likeness[at], -at))
@@ -310,7 +305,7 @@ class Sketches:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Table:
-    """All sketches of a store, column by column."""
+    """All sketches of a store, column by column, sorted by the tensors' numbers of elements and sizes."""
 
     parts: Sequence[Sketched]
     owner: Any
@@ -322,15 +317,26 @@ class _Table:
     @classmethod
     def of(cls, parts: Sequence[Sketched]) -> _Table:
         none = np.empty(0, dtype=np.int64)
+        owner = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
+        n_bytes = np.concatenate([none, *(part.n_bytes for part in parts)])
+        n_elements = np.concatenate([none, *(part.n_elements for part in parts)])
+        words = np.concatenate([np.empty((0, N_WORDS), np.uint16), *(part.words for part in parts)])
+        order = np.lexsort((n_bytes, n_elements))
         return cls(
             parts=parts,
-            owner=np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts]),
-            n_bytes=np.concatenate([none, *(part.n_bytes for part in parts)]),
-            n_elements=np.concatenate([none, *(part.n_elements for part in parts)]),
-            words=np.ascontiguousarray(
-                np.concatenate([np.empty((0, N_WORDS), np.uint16), *(part.words for part in parts)]).T
-            ),
+            owner=owner[order],
+            n_bytes=n_bytes[order],
+            n_elements=n_elements[order],
+            words=np.ascontiguousarray(words[order].T),
         )
+
+    def of_size(self, n_elements: int, n_bytes: int | None) -> slice:
+        """Find the tensors of this many elements, and of this size unless that is None."""
+        begin, end = self.n_elements.searchsorted([n_elements, n_elements + 1]).tolist()
+        if n_bytes is None:
+            return slice(begin, end)
+        first, last = self.n_bytes[begin:end].searchsorted([n_bytes, n_bytes + 1]).tolist()
+        return slice(begin + first, begin + last)
 
 
 _lock = Lock()

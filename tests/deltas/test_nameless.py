@@ -1,0 +1,269 @@
+"""Delta bases of tensors under other names, in other runs and files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
+from tensorcas_mlflow.base.sketch import SKETCH_BYTES
+from tensorcas_mlflow.layout import Ref, RefTarget, is_delta, sketch_bytes
+from tensorcas_mlflow.maintenance import plan_gc, verify
+from tensorcas_mlflow.store import Store, _bases, _ingest, _sketches
+from tensorcas_mlflow.store._recent import RecentManifests
+from tensorcas_mlflow.store.protocol import read_pack_table
+from tests.deltas.made import packs_of, save
+from tests.deltas.test_files import safetensors
+
+Tensors = dict[str, Any]
+
+
+@pytest.fixture
+def in_another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[Store], Store]:
+    """Return a function that forgets what this process knows about a store."""
+
+    def forget(store: Store) -> Store:
+        recent = RecentManifests()
+        monkeypatch.setattr(_bases, "RECENT", recent)
+        monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", recent)
+        _sketches.forget_sketches()
+        return Store.open_backend(store.backend)
+
+    return forget
+
+
+@pytest.fixture(params=["in memory", "of files"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, in_another_process: Callable[[Store], Store]) -> Store:
+    is_in_memory = request.param == "in memory"
+    return in_another_process(Store.init_backend(MemoryBackend() if is_in_memory else LocalBackend(tmp_path / "store")))
+
+
+def model(seed: int, *, d: int = 128, n_layers: int = 3) -> Tensors:
+    rng = np.random.default_rng(seed)
+    shapes = {"embed": (700, d)}
+    for layer in range(n_layers):
+        shapes |= {f"layers.{layer}.{name}": (d, d) for name in "qkvo"} | {f"layers.{layer}.up": (4 * d, d)}
+    tensors = {f"{name}.weight": rng.normal(0, 0.02, shape).astype(np.float32) for name, shape in shapes.items()}
+    return tensors | {f"layers.{layer}.norm.weight": np.ones(8192, np.float32) for layer in range(n_layers)}
+
+
+def tuned(tensors: Mapping[str, Any], seed: int) -> Tensors:
+    rng = np.random.default_rng(seed)
+    return {
+        name: (array + 1e-6 * rng.standard_normal(array.shape) * (array != 1)).astype(np.float32)
+        for name, array in tensors.items()
+    }
+
+
+def as_bfloat16(tensors: Mapping[str, Any]) -> Tensors:
+    return {name: array.astype(ml_dtypes.bfloat16) for name, array in tensors.items()}
+
+
+def renamed(tensors: Mapping[str, Any]) -> Tensors:
+    """Return tensors under the names that PEFT gives them."""
+    return {f"base_model.model.{name}": array for name, array in tensors.items()}
+
+
+def n_bytes(store: Store) -> int:
+    return sum(
+        info.size for folder in ("packs", "manifests", "refs", "index", "logs") for info in store.backend.list(folder)
+    )
+
+
+def share_of_deltas(store: Store) -> float:
+    tables = [read_pack_table(store.backend, name) for name in packs_of(store.backend)]
+    sizes = np.concatenate([table["raw_bytes"] for table in tables]).astype(np.int64)
+    return float(sizes[np.concatenate([is_delta(table) for table in tables])].sum() / sizes.sum())
+
+
+def loads(store: Store, ref: Ref, tensors: Mapping[str, Any]) -> bool:
+    fresh = Store.open_backend(store.backend)
+    found = fresh.read_tensors(fresh.manifest(ref))
+    return all(found[name].tobytes() == array.tobytes() for name, array in tensors.items()) and found.keys() == {
+        *tensors
+    }
+
+
+def growth(store: Store, tensors: Tensors, run_id: str) -> int:
+    before = n_bytes(store)
+    ref = save(store, tensors, 0, run_id=run_id)
+
+    assert loads(store, ref, tensors)
+    assert verify(Store.open_backend(store.backend), full=True).problems == ()
+    return n_bytes(store) - before
+
+
+def test_fine_tune_under_other_names_takes_the_bytes_of_one_under_the_same_names(
+    store: Store, tmp_path: Path, in_another_process: Callable[[Store], Store]
+) -> None:
+    base = as_bfloat16(model(0))
+    other = Store.init_backend(MemoryBackend())
+    for each in (store, other):
+        save(each, base, 0)
+    same = growth(in_another_process(other), as_bfloat16(tuned(model(0), 1)), "other")
+    under_other_names = growth(in_another_process(store), renamed(as_bfloat16(tuned(model(0), 1))), "other")
+
+    assert same < 0.1 * sum(array.nbytes for array in base.values())
+    assert under_other_names < 1.05 * same + 200  # the names are longer
+
+
+def test_fine_tune_finds_its_base_among_models_with_its_names(
+    store: Store, in_another_process: Callable[[Store], Store]
+) -> None:
+    for seed in range(8):
+        save(store, model(seed), seed, run_id=f"run {seed}")
+    again = in_another_process(store)
+    before = share_of_deltas(store)
+    ref = save(again, tuned(model(0), 1), 0, run_id="tuned")
+
+    assert before == 0
+    assert share_of_deltas(store) > 0.09
+    assert loads(store, ref, tuned(model(0), 1))
+
+
+def test_model_without_relatives_is_stored_in_full(store: Store, in_another_process: Callable[[Store], Store]) -> None:
+    save(store, model(0), 0)
+    save(in_another_process(store), renamed(model(1)), 0, run_id="other")
+
+    assert share_of_deltas(store) == 0
+
+
+@pytest.mark.parametrize("batch_bytes", [100_000, 32 << 20])
+def test_file_under_other_names_is_stored_against_a_checkpoint(
+    store: Store, batch_bytes: int, monkeypatch: pytest.MonkeyPatch, in_another_process: Callable[[Store], Store]
+) -> None:
+    monkeypatch.setattr(_ingest, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(_ingest, "_TAKE_BYTES", 50_000)
+    save(store, model(0), 0)
+    file = safetensors(**renamed(tuned(model(0), 1)))
+    with in_another_process(store).write_stream(io.BytesIO(file)) as pending:
+        ref = pending.commit(RefTarget(path="file"))
+
+    assert share_of_deltas(store) > 0.45
+    assert b"".join(Store.open_backend(store.backend).iter_file(ref)) == file
+
+
+def test_checkpoint_is_stored_against_a_file_stored_in_many_batches(
+    store: Store, monkeypatch: pytest.MonkeyPatch, in_another_process: Callable[[Store], Store]
+) -> None:
+    monkeypatch.setattr(_ingest, "BATCH_BYTES", 100_000)
+    monkeypatch.setattr(_ingest, "_TAKE_BYTES", 50_000)
+    with store.write_stream(io.BytesIO(safetensors(**model(0)))) as pending:
+        pending.commit(RefTarget(path="file"))
+    save(in_another_process(store), renamed(tuned(model(0), 1)), 0)
+
+    assert share_of_deltas(store) > 0.45
+
+
+def test_search_finds_the_last_step_of_a_series_without_sketches(
+    store: Store, in_another_process: Callable[[Store], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without:
+        without.setattr("tensorcas_mlflow.store._sketches.is_worth_sketching", lambda *_, **__: False)
+        save(store, model(0), 0)
+    assert not store.manifest(store.checkpoints()[0]).sketches
+    save(in_another_process(store), renamed(tuned(model(0), 1)), 0, run_id="other")
+
+    assert share_of_deltas(store) > 0.45
+
+
+def test_reshaped_tensor_is_stored_as_a_delta(store: Store) -> None:
+    save(store, {"w": model(0)["embed.weight"]}, 0)
+    save(store, {"w": tuned(model(0), 1)["embed.weight"].reshape(-1)}, 0, run_id="other")
+
+    assert share_of_deltas(store) == pytest.approx(0.5)
+
+
+def test_small_step_of_a_series_gets_no_sketches(store: Store) -> None:
+    state = model(0)
+    refs = []
+    for step in range(2):
+        state["embed.weight"][step] += 1
+        with store.write_checkpoint(state, series="s") as pending:
+            refs.append(pending.commit(RefTarget(run_id="run", step=step)))
+    first, second = (store.manifest(ref) for ref in refs)
+
+    assert len(first.sketches) == SKETCH_BYTES * len(state) + 28
+    assert second.sketches == b""
+
+
+def test_search_survives_the_deletion_of_the_checkpoint_it_found(store: Store) -> None:
+    ref = save(store, model(0), 0)
+    store.drop(ref)
+    plan_gc(store, grace_s=0).execute()
+    tensors = renamed(tuned(model(0), 1))
+
+    assert loads(store, save(store, tensors, 0, run_id="other"), tensors)
+    assert share_of_deltas(store) == 0
+
+
+def test_damaged_sketches_cost_only_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_another_process: Callable[[Store], Store]
+) -> None:
+    store = in_another_process(Store.init_backend(LocalBackend(tmp_path / "store")))
+
+    def damaged(words: Any) -> bytes:
+        data = bytearray(sketch_bytes(words))
+        data[5] ^= 1
+        return bytes(data)
+
+    with monkeypatch.context() as damage:
+        damage.setattr(_sketches, "sketch_bytes", damaged)
+        save(store, model(0), 0)
+    fresh = in_another_process(store)
+    tensors = renamed(tuned(model(0), 1))
+
+    assert loads(store, save(fresh, tensors, 0, run_id="other"), tensors)
+    assert verify(Store.open_backend(store.backend), full=True).problems == ()
+
+
+def test_search_reads_a_bounded_number_of_manifests_and_goes_on_later(
+    store: Store, monkeypatch: pytest.MonkeyPatch, in_another_process: Callable[[Store], Store]
+) -> None:
+    monkeypatch.setattr(_sketches, "_MOST_READ", 3)
+    n_read = 0
+    read_manifest = _sketches.read_manifest
+
+    def counted(*args: Any) -> Any:
+        nonlocal n_read
+        n_read += 1
+        return read_manifest(*args)
+
+    monkeypatch.setattr(_sketches, "read_manifest", counted)
+    for seed in range(6):
+        save(store, {"w": model(seed)["embed.weight"]}, 0, run_id=f"run {seed}")
+    again = in_another_process(store)
+    counts = []
+    for _ in range(3):
+        before = n_read
+        _sketches.read_more(again)
+        counts.append(n_read - before)
+
+    assert counts == [3, 3, 0]
+    assert len(_sketches.sketches_of(store.id)._by_key) == 6
+
+
+@pytest.mark.parametrize("n_parts", [1, 200])
+def test_search_among_many_tensors_compares_all_of_them(n_parts: int) -> None:
+    rng = np.random.default_rng(0)
+    known = _sketches.Sketches()
+    n = 20_000 // n_parts
+    words = [rng.integers(1, 1 << 16, (n, 32), dtype=np.uint16) for _ in range(n_parts)]
+    for number, each in enumerate(words):
+        known.note(str(number), sketched(str(number), each))
+    match = known.nearest(sketched("", words[n_parts // 2][-4:]))
+
+    assert match is not None
+    assert match.sketched.manifest == str(n_parts // 2)
+    assert match.likeness == 1
+
+
+def sketched(name: str, words: Any) -> _sketches.Sketched:
+    sizes = np.full(len(words), 1 << 20)
+    return _sketches.Sketched(manifest=name, rows=np.arange(len(words)), n_bytes=sizes, n_elements=sizes, words=words)
