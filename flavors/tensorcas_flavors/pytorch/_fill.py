@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -324,17 +324,19 @@ class FillPlan:
             )
         return known
 
-    def _modules(self, module: torch.nn.Module, stored: list[ModuleFacts], path: str) -> None:
-        """Plan for the attributes of a module and its submodules."""
-        live = dict(module.named_modules(remove_duplicate=False))
+    def _modules(self, live: Mapping[str, torch.nn.Module], stored: list[ModuleFacts], path: str) -> None:
+        """Plan for the attributes of a module and its submodules, given under each of their names."""
         bare: dict[str, list[torch.nn.Module]] = {}
-        for name, part in live.items():
-            bare.setdefault(_bare(name), []).append(part)
-        met = set()
         for facts in stored:
-            candidates = [live.get(facts.path), *bare.get(_bare(facts.path), [])]
+            found = live.get(facts.path)
+            if found is not None and type(found).__name__ == facts.kind:
+                self._attributes(found, facts, path)
+                continue
+            if not bare:
+                for name, part in live.items():
+                    bare.setdefault(_bare(name), []).append(part)
+            candidates = [found, *bare.get(_bare(facts.path), [])]
             found = next((part for part in candidates if part is not None and _is_of(part, facts.kind)), None)
-            met.add(_bare(facts.path))
             if found is not None:
                 self._attributes(found, facts, path)
             elif self._strict:
@@ -344,8 +346,11 @@ class FillPlan:
                     f"{f'is a {there}' if there else 'the model to fill has no such part'}: give a model of the same "
                     f"classes, or strict=False to fill what fits, or {REMEDY}"
                 )
-        more = [name for name in live if _bare(name) not in met]
-        if more and self._strict:
+        paths = [facts.path for facts in stored]
+        others = live.keys() - set(paths) if self._strict else set()
+        met = set(map(_bare, paths)) if others else set()
+        more = [name for name in live if name in others and _bare(name) not in met]
+        if more:
             raise pytorch_error(
                 f"{_where(path)} has parts that were not stored: {_some(more)}. Give a model without them, or "
                 f"strict=False to fill what fits, or {REMEDY}"
@@ -359,6 +364,8 @@ class FillPlan:
                     f"{_where(_join(path, facts.path))} is the same module as another part, and different attributes "
                     f"are stored for them: {REMEDY}"
                 )
+            return
+        if not facts.attributes and not facts.of_tensors:
             return
         start = _join(path, facts.path)
         own, _ = attributes_of(module)
@@ -403,10 +410,10 @@ class FillPlan:
             beside = stored.beside if isinstance(stored, StoredObject) else {}
             filling = ModuleFilling(target, state, beside, where=where, strict=self._strict)
             self._rounded += [f"{path}.{text}" if path else text for text in filling.rounded]
-            self.copies += [replace(each, where=_join(path, each.where)) for each in filling.filled()]
+            self.copies += filling.filled(f"{path}." if path else "")
             self._steps.append(filling.execute)
             if isinstance(stored, StoredObject) and stored.modules.entry is not None:
-                self._modules(target, stored.modules.entry, path)
+                self._modules(filling.modules, stored.modules.entry, path)
             return
         if isinstance(target, torch.optim.lr_scheduler.LRScheduler) and isinstance(state, dict):
             # Its load_state_dict() updates the given attributes and keeps the rest.

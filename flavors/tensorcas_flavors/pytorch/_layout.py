@@ -20,7 +20,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tensorcas_flavors._pickling import is_pickle
 from tensorcas_flavors.pytorch._tensors import (
@@ -270,8 +273,14 @@ def check_row(rows: Mapping[str, Array], name: str, dtype: str, shape: Sequence[
     row = rows.get(name)
     if row is None:
         raise pytorch_error(f"tensor {name!r} is missing: read all tensors of the checkpoint")
-    if row.dtype.name != dtype or row.shape != tuple(shape):
+    if _name_of_row(row.dtype) != dtype or row.shape != tuple(shape):
         raise pytorch_error(f"tensor {name!r} was stored as {dtype} {tuple(shape)}, not {row.dtype} {row.shape}")
+
+
+@lru_cache(maxsize=128)
+def _name_of_row(dtype: np.dtype[Any]) -> str:
+    """Return the name of an array's dtype; a lookup without a Python call after the first."""
+    return dtype.name
 
 
 def _version_1(facts: dict[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,10 @@ class ModuleFilling:
         self._where = where
         self._views: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         expected = module.state_dict()
-        own = dict(own_tensors(module))
+        self._kind = _ModuleKind.of(module)
+        self.modules = self._kind.modules
+        """The module and its submodules, under each of their names."""
+        own = self._kind.own
         # Values that only a pickle can restore are left out, and torch reports them as missing.
         state = {name: value for name, value in stored.items() if not isinstance(value, PickleOnly | NamedItems)}
         state, metadata = with_prefix_of(expected, state, getattr(stored, "_metadata", None))
@@ -119,7 +122,8 @@ class ModuleFilling:
         Raises:
             AdapterError: The module's own code refuses; the module may be filled in part.
         """
-        self._load()
+        if not self._copy():
+            self._load()
         for name, tensor in self._beside.items():
             copy_into(self._own[name], tensor, repr(name))
         for name, (target, source) in self._views.items():
@@ -127,25 +131,36 @@ class ModuleFilling:
         for buffers, name, tensor in self._made:
             buffers[name] = tensor
 
-    def filled(self) -> Iterator[Copy]:
-        """Yield the copies into the module's memory, as far as the module's own code makes no others."""
-        is_plain = all(map(_loads_plainly, self._module.modules()))
+    def filled(self, path: str) -> list[Copy]:
+        """Return the copies into the module's memory, as far as the module's own code makes no others.
+
+        Args:
+            path: Prefix of the names in errors.
+        """
+        import torch
+
+        plain = {torch.Tensor, torch.nn.Parameter}
+        copies = []
         for name, tensor in [*self._state.items(), *self._beside.items()]:
             own = self._own.get(name)
-            if own is None or not is_tensor(tensor) or own is tensor or filling_refusal(own) is not None:
+            if own is None or own is tensor or not (type(tensor) in plain or is_tensor(tensor)):
+                continue
+            if filling_refusal(own) is not None:
                 continue
             if own.shape == tensor.shape and not own.is_meta:
-                yield Copy(where=name, target=own, source=tensor, may_alias=is_plain)
-        for name, (target, source) in self._views.items():
-            yield Copy(where=name, target=target, source=source)
+                copies.append(Copy(path + name, own, tensor, self._kind.loads_plainly))
+        return copies + [Copy(path + name, target, source) for name, (target, source) in self._views.items()]
 
     def _check(self, expected: Mapping[str, Any]) -> None:
         import torch
 
         doubtful = expected.keys() != self._state.keys()
+        plain = {torch.Tensor, torch.nn.Parameter}
         for name, tensor in [*self._state.items(), *self._beside.items()]:
             target: Any = self._own[name] if name in self._beside else expected.get(name)
-            if not is_tensor(target) or not is_tensor(tensor) or torch.nn.parameter.is_lazy(target):
+            if type(tensor) not in plain and not is_tensor(tensor):
+                continue
+            if type(target) not in plain and (not is_tensor(target) or torch.nn.parameter.is_lazy(target)):
                 continue
             if target.shape != tensor.shape:
                 if name in self._beside:
@@ -176,6 +191,27 @@ class ModuleFilling:
             # load_state_dict gets the very tensor, and copies nothing.
             self._state[name] = self._own[name]
 
+    def _copy(self) -> bool:
+        """Copy all tensors at once, as ``load_state_dict`` does one after the other; return False if it does more."""
+        import torch
+
+        if not self._kind.only_copies or self._views or self._state.keys() != self._kind.own.keys() - self._kind.apart:
+            return False
+        if torch.__future__.get_swap_module_params_on_conversion():
+            return False
+        targets = [self._own[name] for name in self._state]
+        kinds = {torch.Tensor, torch.nn.Parameter}
+        if not kinds.issuperset(map(type, [*targets, *self._state.values()])):
+            return False
+        if [target.shape for target in targets] != [source.shape for source in self._state.values()]:
+            return False
+        try:
+            with torch.no_grad():
+                torch._foreach_copy_([target.detach() for target in targets], list(self._state.values()))
+        except RuntimeError:
+            return False  # load_state_dict() names the tensor
+        return True
+
     def _load(self) -> None:
         try:
             self._module.load_state_dict(self._state, strict=self._strict)
@@ -183,12 +219,56 @@ class ModuleFilling:
             raise pytorch_error(f"{self._where}: {error}" if self._where != ROOT else str(error)) from error
 
 
-def _loads_plainly(module: torch.nn.Module) -> bool:
-    """Tell whether only code of torch handles the state dict that a module loads."""
-    loaders = (module.load_state_dict, module._load_from_state_dict)
-    return not module._load_state_dict_pre_hooks and all(
-        getattr(loader, "__func__", loader).__module__.startswith("torch.nn.modules.") for loader in loaders
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ModuleKind:
+    """Facts about a module that decide how it loads a state dict."""
+
+    modules: dict[str, torch.nn.Module]
+    """The module and its submodules, under each of their names."""
+    own: dict[str, Any]
+    """Its parameters and buffers, under each of their names."""
+    apart: set[str]
+    """The buffers outside of state dicts."""
+    loads_plainly: bool
+    """True if only code of torch handles the state dict."""
+    only_copies: bool
+    """True if, moreover, no hook runs and no extra state is set afterwards."""
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> _ModuleKind:
+        """Look at a module and its submodules."""
+        import torch
+
+        own: dict[str, Any] = {}
+        apart: set[str] = set()
+        loaders: set[Any] = set()
+        kinds: set[Any] = set()
+        has_pre_hooks = has_hooks = False
+        modules = dict(module.named_modules(remove_duplicate=False))
+        for path, part in modules.items():
+            start = path + "." if path else ""
+            for tensors in (part._parameters, part._buffers):
+                for key, tensor in tensors.items():
+                    if tensor is not None:
+                        own[start + key] = tensor
+            for key in part._non_persistent_buffers_set:
+                apart.add(start + key)
+            has_pre_hooks |= bool(part._load_state_dict_pre_hooks)
+            has_hooks |= bool(getattr(part, "_load_state_dict_post_hooks", None))
+            kinds.add(type(part))
+            for name in _LOADERS:
+                if name in vars(part):
+                    loaders.add(getattr(part, name))
+        loaders.update([getattr(kind, name) for kind in kinds for name in _LOADERS])
+        loads_plainly = not has_pre_hooks and all(
+            getattr(loader, "__func__", loader).__module__.startswith("torch.nn.modules.") for loader in loaders
+        )
+        sets_extra = any(kind.set_extra_state is not torch.nn.Module.set_extra_state for kind in kinds)
+        only_copies = loads_plainly and not has_hooks and not sets_extra
+        return cls(modules=modules, own=own, apart=apart, loads_plainly=loads_plainly, only_copies=only_copies)
+
+
+_LOADERS = ("load_state_dict", "_load_from_state_dict")
 
 
 def _without_tensors(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
@@ -203,6 +283,10 @@ def _without_tensors(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any],
 
 def is_expanded(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor repeats elements; torch refuses to copy into such a tensor."""
+    import torch
+
+    if tensor.layout is torch.strided and tensor.is_contiguous():
+        return False
     return any(step == 0 and side > 1 for step, side in zip(tensor.stride(), tensor.shape, strict=True))
 
 
@@ -258,7 +342,11 @@ def loses(source: torch.dtype, target: torch.dtype) -> bool:
 
 def _check_is_state_dict(stored: Mapping[Any, Any], where: str) -> None:
     odd = [name for name in stored if type(name) is not str]
-    parts = [name for name, value in stored.items() if isinstance(value, StoredObject) or _holds_tensors(name, value)]
+    parts = [
+        name
+        for name, value in stored.items()
+        if not is_tensor(value) and (isinstance(value, StoredObject) or _holds_tensors(name, value))
+    ]
     if parts:
         names = ", ".join(repr(name) for name in stored)
         raise pytorch_error(
@@ -304,7 +392,12 @@ def with_prefix_of(
 
 
 def _all_start(names: Iterable[str], prefix: str) -> bool:
-    return all([name.startswith(prefix) for name in names] or [False])
+    found = False
+    for name in names:
+        if not name.startswith(prefix):
+            return False
+        found = True
+    return found
 
 
 def _any_starts(names: Iterable[str], prefix: str) -> bool:

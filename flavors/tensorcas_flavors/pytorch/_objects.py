@@ -51,7 +51,8 @@ def is_live(value: object) -> bool:
 
 def is_tensor(value: object) -> bool:
     """Tell whether a value is a tensor of any kind, without importing torch."""
-    return any(cls.__name__ == "Tensor" and cls.__module__ == "torch" for cls in type(value).__mro__)
+    torch = sys.modules.get("torch")
+    return torch is not None and issubclass(type(value), torch.Tensor)
 
 
 def unwrap(model: Any) -> Any:

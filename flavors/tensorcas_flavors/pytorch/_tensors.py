@@ -462,7 +462,7 @@ def check_device(device: torch.device) -> None:
         raise pytorch_error("the meta device holds no values: give another one")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Copy:
     """Copy of elements into live memory."""
 
@@ -495,6 +495,8 @@ def check_memory(copies: Sequence[Copy]) -> None:
     Raises:
         AdapterError: Two copies do.
     """
+    if not _may_overlap(copies):
+        return
     by_device: dict[str, dict[int, _Extent]] = {}
     for n, each in enumerate(copies):
         extent = extent_of(each.target)
@@ -505,6 +507,27 @@ def check_memory(copies: Sequence[Copy]) -> None:
         for group in overlapping(list(extents), extents):
             if len(group) > 1:
                 _check_group([copies[n] for n in group], [extents[n] for n in group])
+
+
+def _may_overlap(copies: Sequence[Copy]) -> bool:
+    """Return False if no two copies go to the same memory."""
+    starts, stops = [], []
+    for target in [each.target for each in copies]:
+        if isinstance(target, np.ndarray) or not target.is_contiguous():
+            extent = extent_of(target)
+            if extent is not None:
+                starts.append(extent.start)
+                stops.append(extent.stop)
+            continue
+        try:
+            starts.append(target.data_ptr())
+        except RuntimeError:  # the tensor has no memory
+            continue
+        stops.append(starts[-1] + target.nbytes)
+    begins, ends = np.array([starts, stops], dtype=np.uint64)
+    begins, ends = begins[ends > begins], ends[ends > begins]
+    order = np.argsort(begins, kind="stable")
+    return bool((begins[order[1:]] < np.maximum.accumulate(ends[order])[:-1]).any())
 
 
 def _check_group(group: Sequence[Copy], extents: Sequence[_Extent]) -> None:

@@ -43,6 +43,7 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -673,7 +674,7 @@ class _TreeReader:
             if value is _ABSENT:
                 n_absent += 1
             else:
-                made[_key(key)] = value
+                made[key if type(key) is str else _key(key)] = value
         if len(made) + n_absent != len(pairs):
             raise ValueError("a mapping has two entries of one name")
         if "metadata" in node:
@@ -688,14 +689,16 @@ class _TreeReader:
 
     def _tensor(self, node: dict[str, Any]) -> Any:
         name, dtype, shape = node["tensor"]
-        place = self._reserve() if "is" not in node else None
+        place = None
+        if "is" not in node:
+            place = len(self._made)
+            self._made.append(None)
         if self._skip_missing and name not in self._rows:
             value: Any = _ABSENT
         elif "is" in node:
             value = _of_kind(self._made[_index(node["is"])], self._torch.Tensor)
         else:
-            itemsize = _of_kind(getattr(self._torch, dtype), self._torch.dtype).itemsize
-            check_row(self._rows, name, row_dtype(dtype, itemsize) or dtype, shape)
+            check_row(self._rows, name, _dtype_of_row(dtype), shape)
             grad = node.get("grad") is True
             value = self._tensors[name].detach()
             value = self._torch.nn.Parameter(value, grad) if "parameter" in node else value.requires_grad_(grad)
@@ -769,11 +772,14 @@ class _TreeReader:
                     later.entry = OpaqueFacts(facts=facts, taken=taken)
 
     def _module(self, path: str, kind: str, attributes: Any, of_tensors: Any) -> ModuleFacts:
-        own = {_of_kind(name, str): self._node(node) for name, node in _list(attributes)}
-        own = {name: value for name, value in own.items() if value is not _ABSENT}
-        if not torch_attributes().isdisjoint(own):
-            raise ValueError("a module's own registers are among its attributes")
-        of_each = {_of_kind(name, str): _of_kind(self._node(node), dict) for name, node in _list(of_tensors)}
+        own, of_each = {}, {}
+        if attributes != []:
+            own = {_of_kind(name, str): self._node(node) for name, node in _list(attributes)}
+            own = {name: value for name, value in own.items() if value is not _ABSENT}
+            if not torch_attributes().isdisjoint(own):
+                raise ValueError("a module's own registers are among its attributes")
+        if of_tensors != []:
+            of_each = {_of_kind(name, str): _of_kind(self._node(node), dict) for name, node in _list(of_tensors)}
         return ModuleFacts(path=_of_kind(path, str), kind=_of_kind(kind, str), attributes=own, of_tensors=of_each)
 
     def _deque(self, node: dict[str, Any]) -> deque[Any]:
@@ -801,6 +807,15 @@ class _TreeReader:
                 raise
             self._made[place] = PickleOnly(kind=f"torch.Generator of the device {engine!r}, which is not here,")
         return self._made[place]
+
+
+@lru_cache(maxsize=128)
+def _dtype_of_row(dtype: str) -> str:
+    """Return the dtype of the array that holds tensors of a dtype."""
+    import torch
+
+    itemsize = _of_kind(getattr(torch, dtype), torch.dtype).itemsize
+    return row_dtype(dtype, itemsize) or dtype
 
 
 _PATHS = frozenset(("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"))
