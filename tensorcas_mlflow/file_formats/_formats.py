@@ -23,6 +23,7 @@ from tensorcas_mlflow.file_formats._dcp import DCP_METADATA, DCP_SUFFIX
 from tensorcas_mlflow.file_formats._flax import is_flax, list_flax, split_flax
 from tensorcas_mlflow.file_formats._folders import list_folder, list_index
 from tensorcas_mlflow.file_formats._gguf import is_gguf, list_gguf, split_gguf
+from tensorcas_mlflow.file_formats._hdf5 import is_hdf5, list_hdf5, split_hdf5
 from tensorcas_mlflow.file_formats._layout import FileLayout
 from tensorcas_mlflow.file_formats._listing import OTHER_FILE, Listing
 from tensorcas_mlflow.file_formats._numpy import is_npy, lay_out_npz, list_npy, split_npy
@@ -80,6 +81,7 @@ FORMATS = (
     FileFormat("zip", is_archive, split_archive, list_archive),
     FileFormat("npy", is_npy, split_npy, list_npy, (".npy",)),
     FileFormat("gguf", is_gguf, split_gguf, list_gguf, (".gguf",)),
+    FileFormat("hdf5", is_hdf5, split_hdf5, list_hdf5, (".h5", ".hdf5")),
     FileFormat("bhckpt", is_bhckpt, split_bhckpt, list_bhckpt, (".bckpt",)),
     FileFormat("xgboost", is_xgboost, split_xgboost, list_xgboost, (".ubj",)),
     # Last: these have no magic number.
@@ -117,7 +119,7 @@ def split(tape: Tape) -> Iterator[FilePart | Learned]:
     if found is not None and found.splits is not None:
         try:
             for part in found.splits(tape):
-                if tape.is_at_end():
+                if tape.is_at_end() and not isinstance(part, Learned):
                     break  # the header announces more bytes than the file has
                 yield part
         except UNREADABLE as error:

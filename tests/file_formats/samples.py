@@ -30,6 +30,7 @@ import torch
 import xgboost as xgb
 
 from tensorcas_mlflow.store import PAYLOAD_FILE, write_payload
+from tests.file_formats.hdf5_samples import hdf5_file, hdf5_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -117,6 +118,10 @@ def files() -> Mapping[str, bytes]:
         "model.onnx": lambda: onnx_model().SerializeToString(),
         "params.msgpack": lambda: flax_file({**flax_tree(ARRAYS), "step": 3}),
         "chunked.msgpack": lambda: flax_file({"params": ARRAYS}, chunk_bytes=64),
+        "plain.h5": lambda: hdf5_file(hdf5_of(ARRAYS)),
+        "latest.h5": lambda: hdf5_file(hdf5_of(ARRAYS), libver="latest"),
+        "chunked.h5": lambda: hdf5_file(hdf5_of(ARRAYS, is_chunked=True)),
+        "chunked, latest.h5": lambda: hdf5_file(hdf5_of(ARRAYS, is_chunked=True), libver="latest"),
         "checkpoint.tensors": lambda: written(
             lambda to: write_payload(Path(to).parent, ARRAYS, flavor="generic"), PAYLOAD_FILE
         ),

@@ -29,6 +29,7 @@ from sklearn.ensemble import RandomForestRegressor
 from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.store import PAYLOAD_FILE, write_payload
+from tests.file_formats.hdf5_samples import hdf5_file, hdf5_of
 from tests.file_formats.samples import files, flax_file, flax_tree
 
 DRAW = np.random.default_rng(0)
@@ -50,6 +51,9 @@ def samples() -> dict[str, bytes]:
     made["bhckpt"] = _bhckpt()
     made["onnx"] = _onnx()
     made["flax"] = flax_file({**flax_tree(ARRAYS), "step": 3, "text": "x" * 500})
+    made["hdf5"] = hdf5_file(hdf5_of(ARRAYS))
+    made["hdf5, latest"] = hdf5_file(hdf5_of(ARRAYS), libver="latest")
+    made["hdf5, chunked"] = hdf5_file(hdf5_of(ARRAYS, is_chunked=True))
     made["self-contained"] = _written(lambda path: write_payload(path.parent, ARRAYS, cuts={}, flavor="pytorch"))
     return made
 

@@ -42,6 +42,7 @@ from tensorcas_mlflow.file_formats import FORMATS_IN, open_listing
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.reader import CheckpointReader, convert, diff, import_checkpoint, open_path, open_ref
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
+from tests.file_formats.hdf5_samples import arrays_in, hdf5_samples
 from tests.file_formats.samples import (
     ARRAYS,
     bhckpt_file,
@@ -486,6 +487,16 @@ IN_FLAX = {name: NUMPY[name] for name in ("plain", "small", "fortran", "turned",
 IN_FLAX |= {"half": NUMPY["half"], "small.2": np.arange(3), "eighths": WEIGHT[0].astype(ml_dtypes.float8_e4m3fn)}
 
 
+def of_hdf5(write: Callable[[], bytes]) -> Make:
+    def make(folder: Path) -> Made:
+        path = folder / "model.h5"
+        path.write_bytes(write())
+        arrays, others = arrays_in(path.read_bytes())
+        return Made(path, given_in([*arrays.values(), *[NO_ARRAYS] * len(others)]))
+
+    return make
+
+
 FILES: dict[str, dict[str, Make]] = {
     "torch": {
         "training": of_torch_save(training()),
@@ -562,6 +573,7 @@ FILES: dict[str, dict[str, Make]] = {
     "serverlessllm": {
         "a folder": of_folder(lambda folder: serverlessllm_folder(folder / "m", ARRAYS), lambda _: ARRAYS)
     },
+    "hdf5": {name: of_hdf5(make) for name, make in hdf5_samples().items()},
     "self-contained": {"one file": of_folder(write_self_contained, lambda _: [WEIGHT, np.arange(3)])},
 }
 CASES = [(kind, name) for kind, named in FILES.items() for name in named]

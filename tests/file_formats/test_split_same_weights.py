@@ -17,6 +17,8 @@ PREFIXES = {
     "flax": "",
     "bintensors": "",
     "bhckpt": "",
+    "hdf5": "",
+    "hdf5, latest": "",
     "self-contained": "",
     "pickle, protocol 3": "0.arrays.",
     "pickle, protocol 4": "0.arrays.",
