@@ -310,8 +310,18 @@ class RecentChunks:
             chunks = [self._chunks[key] for key in keys]
         return chunks if np.array_equal(digest_each(chunks), digests) else None
 
+    def has(self, digests: Digests) -> bool:
+        """Tell whether all of some chunks are remembered."""
+        with self._lock:
+            return all(row.tobytes() in self._chunks for row in digests)
+
     def are_whole(self, levels: Sequence[Places]) -> bool:
-        """Read the stored bytes of the found copies, and check that they are unchanged."""
+        """Read the stored bytes of the found copies, and check that they are unchanged.
+
+        A remote copy is trusted, like the copy of any chunk that a save shares: a check takes a request for each pack.
+        """
+        if self._backend.is_remote:
+            return True
         payloads: list[Buffer] = []
         wanted = [np.empty((0, STORED_DIGEST_BYTES), np.uint8)]
         try:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, Scratch, aligned_buffer
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.config import n_threads
-from tensorcas_mlflow.base.tensors import distinct
+from tensorcas_mlflow.base.tensors import distinct, offsets_of
 from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._decode import (
     DIRECT,
@@ -29,7 +30,7 @@ from tensorcas_mlflow.chunk_io._decode import (
     decode_chain,
 )
 from tensorcas_mlflow.chunk_io._plan import OpenFiles, Planner
-from tensorcas_mlflow.chunk_io._ways import LOCAL_GAP_BYTES, PLAIN_READ, Way, WayChoice, plan_reads
+from tensorcas_mlflow.chunk_io._ways import LOCAL_GAP_BYTES, PLAIN_READ, Extent, Way, WayChoice, plan_reads
 from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.layout import pack_key
@@ -37,12 +38,17 @@ from tensorcas_mlflow.layout import pack_key
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, ExtentCache
 
+T = TypeVar("T")
+
 _CORE_PART_BYTES = 256 << 10
 """Size of the deltas the core decodes together: with their bases they stay in the cache of a processor."""
 _MOST_PART_BYTES = 8 << 20
 """Size of the chunks with one root that the core decodes together."""
 _PART_BYTES = 1 << 20
 """Size of the deltas a thread of Python decodes together."""
+_WINDOW_BYTES = 64 << 20
+"""Size of the deltas whose stored bytes, and those of their bases, are fetched together from a remote store: few large
+reads of each pack in a chain."""
 _CALL_BYTES = 256 << 20
 """Bound of one call of the core: a KeyboardInterrupt waits for its end."""
 _CALL_PACKS = 64
@@ -97,6 +103,18 @@ class Stored:
     """Reads of the storage, if there is a cache: the pack, the start there, and the bytes."""
     scratch: list[Any] = field(default_factory=list)
     """Memory to give back."""
+    lock: Lock = field(default_factory=Lock)
+    """Held while a buffer is added."""
+
+    def add(self, links: Any, begins: Any, block: memoryview) -> None:
+        """Add a buffer with the stored bytes of some links, by number; any thread may."""
+        with self.lock:
+            self.buffer[links], self.begin[links] = len(self.buffers), begins
+            self.buffers.append(block)
+
+    def some(self, links: slice) -> Stored:
+        """Return the stored bytes of consecutive links; each was read."""
+        return Stored(buffers=self.buffers, buffer=self.buffer[links], begin=self.begin[links])
 
 
 class Load:
@@ -233,12 +251,19 @@ class Load:
             numbers, _ = links.of_chunks(deltas)
             choice = self._planner.choice_for_deltas(links.places.some(numbers))
             each = _CORE_PART_BYTES if can_decode() and self.is_local else _PART_BYTES
+            each = _WINDOW_BYTES if self.waits else each
             of = None if root is None else root[deltas]
             planned.append((choice, parts_of(deltas, sizes[deltas], each, of)))
         return planned
 
-    def fetch(self, places: Places, choice: WayChoice, *, from_storage: bool) -> Stored:
-        """Read the stored bytes of some places into memory, in the calling thread.
+    def fetch(self, places: Places, choice: WayChoice, *, from_storage: bool, on_threads: bool = False) -> Stored:
+        """Read the stored bytes of some places into memory.
+
+        Args:
+            places: The places.
+            choice: The way.
+            from_storage: Whether to leave the cache out.
+            on_threads: Whether to read on many threads at once; otherwise the calling thread reads.
 
         Raises:
             BlobNotFoundError: A pack is gone.
@@ -248,13 +273,16 @@ class Load:
         stored = Stored(buffer=np.full(n_links, -1), begin=np.zeros(n_links, np.int64))
         left = np.arange(n_links)
         if self._cache is not None and not from_storage:
-            left = self._fetch_cached(self._cache, places, stored)
+            left = self._fetch_cached(self._cache, places, stored, on_threads=on_threads)
         offset, size = places.entries["offset"][left], places.entries["stored_bytes"][left]
         extents = plan_reads(
             places.pack[left], offset, size, max_gap_bytes=choice.gap_bytes, max_read_bytes=choice.read_bytes
         )
-        for extent in extents:
+
+        def read(extent: Extent) -> None:
             self._fetch_extent(places, left[extent.members], (extent.start, extent.stop), choice, stored)
+
+        _for_each(read, extents, on_threads=on_threads, waits=True)
         return stored
 
     def give_back(self, stored: Stored) -> None:
@@ -298,23 +326,26 @@ class Load:
                     files.append(None)
             yield files
 
-    def _fetch_cached(self, cache: ExtentCache, places: Places, stored: Stored) -> Any:
+    def _fetch_cached(self, cache: ExtentCache, places: Places, stored: Stored, *, on_threads: bool) -> Any:
         """Take stored bytes from the cache; return the numbers of the missing ones."""
+
+        def read(found: tuple[CachedRead, Any]) -> None:
+            one, mine = found
+            block = one.read()
+            if block is not None:
+                stored.add(mine[one.members], one.begins, block)
+                stored.cached.append(one)
+
+        reads: list[tuple[CachedRead, Any]] = []
         for number in distinct(places.pack).tolist():
             name, mine = places.packs[number], np.flatnonzero(places.pack == number)
             opened = self._cached.get(name)
             if opened is None:
                 opened = self._cached[name] = cache.open_pack(self._store_id, name)
             entries = places.entries.take(mine)
-            for read in opened.find(entries["offset"], entries["stored_bytes"]).reads:
-                block = read.read()
-                if block is None:
-                    continue
-                stored.buffer[mine[read.members]] = len(stored.buffers)
-                stored.begin[mine[read.members]] = read.begins
-                stored.buffers.append(block)
-                stored.cached.append(read)
-                stored.n_cached += len(read.members)
+            reads += [(one, mine) for one in opened.find(entries["offset"], entries["stored_bytes"]).reads]
+        _for_each(read, reads, on_threads=on_threads)
+        stored.n_cached = sum(len(one.members) for one in stored.cached)
         return np.flatnonzero(stored.buffer < 0)
 
     def _fetch_extent(
@@ -333,9 +364,7 @@ class Load:
                 raise
             fault = str(error), error
         else:
-            stored.buffer[members] = len(stored.buffers)
-            stored.begin[members] = places.entries["offset"][members].astype(np.int64) - start
-            stored.buffers.append(block)
+            stored.add(members, places.entries["offset"][members].astype(np.int64) - start, block)
             return
         if len(members) == 1:
             stored.faults[int(members[0])] = fault
@@ -458,18 +487,32 @@ class _Reading:
         def run(each: tuple[WayChoice, Any]) -> None:
             self._run_part(*each)
 
+        if self._load.waits:
+            windows = [(choice, chunks) for choice, chunks in parts if self._are_deltas(chunks)]
+            for choice, chunks in windows:
+                self._run_part(choice, chunks, on_threads=True)
+            parts = [(choice, chunks) for choice, chunks in parts if not self._are_deltas(chunks)]
         if len(parts) <= 1 or all(choice.is_alone for choice, _ in parts):
             for each in parts:
                 run(each)
         else:
             threads.run_all(run, parts, waits=waits or self._load.waits)
 
-    def _run_part(self, choice: WayChoice, chunks: Any, *, from_storage: bool = False) -> None:
-        """Read and decode some chunks, by number."""
+    def _are_deltas(self, chunks: Any) -> bool:
+        return bool(len(chunks)) and len(self._links.of_chunks(chunks)[0]) > len(chunks)
+
+    def _run_part(
+        self, choice: WayChoice, chunks: Any, *, from_storage: bool = False, on_threads: bool = False
+    ) -> None:
+        """Read and decode some chunks, by number; on many threads, or in the calling one."""
         numbers, counts = self._links.of_chunks(chunks)
-        stored = self._load.fetch(self._links.places.some(numbers), choice, from_storage=from_storage)
+        places = self._links.places.some(numbers)
+        stored = self._load.fetch(places, choice, from_storage=from_storage, on_threads=on_threads)
         try:
-            damaged = self._decode(chunks, numbers, counts, stored)
+            if on_threads and not stored.faults:
+                damaged = self._decode_on_threads(chunks, numbers, counts, stored)
+            else:
+                damaged = self._decode(chunks, numbers, counts, stored)
         finally:
             self._load.give_back(stored)
         if not damaged:
@@ -480,6 +523,19 @@ class _Reading:
             for read in stored.cached:
                 read.discard()
             self._run_part(choice, np.array([damage.chunk for damage in damaged]), from_storage=True)
+
+    def _decode_on_threads(self, chunks: Any, numbers: Any, counts: Any, stored: Stored) -> list[Damage]:
+        """Decode like `_decode`, some chunks in each thread."""
+        begins = offsets_of(counts)
+        damaged: list[Damage] = []
+
+        def decode_part(part: Any) -> None:
+            first, stop = int(part[0]), int(part[-1]) + 1
+            links = slice(int(begins[first]), int(begins[stop]))
+            damaged.extend(self._decode(chunks[first:stop], numbers[links], counts[first:stop], stored.some(links)))
+
+        threads.run_all(decode_part, parts_of(np.arange(len(chunks)), self._wanted.target.n_bytes[chunks], _PART_BYTES))
+        return damaged
 
     def _decode(self, chunks: Any, numbers: Any, counts: Any, stored: Stored) -> list[Damage]:
         """Decode stored bytes into place; return the damage."""
@@ -520,6 +576,15 @@ class _Reading:
 
     def _damage(self, chunk: int, number: int, reason: str, error: BackendError | None = None) -> Damage:
         return damage_of(self._links, chunk, number, reason, error)
+
+
+def _for_each(function: Callable[[T], None], items: Iterable[T], *, on_threads: bool, waits: bool = False) -> None:
+    """Apply a function to every item, on threads or in the calling one."""
+    if on_threads:
+        threads.run_all(function, list(items), waits=waits)
+    else:
+        for item in items:
+            function(item)
 
 
 def damage_of(links: ChainLinks, chunk: int, number: int, reason: str, error: BackendError | None = None) -> Damage:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import Digests
+from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
 from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted, can_decode
@@ -156,6 +156,37 @@ class ChunkReader:
         """Return an opener of packs for the encoder, which decodes bases itself; None if it cannot read these packs."""
         is_local = self._cache is None and not self._backend.is_remote
         return OpenPacks(self._backend) if is_local and can_decode() else None
+
+    @property
+    def is_remote(self) -> bool:
+        """True if a read of the storage is a request to another machine."""
+        return self._backend.is_remote
+
+    def n_far_bytes(self, places: Places) -> int:
+        """Return the stored bytes of the found chunks that only a remote store has."""
+        if not self.is_remote:
+            return 0
+        far = np.flatnonzero(places.found)
+        if self._cache is not None:
+            far = np.setdiff1d(far, self._find_cached(self._cache, places, far))
+        return int(places.entries["stored_bytes"][far].astype(np.int64).sum())
+
+    def kept(self, pack: str, pieces: Iterable[Buffer]) -> Iterable[Buffer]:
+        """Put the bytes of a new pack into the cache, where later saves find their bases, and pass them on.
+
+        Args:
+            pack: Its name.
+            pieces: Its bytes, in pieces that end where chunks end. Nobody changes them any more.
+        """
+        return pieces if self._cache is None else self._kept(self._cache, pack, pieces)
+
+    def _kept(self, cache: ExtentCache, pack: str, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+        with cache.filling(self._store_id) as filling:
+            begin = 0
+            for piece in pieces:
+                filling.add(pack, begin, piece)
+                begin += memoryview(piece).nbytes
+                yield piece
 
     def check(self, manifest: Manifest, rows: Offsets) -> None:
         """Check that the store holds an intact copy of every chunk of some rows, by their numbers.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -26,6 +26,7 @@ from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, Te
 from tensorcas_mlflow.layout import (
     PACK_NAME_BYTES,
     STAND_INS,
+    Condemnation,
     Manifest,
     Mask,
     Ref,
@@ -39,6 +40,7 @@ from tensorcas_mlflow.store._choose import (
     MAX_SAVED_DEPTH,
     PossibleBase,
     RecentChoices,
+    gain_of,
     passes_of,
     sample_number,
     share_against,
@@ -84,6 +86,10 @@ def matching_row(row: Row, chunk_bytes: int, candidate: Manifest, places: Mappin
     return other if is_same and np.array_equal(other.ends(chunk_bytes), row.ends(chunk_bytes)) else None
 
 
+def _largest(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: -row.spec.n_bytes)[:_N_LARGEST]
+
+
 def nearest(
     rows: Sequence[Row],
     chunk_bytes: int,
@@ -104,7 +110,7 @@ def nearest(
     Returns:
         None if no candidate has any of these tensors.
     """
-    largest = sorted(rows, key=lambda row: -row.spec.n_bytes)[:_N_LARGEST]
+    largest = _largest(rows)
     if len(candidates) == 1:
         return candidates[0] if any(matching_row(row, chunk_bytes, candidates[0], places) for row in rows) else None
     best, least, n_compared = None, float("inf"), 0
@@ -207,6 +213,11 @@ def _passes(levels: Sequence[Places]) -> Any:
     return total
 
 
+_N_SAMPLES = 4
+"""Number of chunks from which the gain of bases in an object store is estimated."""
+_LEAST_GAIN = 1 / 4
+"""Bytes that deltas have to save for each byte of their bases that an object store delivers (``docs/design/codecs.md``,
+Bases in an object store)."""
 _N_FIRST = 2
 """Chunks at the beginning of a chain that are possible bases of a series that restarts."""
 _MOST_ROWS = 20_000
@@ -243,7 +254,14 @@ class BasePlan:
     condemned packs, like for every chunk it relies on (``docs/design/protocol.md``, Deltas).
     """
 
-    def __init__(self, catalog: Catalog, reader: ChunkReader, chunks: Any, candidates: Digests) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        reader: ChunkReader,
+        chunks: Any,
+        candidates: Digests,
+        checked: dict[bytes, Buffer] | None = None,
+    ) -> None:
         """Look candidates up.
 
         Args:
@@ -251,6 +269,7 @@ class BasePlan:
             reader: The store's.
             chunks: Numbers of chunks of the save, ascending.
             candidates: For each the stored chunk at its place.
+            checked: Chunks at hand that hash to their digests, the keys.
         """
         self._catalog = catalog
         self._reader = reader
@@ -267,8 +286,10 @@ class BasePlan:
         """All packs the save may come to rely on."""
         self._found = found if len(candidates) <= _MOST_HELD else None
         """Places of all candidates; None if they are looked up on demand."""
-        self._checked: dict[bytes, Buffer] = {}
-        """Remembered chunks whose bytes hash to their digests, the keys."""
+        self.n_far_bytes = 0 if catalog.recent.has(candidates) else sum(map(reader.n_far_bytes, found.levels))
+        """Stored bytes of the candidates, and of all bases behind them, that only an object store has."""
+        self._checked = {} if checked is None else checked
+        """Chunks whose bytes hash to their digests, the keys."""
         self._packs = reader.open_packs()
 
     def __bool__(self) -> bool:
@@ -279,12 +300,20 @@ class BasePlan:
         if self._packs is not None:
             self._packs.close()
 
-    def leave_out(self, backend: Backend, condemned: Collection[str]) -> None:
-        """Rely on no condemned or deleted pack."""
-        there = self.packs - set(condemned)
-        gone = {pack_name(key) for key in backend.missing(map(pack_key, there))}
+    def leave_out(self, backend: Backend, condemned: Condemnation) -> None:
+        """Rely on no condemned or deleted pack.
+
+        Args:
+            backend: The store's.
+            condemned: The condemned lists, read after the intent was created.
+        """
+        seen = self._catalog.seen(condemned.generation)
+        there = set(map(pack_key, self.packs - condemned.packs)) - seen
+        missing = backend.missing(there)
+        seen |= there - missing
+        gone = set(map(pack_name, missing))
         self._catalog.forget(gone)
-        self._excluded = frozenset(condemned) | gone
+        self._excluded = condemned.packs | gone
         if self.packs & self._excluded:
             self.packs -= self._excluded
             self._found = None
@@ -323,6 +352,28 @@ class BasePlan:
         depths = [chain[number][0] for number in numbers]
         passes = [depth and float(_passes(found.levels[at:])[0]) for depth, at in zip(depths, numbers, strict=True)]
         return [PossibleBase(*each) for each in zip(depths, data, passes, strict=True) if each[1] is not None]
+
+    def gain_bytes(self, source: Source) -> float:
+        """Estimate the bytes that deltas save; read the candidates of a few chunks, all at once.
+
+        Args:
+            source: The rows of the save, and their bytes.
+        """
+        rows = distinct((2 * np.arange(_N_SAMPLES) + 1) * len(self._chunks) // (2 * _N_SAMPLES))
+        places = self._ancestry(rows).levels[0]
+        at = np.flatnonzero(places.found)
+        rows, places = rows[at], places.some(at)
+        if not len(rows):
+            return 0.0
+        wanted = np.ascontiguousarray(places.entries["digest"])
+        bases = self._recalled(wanted) or self._read(wanted, places.entries["raw_bytes"].tolist())
+        samples = [raw for pieces in source.pieces(self._chunks[rows]) for raw in pieces.data]
+        itemsizes = source.itemsizes[source.columns.rows_of(self._chunks[rows])].tolist()
+        gains = [
+            0.0 if base is None else gain_of(raw, base, itemsize)
+            for raw, base, itemsize in zip(samples, bases, itemsizes, strict=True)
+        ]
+        return sum(gains) / len(gains) * int(source.sizes[self._chunks].sum())
 
     def remember(self, digests: Digests, sample: Buffer) -> None:
         """Keep a sample chunk for the next save, which compares its own sample with this one."""
@@ -494,13 +545,14 @@ def nearest_parent(
         None if none has any of the tensors.
     """
     numbers = {row.spec.name: number for number, row in wanted.rows.items()}
+    checked = _fetched_samples(reader, wanted, chunk_bytes, candidates) if len(candidates) > 1 else {}
 
     def share(row: Row, other: Row) -> float:
         """Estimate the share of its size a tensor takes as a delta against another one; see `nearest`."""
         number = numbers[row.spec.name]
         chunks, places = wanted.chunks_of(number)
         sample = sample_number(len(chunks))
-        plan = BasePlan(catalog, reader, chunks[[sample]], other.digests[places[[sample]]])
+        plan = BasePlan(catalog, reader, chunks[[sample]], other.digests[places[[sample]]], checked)
         behind = plan.behind(int(chunks[sample]), MAX_SAVED_DEPTH) if plan else []
         if not behind:
             return 1.0
@@ -509,6 +561,34 @@ def nearest_parent(
         return share_against(raw, behind[0].data, itemsize)
 
     return nearest(list(wanted.rows.values()), chunk_bytes, candidates, share, wanted.places)
+
+
+def _fetched_samples(
+    reader: ChunkReader, wanted: BaselessTensors, chunk_bytes: int, candidates: Sequence[Manifest]
+) -> dict[bytes, Buffer]:
+    """Read the chunks that a search compares from a remote store, all at once; see `nearest_parent`.
+
+    Returns:
+        The chunks by digest; none if one is unreadable, and none of a store on this machine.
+    """
+    sizes: dict[bytes, int] = {}
+    if not reader.is_remote:
+        return {}
+    numbers = {row.spec.name: number for number, row in wanted.rows.items()}
+    for candidate in candidates[:_N_COMPARED]:
+        for row in _largest(wanted.rows.values()):
+            other = matching_row(row, chunk_bytes, candidate, wanted.places)
+            if other is not None:
+                chunks, places = wanted.chunks_of(numbers[row.spec.name])
+                sample = sample_number(len(chunks))
+                sizes[other.digests[places[sample]].tobytes()] = int(wanted.source.sizes[chunks[sample]])
+    digests = np.frombuffer(b"".join(sizes), np.uint8).reshape(-1, DIGEST_BYTES)
+    outs = [memoryview(bytearray(size)) for size in sizes.values()]
+    try:
+        reader.read(digests, outs, verify=True)
+    except (NotFoundError, FormatError, BackendError):
+        return {}
+    return dict(zip(sizes, outs, strict=True))
 
 
 def plan_bases(
@@ -549,6 +629,8 @@ def plan_on_the_same_rows(
 _N_LATEST = 3
 _N_LOOKED_AT = 48
 """Number of refs to check; a logged model is some ten files, and one of them holds its tensors."""
+_N_AT_ONCE = 8
+"""Number of refs requested at once from an object store."""
 
 FindParent = Callable[[], Manifest | None]
 
@@ -590,6 +672,10 @@ class Parents:
     _relative: Relative | None = field(default=None, init=False)
     """The checkpoint or file found by its sketches."""
 
+    _is_worth_fetching: bool = field(default=False, init=False)
+    """Whether to fetch bases; decided once for all batches of a stream."""
+    _is_too_far: bool = field(default=False, init=False)
+
     @property
     def is_step(self) -> bool:
         """True if this process knows an earlier step of the series."""
@@ -603,12 +689,22 @@ class Parents:
             new: Numbers of its new chunks, ascending.
 
         Returns:
-            None if there are none. In an object store there are none: each base would have to be fetched.
+            None if there are none; nor through a carrier, which serves whole packs only; nor if an object store would
+            have to deliver more bytes than they are worth.
         """
-        store = self.store
-        if store.backend.is_remote or store.backend.is_carrier:
+        if self.store.backend.is_carrier or self._is_too_far:
             return None
-        new = new[source.holds(new)]
+        plan = self._find(source, new[source.holds(new)])
+        if plan is not None and plan.n_far_bytes and not self._is_worth_fetching:
+            self._is_worth_fetching = plan.gain_bytes(source) >= _LEAST_GAIN * plan.n_far_bytes
+            if not self._is_worth_fetching:
+                self._is_too_far = True
+                return None
+        return plan
+
+    def _find(self, source: Source, new: Any) -> BasePlan | None:
+        """Find possible bases, whatever they cost."""
+        store = self.store
         last = None if self.series is None else RECENT.named(store.id, self.series)
         if last is not None and self._has_rows_of(source, last):
             self.nearest = last
@@ -675,8 +771,13 @@ class Parents:
         with suppress(NotFoundError, FormatError, BackendError):
             refs = [info for info in list_blobs(self.store.backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
             refs.sort(key=lambda info: -info.modified_s)
-            for info in refs[:_N_LOOKED_AT]:
-                ref = None if len(found) == _N_LATEST else self.store.ref(info.key)
+            backend, keys = self.store.backend, [info.key for info in refs[:_N_LOOKED_AT]]
+            read: Iterable[Ref | None] = map(self.store.ref, keys)
+            if backend.is_remote:
+                read = backend.ordered_map(self.store.ref, keys, window=_N_AT_ONCE)
+            for ref in read:
+                if len(found) == _N_LATEST:
+                    break
                 if ref is None or (ref.kind == "file" and ref.n_bytes < LEAST_ROW_BYTES):
                     continue
                 digest = ref.manifest.partition(".")[0]

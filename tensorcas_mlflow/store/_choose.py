@@ -224,6 +224,12 @@ def share_against(sample: Buffer, base: Buffer, itemsize: int) -> float:
     return estimate_share(sample, itemsize, base=base)
 
 
+def gain_of(sample: Buffer, base: Buffer, itemsize: int) -> float:
+    """Estimate the share of its size that a chunk saves as a delta."""
+    plain = min(1.0, estimate_share(sample, itemsize)) if itemsize in WORD_BYTES else 1.0
+    return max(0.0, plain - share_against(sample, base, itemsize))
+
+
 def choose_base(plain: float, shares: Sequence[tuple[float, int]], n_steps: int) -> int | None:
     """Choose the distance to a tensor's base, and so the restart of a series of deltas.
 

@@ -456,13 +456,14 @@ class Ingest:
         self._intents.append(declare(self._backend, never, unique, plan.packs if plan is not None else ()))
         condemned = look(self._backend, self._catalog)
         if plan is not None:
-            plan.leave_out(self._backend, condemned.packs)
+            plan.leave_out(self._backend, condemned)
         new = np.sort(first[probe(self._backend, self._catalog, unique, condemned)])
         self.n_new_bytes += int(source.sizes[new].sum())
         if plan is not None and self._parents is not None and self._parents.nearest is not None:
             source = source.like(self._parents.nearest)
         payloads = encode_chunks(source, new, self._policy, plan, self._chooser)
-        self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, condemned)
+        keep = None if self._parents is None else self._parents.store.chunks.kept
+        self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, condemned, keep=keep)
 
     def _plan(self, source: StreamSource, unique: Digests, first: np.ndarray) -> BasePlan | None:
         """Find possible bases for a batch, like a save does: the intent has to name them."""

@@ -47,6 +47,10 @@ WrittenIntent = tuple[str, Token]
 """Key and token of an intent."""
 
 
+KeepPack = Callable[[str, Iterable[Buffer]], Iterable[Buffer]]
+"""Takes the name of a new pack and its bytes, keeps them for later saves, and passes them on."""
+
+
 def declare(backend: Backend, manifest_name: str, digests: Digests, bases: Collection[str] = ()) -> WrittenIntent:
     """Create the intent of a save: from now on every collector sees the chunks it relies on.
 
@@ -97,13 +101,15 @@ def probe(
         # One look after the reading of the condemned lists serves all checks (``docs/design/protocol.md``, Logs).
         with backend.reading_together():
             if bases is None:
-                bases = check_bases()
-                seen |= set(map(pack_key, bases))
                 # For a remote store, refresh this process's view of the index only if it lacks a chunk.
                 is_known = backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all())
             if not is_known:
                 # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
                 seen |= catalog.refresh()
+            if bases is None:
+                # After the listing of a remote store's packs, which shows most of them.
+                bases = check_bases()
+                seen |= set(map(pack_key, bases))
             places = catalog.find_sound(digests, doomed)
             used = {pack_key(places.packs[number]) for number in distinct(places.pack[places.found]).tolist()}
             # A delta without its base is no copy.
@@ -126,6 +132,7 @@ def write_packs(
     *,
     names: Iterable[str] = (),
     note: Callable[[str, Packed], None] | None = None,
+    keep: KeepPack | None = None,
 ) -> int:
     """Write chunks into new packs, durable on return, and add the packs to the index.
 
@@ -133,24 +140,29 @@ def write_packs(
         condemned: The condemned lists, read after the intent was created.
         names: Names of the first packs, drawn before; those of further ones are drawn here.
         note: Called with the name of a pack and each payload about to go into it.
+        keep: See `KeepPack`.
 
     Returns:
         Size of the packs.
     """
     n_bytes = 0
     for name, writer, pieces in _new_packs(backend, payloads, names=names, note=note):
-        backend.put_new(pack_key(name), pieces)
+        backend.put_new(pack_key(name), pieces if keep is None else keep(name, pieces))
         n_bytes += publish(catalog, {name: writer}, condemned)
     return n_bytes
 
 
 def put_packs(
-    backend: Backend, payloads: Iterator[Packed], beside: Iterable[tuple[str, bytes]]
+    backend: Backend,
+    payloads: Iterator[Packed],
+    beside: Iterable[tuple[str, bytes]],
+    keep: KeepPack | None = None,
 ) -> dict[str, PackWriter]:
     """Write chunks into new packs needed only by a later commit; see `Backend.put_all`.
 
     Args:
         beside: Other new blobs, by key, that need not wait for the packs.
+        keep: See `KeepPack`.
 
     Returns:
         The packs by name, for `publish`.
@@ -160,7 +172,7 @@ def put_packs(
     def blobs() -> Iterator[tuple[str, Iterable[Buffer]]]:
         for name, writer, pieces in _new_packs(backend, payloads):
             packs[name] = writer
-            yield pack_key(name), pieces
+            yield pack_key(name), pieces if keep is None else keep(name, pieces)
         for key, blob in beside:
             yield key, [blob]
 
@@ -400,7 +412,7 @@ class PendingSave:
         """Leave out the possible bases in condemned or deleted packs; return the packs of the others."""
         if self._plan is None:
             return ()
-        self._plan.leave_out(self._backend, self._condemned.packs)
+        self._plan.leave_out(self._backend, self._condemned)
         return self._plan.packs
 
     def _write(self, watch: CountBytes | None = None) -> None:
@@ -447,7 +459,8 @@ class PendingSave:
             is_step = self._parents.is_step
             self.manifest = sketched(self.manifest, self._source, self.n_new_bytes, is_step=is_step)
         beside = {key: manifest_blob(self._backend, self._catalog, self.manifest)} if with_manifest else {}
-        packs = put_packs(self._backend, payloads, beside.items())
+        keep = None if self._parents is None else self._parents.store.chunks.kept
+        packs = put_packs(self._backend, payloads, beside.items(), keep)
         self._put_keys += [*map(pack_key, packs), *beside]
         if with_manifest:
             self._catalog.seen(self._condemned.generation).add(key)

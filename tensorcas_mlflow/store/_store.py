@@ -410,6 +410,7 @@ class Store(Refs):
         store = cls.open_backend(backend)
         if generation is not None:
             store.catalog.identity.note(generation)
+            RECENT.begin(store.id)  # a new store has no manifests of other processes, and a listing is a request
         return store
 
     def past_damage(self) -> Store:

@@ -40,9 +40,11 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", _bases.RECENT)
 
 
-@pytest.fixture
-def store() -> Store:
-    return Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
+@pytest.fixture(params=["on this machine", "of objects"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "cache"))
+    backend = MemoryBackend(is_remote=request.param == "of objects")
+    return Store.init_backend(backend, chunk_bytes=CHUNK_BYTES)
 
 
 @pytest.fixture
@@ -263,15 +265,6 @@ def test_no_batch_is_stored_against_a_condemned_pack(store: Store) -> None:
 @pytest.mark.usefixtures("small_batches")
 def test_a_fast_store_of_a_file_makes_no_deltas(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORCAS_POLICY", "fast")
-    commit(store, epoch(0))
-    commit(store, epoch(1), "next")
-
-    assert n_deltas(store) == 0
-
-
-@pytest.mark.usefixtures("small_batches")
-def test_an_object_store_gets_no_deltas_from_files() -> None:
-    store = Store.init_backend(MemoryBackend(is_remote=True), chunk_bytes=CHUNK_BYTES)
     commit(store, epoch(0))
     commit(store, epoch(1), "next")
 

@@ -173,7 +173,7 @@ MUTANTS = (
         fault="a collection that condemns what a batch of a stream would be stored against",
         test="test_no_batch_is_stored_against_a_condemned_pack",
         definition="Ingest._store_batch",
-        before="plan.leave_out(self._backend, condemned.packs)",
+        before="plan.leave_out(self._backend, condemned)",
         after="",
     ),
     Mutant(

@@ -28,9 +28,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def store(s3: S3Server, bucket: str, way: Proxy) -> Store:
-    """An empty store that this process has made."""
+def store(s3: S3Server, bucket: str, way: Proxy, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """An empty store that this process has made, with a cache of its own: others are on another machine."""
+    monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "cache of the saver"))
     made = Store.init_backend(backend_of(s3.at(way.endpoint), bucket))
+    monkeypatch.setenv("TENSORCAS_CACHE", str(cache))
     way.forget()
     return made
 
