@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -98,6 +98,8 @@ class PossibleBase(NamedTuple):
     """Cost of decoding its own deltas; see `MAX_PASSES`."""
 
 
+Chosen = TypeVar("Chosen")
+
 Sample = Callable[[int | None], tuple[Buffer, Sequence[PossibleBase]]]
 """Returns one chunk of a tensor, and its possible bases: `sample` and `bases` of `choose`.
 
@@ -118,6 +120,14 @@ class DeltaChoice:
     """Maximum depth of a base: a deeper chunk is replaced by the nearest one behind it within this depth."""
     passes: float
     """Estimated cost of decoding one of them; see `MAX_PASSES`."""
+
+
+Codings = tuple["tuple[PlaneCoding, ...]", "tuple[PlaneCoding, ...] | None", Transform, int]
+"""Codings of chunks without a base; codings, transform and unit of their deltas."""
+
+
+def _make(_: Hashable, make: Callable[[], Codings]) -> Codings:
+    return make()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +155,7 @@ def choose(
     max_depth: int = 0,
     max_passes: float | None = None,
     effort: Effort = Effort.BALANCED,
+    codings_for: Callable[[Hashable, Callable[[], Codings]], Codings] = _make,
 ) -> EncodingChoice:
     """Choose the encoding of a tensor.
 
@@ -156,11 +167,11 @@ def choose(
         max_depth: Maximum number of other chunks needed to decode one.
         max_passes: Maximum cost of decoding the deltas of one chain; None if the bases are known to fit.
         effort: Encoding effort.
+        codings_for: Returns kept codings for the chosen base, or makes them. The base itself is chosen anew.
     """
     if memoryview(sample).nbytes < _LEAST_SAMPLE_BYTES or not _has_words(itemsize, is_float=is_float):
         depth = bases[0].depth if bases else None
         return _unsampled(itemsize, is_float=is_float, depth=depth, max_depth=max_depth, effort=effort)
-    delta = None
     plain = estimate_share(sample, itemsize)
     shares = [estimate_share(sample, itemsize, base=base.data) for base in bases]
     passes = [passes_of(share) if is_float else 1.0 for share in shares]
@@ -171,17 +182,25 @@ def choose(
         left = [min(most, math.floor(each / near)) for most, each in zip(left, room, strict=True)]
         max_depth = int(max_passes / near)
     number = choose_base(plain, list(zip(shares, left, strict=True)), max_depth)
-    if number is not None:
-        base, depth = bases[number].data, bases[number].depth
-        codings = choose_codings(sample, itemsize, base=base)
-        transform, unit = Transform.PLAIN, 1
-        if is_float and shares[number] < _GROUPED_SHARE * plain:
-            at_any_cost = effort is Effort.SMALL
-            transform, unit = choose_transform(sample, itemsize, base, codings, at_any_cost=at_any_cost)
-        delta = DeltaChoice(transform=transform, unit=unit, codings=codings, depth=depth, passes=passes[number])
+    base = None if number is None else bases[number]
+    is_grouped = number is not None and is_float and shares[number] < _GROUPED_SHARE * plain
+
+    def make() -> Codings:
+        codings, transform, unit = None, Transform.PLAIN, 1
+        if base is not None:
+            codings = choose_codings(sample, itemsize, base=base.data)
+            if is_grouped:
+                at_any_cost = effort is Effort.SMALL
+                transform, unit = choose_transform(sample, itemsize, base.data, codings, at_any_cost=at_any_cost)
+        return choose_codings(sample, itemsize), codings, transform, unit
+
+    plain_codings, codings, transform, unit = codings_for((None if base is None else base.depth, is_grouped), make)
+    delta = None
+    if base is not None and number is not None:
+        delta = DeltaChoice(transform=transform, unit=unit, codings=codings, depth=base.depth, passes=passes[number])
     return EncodingChoice(
         itemsize=itemsize,
-        codings=choose_codings(sample, itemsize),
+        codings=plain_codings,
         plain_share=min(plain, 1.0),
         delta=delta,
         effort=effort,
@@ -299,15 +318,15 @@ class SeriesChoices:
 
     A choice takes longer than the encoding of a small tensor, and one that serves a step serves the next. A kept choice
     costs at most some bytes: the encoder compares each delta with the chunk without a base, unless the delta is smaller
-    than the chunk was at the choice. The choice that decides the depth of a save's bases is never kept; see `Chooser`.
+    than the chunk was at the choice. The choice of a save's depth is never kept, only its codings; see `Chooser`.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[EncodingChoice, int]] = {}
+        self._known: dict[Hashable, tuple[Any, int]] = {}
         self._shares: dict[int | None, float] = {}
 
-    def of(self, situation: Hashable, find: Callable[[], EncodingChoice]) -> EncodingChoice:
-        """Return the choice for a situation; it is made anew every few steps.
+    def of(self, situation: Hashable, find: Callable[[], Chosen]) -> Chosen:
+        """Return the choice for a situation, or a part of it; it is made anew every few steps.
 
         Args:
             situation: Everything a choice depends on, except the bytes.
@@ -410,6 +429,12 @@ class Chooser:
             depth = depths[0] if depths else None
             return _unsampled(itemsize, is_float=is_float(dtype), depth=depth, max_depth=most, effort=self._effort)
 
+        decides = self.depth is None and bool(depths)
+
+        def codings_for(situation: Hashable, make: Callable[[], Codings]) -> Codings:
+            assert self._recent is not None
+            return self._recent.of((key, itemsize, situation), make)
+
         def find() -> EncodingChoice:
             raw, bases = sample(self.depth) if depths else (sample(-1)[0], ())
             return choose(
@@ -420,9 +445,9 @@ class Chooser:
                 max_depth=most,
                 max_passes=passes,
                 effort=self._effort,
+                codings_for=codings_for if decides and self._recent is not None else _make,
             )
 
-        decides = self.depth is None and bool(depths)
         # With a kept choice for the depth of all bases, a series would restart some steps too late.
         if self._recent is None or decides:
             choice = find()

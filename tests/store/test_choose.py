@@ -249,6 +249,28 @@ def test_every_save_decides_anew_whether_its_series_restarts() -> None:
     assert [depth(base) for base in (near, near, far, near)] == [0, 0, None, 0]
 
 
+def test_choice_of_the_depth_keeps_its_codings_for_some_steps() -> None:
+    recent = SeriesChoices()
+    sparse = AFTER.copy()
+    sparse[::50] += 1e-3
+
+    def delta(raw: np.ndarray, base: np.ndarray) -> DeltaChoice | None:
+        bases = [PossibleBase(0, base.tobytes())]
+        chooser = Chooser(max_depth=3, recent=recent)
+        choice = chooser.choice("up", "float32", 4, lambda _: (raw.tobytes(), bases), n_bytes=raw.nbytes, depths=[0])
+        return choice.delta
+
+    steps = [delta(AFTER, BEFORE), *(delta(sparse, AFTER) for _ in range(_STEPS_OF_CHOICE))]
+    found = [(each.codings, each.transform, each.unit) for each in steps if each is not None]
+
+    assert len(found) == len(steps)
+    assert found[:-1] == [found[0]] * _STEPS_OF_CHOICE
+    assert found[-1] != found[0]
+    assert steps[1] is not None
+    assert steps[0] is not None
+    assert steps[1].passes < steps[0].passes
+
+
 def test_a_tensor_too_small_to_tell_decides_for_no_other() -> None:
     chooser = Chooser()
 
