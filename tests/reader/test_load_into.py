@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from tensorcas_mlflow.adapter import adapter_for, take_apart
 from tensorcas_mlflow.errors import AdapterError, CorruptChunkError
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.reader import open_path, open_ref
+from tensorcas_mlflow.reader import CheckpointReader, open_path, open_ref
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
+from tests.python_calls import calls_of
 from tests.stored_bytes import flip, flip_in_packs
 
 
@@ -28,6 +29,12 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> list[str]:
     """Names of tensors that are the same in both."""
     others = other.state_dict()
     return [name for name, tensor in one.state_dict().items() if torch.equal(tensor, others[name])]
+
+
+@pytest.fixture
+def straight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill models of this size as large ones are filled: while reading."""
+    monkeypatch.setattr("tensorcas_flavors.pytorch._modules.STAGED_BYTES", -1)
 
 
 @pytest.fixture
@@ -115,10 +122,15 @@ def test_a_load_into_a_model_finds_damage_before_it_changes_anything(store: Tens
     assert len(same(live, module(2))) == len(live.state_dict())
 
 
+@pytest.mark.parametrize("way", ["staged", "straight"])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("options", [{}, {"match": "*.*"}, {"prefix": "model"}], ids=str)
 @pytest.mark.usefixtures("store_of_files")
-def test_load_into_finds_damage_before_the_module_changes(tmp_path: Path, options: dict[str, Any], device: str) -> None:
+def test_load_into_finds_damage_before_the_module_changes(
+    tmp_path: Path, options: dict[str, Any], device: str, way: str, request: pytest.FixtureRequest
+) -> None:
+    if way == "straight":
+        request.getfixturevalue("straight")
     store = TensorCasStore(tmp_path, run_id="run")
     store.save({"model": module(1)} if "prefix" in options else module(1), step=1)
     for share in (0.1, 0.5, 0.8):
@@ -132,6 +144,7 @@ def test_load_into_finds_damage_before_the_module_changes(tmp_path: Path, option
         assert is_untouched(live)
 
 
+@pytest.mark.usefixtures("straight")
 def test_load_into_finds_damage_in_a_file_before_the_module_changes(tmp_path: Path) -> None:
     file = tmp_path / PAYLOAD_FILE
     write_payload(tmp_path, take_apart(adapter_for(module(1)), module(1)), flavor="pytorch")
@@ -160,15 +173,80 @@ def test_load_into_finds_damage_in_a_logged_file_before_the_module_changes(tmp_p
     assert all(torch.equal(tensor, before[name]) for name, tensor in live.state_dict().items())
 
 
-@pytest.mark.usefixtures("store_of_files")
-def test_load_into_without_verification_reads_the_tensors_once(store: TensorCasStore) -> None:
-    n_bytes = {}
-    for verify in (True, False):
-        reader = store.open(1, verify=verify)
-        reader.load_into(module(2))
-        n_bytes[verify] = reader.stats.read_bytes
+def read_bytes_of(reader: CheckpointReader, live: torch.nn.Module, **options: Any) -> int:
+    before = reader.stats.read_bytes
+    reader.load_into(live, **options)
+    assert len(same(live, module(1))) == len(live.state_dict())
+    return reader.stats.read_bytes - before
 
-    assert n_bytes[True] - n_bytes[False] > 40 * 50 * 3
+
+@pytest.mark.usefixtures("store_of_files", "straight")
+def test_only_the_check_before_a_change_reads_the_tensors_twice(store: TensorCasStore) -> None:
+    twice = read_bytes_of(store.open(1), module(2))
+    once = [
+        read_bytes_of(store.open(1, verify=False), module(2)),
+        read_bytes_of(store.open(1), module(2), precheck=False),
+        read_bytes_of(store.open(1), module(2, "meta")),
+    ]
+
+    assert len(set(once)) == 1
+    assert twice - once[0] > 40 * 50 * 3
+
+
+@pytest.mark.usefixtures("store_of_files")
+def test_load_into_a_small_model_reads_the_tensors_once(store: TensorCasStore) -> None:
+    both = [read_bytes_of(store.open(1), module(2), precheck=precheck) for precheck in (True, False)]
+
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+@pytest.mark.usefixtures("store_of_files", "straight")
+def test_load_into_without_a_check_says_that_the_module_is_filled_in_part(tmp_path: Path, share: float) -> None:
+    saved, live = (torch.nn.Sequential(*(torch.nn.Linear(100, 100) for _ in range(20))) for _ in range(2))
+    old = {name: tensor.clone() for name, tensor in live.state_dict().items()}
+    store = TensorCasStore(tmp_path, run_id="run", chunk_bytes=64 << 10)
+    store.save(saved, step=1, policy="fast")
+    damage(store.store, share)
+    with pytest.raises(CorruptChunkError) as raised:
+        TensorCasStore(tmp_path, run_id="run").open(1).load_into(live, precheck=False)
+
+    assert "filled in part" in "".join(raised.value.__notes__)
+    for name, tensor in live.state_dict().items():
+        assert torch.equal(tensor, old[name]) or torch.equal(tensor, saved.state_dict()[name])
+
+
+@pytest.mark.usefixtures("store_of_files", "straight")
+def test_damage_leaves_a_module_without_memory_unchanged_without_a_check(tmp_path: Path) -> None:
+    store = TensorCasStore(tmp_path, run_id="run")
+    store.save(module(1), step=1)
+    damage(store.store, 0.5)
+    live = module(2, "meta")
+    with pytest.raises(CorruptChunkError) as raised:
+        store.open(1).load_into(live, precheck=False)
+
+    assert is_untouched(live)
+    assert not hasattr(raised.value, "__notes__")
+
+
+def test_filling_a_thousand_tensors_takes_few_python_calls(tmp_path: Path) -> None:
+    def many(seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(500)))
+
+    store, live = TensorCasStore(tmp_path, run_id="run"), many(2)
+    store.save(many(1), step=1)
+    n_calls = []
+    for load in (lambda: store.open(1).load_into(live), lambda: store.load(1, into=live)):
+        load()
+        with calls_of() as calls:
+            load()
+        n_calls.append(len(calls))
+
+    assert len(same(live, many(1))) == 1000
+    # With several objects a tensor and load_state_dict() they took 64,000 and 127,000.
+    assert n_calls[0] < 14_000
+    assert n_calls[1] < 24_000
 
 
 def damage(store: Store, share: float) -> None:

@@ -10,6 +10,7 @@ import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -365,12 +366,22 @@ class FillPlan:
                     f"are stored for them: {REMEDY}"
                 )
             return
-        if not facts.attributes and not facts.of_tensors:
+        real = vars(module)
+        attributes: Mapping[str, Any] = facts.attributes
+        if type(module).__getstate__ in _plain_getstates():
+            attributes = {
+                name: entry
+                for name, entry in attributes.items()
+                if type(entry) not in _ATOMS
+                or type(real.get(name)) is not type(entry)
+                or real.get(name, _NOT_THERE) != entry
+                or (not entry and type(entry) in (float, complex))  # 0.0 == -0.0
+            }
+        if not attributes and not facts.of_tensors:
             return
         start = _join(path, facts.path)
         own, _ = attributes_of(module)
-        real = vars(module)
-        for name, entry in facts.attributes.items():
+        for name, entry in attributes.items():
             old = own.get(name, _NOT_THERE)
             where = _join(start, name)
             if old is not _NOT_THERE and old is not real.get(name, _NOT_THERE):
@@ -605,6 +616,14 @@ def _replace_content(target: Any, content: Any, stored: Any) -> None:
 
 def _bare(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPING)
+
+
+@cache
+def _plain_getstates() -> frozenset[Any]:
+    """Return the ``__getstate__`` that leave a module's attributes as they are."""
+    import torch
+
+    return frozenset([object.__getstate__, torch.nn.Module.__getstate__])
 
 
 def _is_of(module: Any, kind: str) -> bool:

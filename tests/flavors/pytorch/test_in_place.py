@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from tensorcas_mlflow.adapter import SKELETON
+from tensorcas_mlflow.adapter import SKELETON, STAGED_BYTES
 from tensorcas_mlflow.errors import CorruptChunkError, TensorCasError
 from tensorcas_mlflow.reader import StoreReads
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
@@ -44,6 +44,12 @@ def flip(path: Path, at: int) -> None:
     data[at] ^= 1
     path.chmod(0o644)
     path.write_bytes(data)
+
+
+@pytest.fixture(autouse=True)
+def straight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill models of this size as large ones are filled: while reading."""
+    monkeypatch.setattr("tensorcas_mlflow.reader._rebuild.STAGED_BYTES", 0)
 
 
 @pytest.fixture(params=["fast", "balanced"])
@@ -214,11 +220,55 @@ def test_disk_that_fails_after_the_check_leaves_a_model_filled_in_part_and_says_
         ADAPTER.fill(model, {row.spec.name: row.spec for row in manifest.rows}, reads, check=check)
 
     assert "filled in part" in "".join(raised.value.__notes__)
-    # A chunk is the old or the new one, and never a damaged one.
+    assert_old_or_new(bits(model), old, new)
+
+
+def assert_old_or_new(found: dict[str, bytes], old: dict[str, bytes], new: dict[str, bytes]) -> None:
+    """Assert that each chunk is the old or the new one, and never a damaged one."""
     size = 64 << 10
-    for name, found in bits(model).items():
-        for at in range(0, len(found), size):
-            assert found[at : at + size] in (old[name][at : at + size], new[name][at : at + size])
+    for name, data in found.items():
+        for at in range(0, len(data), size):
+            assert data[at : at + size] in (old[name][at : at + size], new[name][at : at + size])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_without_a_check_damage_is_found_while_reading(store: TensorCasStore, tmp_path: Path, share: float) -> None:
+    model = net(1)
+    old, new = bits(model), bits(net(0))
+    pack = packs_of(tmp_path / "root")[0]
+    flip(pack, int(pack.stat().st_size * share))
+
+    with pytest.raises(CorruptChunkError) as raised:
+        store.load(1, into=model, precheck=False)
+
+    assert "filled in part" in "".join(raised.value.__notes__)
+    assert_old_or_new(bits(model), old, new)
+
+
+def test_without_a_check_the_tensors_are_read_once(
+    store: TensorCasStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = net(1)
+    monkeypatch.setattr(StoreReads, "check", None)
+    store.load(1, into=model, precheck=False)
+
+    assert bits(model) == bits(net(0))
+
+
+def test_a_small_model_is_unchanged_when_the_disk_fails(
+    store: TensorCasStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.reader._rebuild.STAGED_BYTES", STAGED_BYTES)
+    model = net(1)
+    before = bits(model)
+    pack = packs_of(tmp_path / "root")[0]
+    flip(pack, pack.stat().st_size // 2)
+
+    with pytest.raises(CorruptChunkError) as raised:
+        store.load(1, into=model, precheck=False)
+
+    assert bits(model) == before
+    assert not hasattr(raised.value, "__notes__")
 
 
 class Swapping(nn.Module):
@@ -241,6 +291,15 @@ def hooked() -> nn.Module:
         state["a.weight"], state["b.weight"] = state["b.weight"], state["a.weight"]
 
     model.register_load_state_dict_pre_hook(swap)
+    return model
+
+
+def with_a_post_hook() -> nn.Module:
+    def increase(module: nn.Module, _: Any) -> None:
+        module.get_parameter("bias").data.add_(1)
+
+    model = nn.Linear(40, 60)
+    model.register_load_state_dict_post_hook(increase)
     return model
 
 
@@ -287,6 +346,7 @@ CASES = {
     "two mappings, from one in two places": (twice, apart, 0),
     "one mapping in one of two places": (twice, lambda: {"a": {"w": torch.randn(50, 50)}, "b": 5}, 0),
     "a state dict": (lambda: nn.Linear(40, 60).state_dict(), lambda: nn.Linear(40, 60), 2),
+    "a module with a hook afterwards": (lambda: nn.Linear(40, 60), with_a_post_hook, 2),
     "an expanded buffer": (lambda: {"w": torch.randn(50, 1)}, lambda: {"w": torch.randn(50, 1).clone()}, 1),
 }
 
