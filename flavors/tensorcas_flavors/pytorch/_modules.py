@@ -541,7 +541,7 @@ class _WeightsPlan:
         for target in _targets(names):
             given = [name for name in target.names if name in stored and (wanted is None or name in wanted)]
             if given:
-                self._fill(target, given, stored)
+                self._choose(target, given, stored)
                 continue
             left = [name for name in target.names if wanted is None or name in wanted]
             missing += [name for name in left if name in state]
@@ -579,21 +579,21 @@ class _WeightsPlan:
     @property
     def _is_staged(self) -> bool:
         """True if all tensors are read into new memory before the first one changes."""
-        return not self._is_odd and sum([target.n_bytes for target in self._filled]) <= STAGED_BYTES
+        return self._has_memory and sum([target.n_bytes for target in self._filled]) <= STAGED_BYTES
 
     def execute(self, read: ReadTensors, device: torch.device) -> None:
         """Read the tensors and fill the module."""
         try:
-            if self._is_staged:
-                self._fill_after_reading(read)
+            if self._is_staged and not self._is_odd:
+                self._copy_all(read)
             else:
-                self._fill_while_reading(read, device)
+                self._fill(_read_before(read, self.sources) if self._is_staged else read, device)
         except TensorCasError as error:
             if self._has_changed:
                 error.add_note(PARTLY_FILLED)
             raise
 
-    def _fill_after_reading(self, read: ReadTensors) -> None:
+    def _copy_all(self, read: ReadTensors) -> None:
         import torch
 
         arrays = read(self.sources)
@@ -605,7 +605,7 @@ class _WeightsPlan:
             for target, value in zip(self._filled, values, strict=True):
                 copy_into(target.memory, value, repr(target.names[0]))
 
-    def _fill_while_reading(self, read: ReadTensors, device: torch.device) -> None:
+    def _fill(self, read: ReadTensors, device: torch.device) -> None:
         self._fill_expanded(read)
         for target in self._filled:
             if target.tensor.is_meta:
@@ -624,7 +624,7 @@ class _WeightsPlan:
             del arrays  # before the next batch is read
         self._put_in_place()
 
-    def _fill(self, target: _Target, names: Sequence[str], stored: Mapping[str, StoredTensor]) -> None:
+    def _choose(self, target: _Target, names: Sequence[str], stored: Mapping[str, StoredTensor]) -> None:
         """Choose a stored tensor for a target; note a misfit."""
         tensor = target.tensor
         if target.refusal is not None:
@@ -703,6 +703,20 @@ class _WeightsPlan:
                 path, _, key = name.rpartition(".")
                 # An LSTM, for example, keeps a list of its parameters, and updates it when one is set.
                 setattr(self._module.get_submodule(path), key, new[id(tensor)])
+
+
+def _read_before(read: ReadTensors, names: Sequence[str]) -> ReadTensors:
+    """Read tensors into new memory; return a reader that copies them from there."""
+    arrays = read(names)
+
+    def copy(names: Sequence[str], *, out: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
+        if out is None:
+            return {name: arrays[name] for name in names}
+        for name in names:
+            out[name][...] = arrays[name]
+        return out
+
+    return copy
 
 
 def _targets(names: Mapping[str, Any]) -> list[_Target]:

@@ -307,3 +307,22 @@ class TestParts:
     def test_pytorch_adapter_fills_only_modules(self, target: Any) -> None:
         with pytest.raises(AdapterError, match="only a module"):
             Checkpoint({}).fill(target)
+
+
+@pytest.mark.parametrize("is_staged", ["staged"], indirect=True)
+@pytest.mark.parametrize("odd", ["expanded", "inference", "meta"])
+@pytest.mark.parametrize("lost", ["weight", "rows"])
+def test_failed_read_leaves_a_small_module_unchanged(odd: str, lost: str) -> None:
+    model = Holder(weight=nn.Parameter(torch.zeros(2)))
+    with torch.inference_mode(odd == "inference"):
+        rows = torch.zeros(1, 3).expand(4, 3) if odd == "expanded" else torch.zeros(4, 3)
+    model.with_buffer("rows", rows.to("meta") if odd == "meta" else rows)
+    checkpoint = Checkpoint({"weight": np.ones(2, np.float32), "rows": np.ones((4, 3), np.float32)})
+    del checkpoint.arrays[lost]
+
+    with pytest.raises(KeyError):
+        checkpoint.fill(model)
+
+    assert model.weight.tolist() == [0, 0]
+    assert model.rows is rows or model.rows.is_meta
+    assert odd == "meta" or not model.rows.any()
