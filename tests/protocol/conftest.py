@@ -13,6 +13,7 @@ from tests.protocol.interleave import actors_uuid4
 @pytest.fixture(autouse=True)
 def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORCAS_THREADS", "1")
+    monkeypatch.setenv("TENSORCAS_CACHE", "off")  # no run finds what another one has left there
     monkeypatch.setattr("tensorcas_mlflow.base.threads.N_WAITING", 1)
     monkeypatch.setattr(uuid, "uuid4", actors_uuid4)
     monkeypatch.setattr("tensorcas_mlflow.layout._records.now", lambda: "2026-01-31T12:00:00.000+00:00")

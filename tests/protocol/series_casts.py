@@ -66,6 +66,20 @@ class Series(Cast):
         self.saved_by[name] = step
         return self
 
+    def trainer(self, name: str, letters: str, *steps: int) -> Series:
+        """Add somebody who saves one state after the other, with one store object."""
+
+        def program(backend: Backend) -> None:
+            store = open_store(backend)
+            for letter, step in zip(letters, steps, strict=True):
+                save_state(store, letter, step)
+
+        self.actors[name] = program
+        for letter, step in zip(letters, steps, strict=True):
+            self.may_hold.setdefault(step, set()).add(letter)
+        self.saved_by[name] = steps[-1]
+        return self
+
     def check_tensors(self, step: int, found: Mapping[str, Array]) -> None:
         held = {letter for letter in self.may_hold[step] if found["w"].tobytes() == state(letter).tobytes()}
         assert held, f"step {step} is not what was saved"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tensorcas_mlflow.layout import is_delta
-from tensorcas_mlflow.store import _save
+from tensorcas_mlflow.store import _save, protocol
 from tensorcas_mlflow.store._bases import BasePlan
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.protocol.interleave import memory_of
@@ -49,7 +49,14 @@ def two_savers() -> Series:
     return cast
 
 
-CASTS = [next_step, step_after_next, two_savers]
+def training() -> Series:
+    """A process stores its second step against its first, which is dropped and collected meanwhile."""
+    cast = Series().begin({}).trainer("trainer", "ab", 1, 2)
+    cast.deletion("deletion", 1).collector("collector")
+    return cast
+
+
+CASTS = [next_step, step_after_next, two_savers, training]
 
 
 def test_the_states_of_a_series_are_stored_as_deltas() -> None:
@@ -60,9 +67,10 @@ def test_the_states_of_a_series_are_stored_as_deltas() -> None:
     assert sum(int(is_delta(table).sum()) for table in tables) == 2
 
 
-def test_a_saver_stores_its_state_as_a_delta_against_that_of_another_one() -> None:
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_saver_stores_its_state_as_a_delta_against_that_of_another_one(*, is_remote: bool) -> None:
     cast = next_step()
-    memory = memory_of(cast.blobs())
+    memory = memory_of(cast.blobs(), is_remote=is_remote)
     saver = threading.Thread(target=cast.actors["writer"], args=(memory,))
     saver.start()
     saver.join()
@@ -72,11 +80,19 @@ def test_a_saver_stores_its_state_as_a_delta_against_that_of_another_one() -> No
 
 
 @pytest.mark.parametrize("make", [next_step, *(pytest.param(each, marks=pytest.mark.long) for each in CASTS[1:])])
-def test_no_schedule_of_a_series_loses_a_state(make: Callable[[], Series]) -> None:
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_no_schedule_of_a_series_loses_a_state(make: Callable[[], Series], *, is_remote: bool) -> None:
     cast = make()
     deaths = [name for name in cast.actors if name in ("writer", "collector") and make is not next_step]
 
-    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, deaths=deaths)
+    found = explore(
+        cast.blobs(),
+        cast.actors,
+        cast.check,
+        max_preemptions=1 + MORE_PREEMPTIONS,
+        deaths=deaths,
+        is_remote=is_remote,
+    )
 
     print(found)
     assert found.failure is None, str(found)
@@ -84,8 +100,11 @@ def test_no_schedule_of_a_series_loses_a_state(make: Callable[[], Series]) -> No
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("rule", ["it is named", "it is looked at"])
-def test_series_without_a_rule_of_the_saver_loses_a_state(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_series_without_a_rule_of_the_saver_loses_a_state(
+    rule: str, monkeypatch: pytest.MonkeyPatch, *, is_remote: bool
+) -> None:
     cast = next_step()
     if rule == "it is named":
         declare = _save.declare
@@ -93,7 +112,18 @@ def test_series_without_a_rule_of_the_saver_loses_a_state(rule: str, monkeypatch
     else:
         monkeypatch.setattr(BasePlan, "leave_out", lambda self, backend, condemned: None)
 
-    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=2)
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=2, is_remote=is_remote)
 
+    assert found.failure is not None
+    assert found.failure.startswith("LOSS")
+
+
+def test_training_in_an_object_store_without_generations_loses_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    cast = training()
+    monkeypatch.setattr(protocol, "begin_generation", lambda backend: None)
+
+    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=2, is_remote=True)
+
+    print(found)
     assert found.failure is not None
     assert found.failure.startswith("LOSS")
