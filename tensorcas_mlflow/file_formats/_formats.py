@@ -6,12 +6,14 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import MalformedFileError
 from tensorcas_mlflow.file_formats._archives import is_archive, list_archive, split_archive
+from tensorcas_mlflow.file_formats._beside import locations_beside, split_described
 from tensorcas_mlflow.file_formats._bhckpt import is_bhckpt, list_bhckpt, split_bhckpt
 from tensorcas_mlflow.file_formats._bintensors import (
     is_bintensors,
@@ -38,6 +40,7 @@ from tensorcas_mlflow.file_formats._safetensors import (
 from tensorcas_mlflow.file_formats._self_contained import is_self_contained, list_self_contained, split_self_contained
 from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, OpenSibling, blaming, file_in, files_named
 from tensorcas_mlflow.file_formats._tape import UNREADABLE, FilePart, Learned, PlainBytes, Skeleton, Splitter, Tape
+from tensorcas_mlflow.file_formats._tensorflow import is_tensorflow, list_tensorflow
 from tensorcas_mlflow.file_formats._torch import is_torch_legacy, lay_out_torch, list_torch_legacy, split_torch_legacy
 from tensorcas_mlflow.file_formats._xgboost import is_xgboost, list_xgboost, split_xgboost
 
@@ -84,6 +87,7 @@ FORMATS = (
     FileFormat("hdf5", is_hdf5, split_hdf5, list_hdf5, (".h5", ".hdf5")),
     FileFormat("bhckpt", is_bhckpt, split_bhckpt, list_bhckpt, (".bckpt",)),
     FileFormat("xgboost", is_xgboost, split_xgboost, list_xgboost, (".ubj",)),
+    FileFormat("tensorflow", is_tensorflow, None, list_tensorflow),
     # Last: these have no magic number.
     FileFormat(
         "bintensors", is_bintensors, split_bintensors, list_bintensors, (".bt", ".bintensors"), lay_out_bintensors
@@ -103,12 +107,16 @@ FORMATS = (
 FORMATS_IN = tuple(dict.fromkeys(each.name for each in FORMATS if each.name != "zip"))
 """Names of the formats that can be read."""
 _BY_SUFFIX = {suffix: each.name for each in FORMATS for suffix in each.suffixes}
-_WITH_SIBLINGS = (list_pickle, list_onnx)
+_WITH_SIBLINGS = (list_pickle, list_onnx, list_tensorflow)
 """Listers that open the files beside a file."""
 
 
-def split(tape: Tape) -> Iterator[FilePart | Learned]:
+def split(tape: Tape, path: Path | None = None) -> Iterator[FilePart | Learned]:
     """Take a file of any format apart.
+
+    Args:
+        tape: The file.
+        path: Its place on this machine, if it has one: other files of the folder may describe raw tensors.
 
     Yields:
         The parts in order, to the very end of the file. The caller takes each part's bytes from the tape before it asks
@@ -116,14 +124,18 @@ def split(tape: Tape) -> Iterator[FilePart | Learned]:
     """
     head = tape.peek(_HEAD_BYTES)
     found = _format_of(head)
-    if found is not None and found.splits is not None:
+    splits = None if found is None else found.splits
+    if found is None and path is not None and (locations := locations_beside(path)):
+        splits = partial(split_described, locations=locations)
+    if splits is not None:
         try:
-            for part in found.splits(tape):
+            for part in splits(tape):
                 if tape.is_at_end() and not isinstance(part, Learned):
                     break  # the header announces more bytes than the file has
                 yield part
         except UNREADABLE as error:
-            _log.debug("malformed %s file, plain bytes from byte %d on: %s", found.name, tape.position, error)
+            name = "raw" if found is None else found.name
+            _log.debug("malformed %s file, plain bytes from byte %d on: %s", name, tape.position, error)
     is_text = tape.position == 0 and _is_text(head)
     while not tape.is_at_end():
         yield Skeleton(n_bytes=_REST_BYTES) if is_text else PlainBytes(n_bytes=_REST_BYTES)

@@ -123,11 +123,11 @@ def is_onnx(head: memoryview) -> bool:
     at = 2
     try:
         while True:
-            number, wire_type, value, at = _read_field(head, at)
+            number, wire_type, value, at = read_field(head, at)
             if _MODEL_FIELDS.get(number) != wire_type:
                 return False
             if number == _GRAPH:
-                first, wire_type, _, _ = _read_field(head, at)
+                first, wire_type, _, _ = read_field(head, at)
                 return first in _GRAPH_FIELDS and wire_type == _BYTES
             if number in _TEXTS:
                 bytes(head[at : at + value]).decode()
@@ -173,7 +173,7 @@ class _Message:
         elif number == _DIMS and self.kind == "tensor":
             at = 0
             while at < len(value):
-                side, at = _varint(value, at)
+                side, at = read_varint(value, at)
                 self.note(_DIMS, side)
 
     def spec(self, number: int, n_bytes: int) -> tuple[str | None, tuple[int, ...] | None]:
@@ -214,7 +214,7 @@ class _ModelSplitter:
                 if not self._window:
                     return
             message = self._innermost()
-            number, wire_type, value, self._at = _read_field(self._window, self._at)
+            number, wire_type, value, self._at = read_field(self._window, self._at)
             if wire_type != _BYTES:
                 message.note(number, value)
             else:
@@ -273,7 +273,7 @@ class _ModelSplitter:
         at = n_bytes
         with contextlib.suppress(FormatError, IndexError):
             while at < len(ahead):
-                number, wire_type, value, at = _read_field(ahead, at)
+                number, wire_type, value, at = read_field(ahead, at)
                 if wire_type == _BYTES:
                     message.note_bytes(number, ahead[at : at + value])
                     at += value
@@ -281,7 +281,7 @@ class _ModelSplitter:
                     message.note(number, value)
 
 
-def _read_field(view: memoryview, at: int) -> tuple[int, int, int, int]:
+def read_field(view: memoryview, at: int) -> tuple[int, int, int, int]:
     """Read the beginning of a field.
 
     Returns:
@@ -295,14 +295,14 @@ def _read_field(view: memoryview, at: int) -> tuple[int, int, int, int]:
     tag = view[at]
     at += 1
     if tag > 127:
-        tag, at = _varint(view, at - 1)
+        tag, at = read_varint(view, at - 1)
     wire_type = tag & 7
     value = 0
     if wire_type in (_VARINT, _BYTES):
         value = view[at]
         at += 1
         if value > 127:
-            value, at = _varint(view, at - 1)
+            value, at = read_varint(view, at - 1)
     elif wire_type == _FIXED32:
         at += 4
     elif wire_type == _FIXED64:
@@ -314,7 +314,7 @@ def _read_field(view: memoryview, at: int) -> tuple[int, int, int, int]:
     return tag >> 3, wire_type, value, at
 
 
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
+def read_varint(view: memoryview, at: int) -> tuple[int, int]:
     """Read a varint, and return it with the position behind it."""
     value = 0
     for shift in range(0, 70, 7):
@@ -571,7 +571,7 @@ class _ModelReader:
             if not 0 <= offset <= len(self._window) - _FIELD_BYTES:
                 n_bytes = min(_READ_BYTES, self._source.size - at)
                 self._window, self._window_at, offset = self._source.read(at, n_bytes), at, 0
-            number, wire_type, value, end = _read_field(self._window, offset)
+            number, wire_type, value, end = read_field(self._window, offset)
             at = self._window_at + end
             found = _Field(number, wire_type, value, at)
             if wire_type == _BYTES:

@@ -7,6 +7,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -326,8 +327,12 @@ class Ingest:
                 # Everything is stored, or another error is on its way. A collection removes leftover intents.
                 _log.warning("the intent of a batch stays: %s", failure)
 
-    def take(self, tape: Tape) -> StreamSource:
+    def take(self, tape: Tape, path: Path | None = None) -> StreamSource:
         """Take a file apart and store all of it except the last batch.
+
+        Args:
+            tape: The file.
+            path: See `split`.
 
         Returns:
             Its rows, and the bytes of that batch.
@@ -339,7 +344,7 @@ class Ingest:
         # Only a stream needs the formats.
         from tensorcas_mlflow.file_formats import split
 
-        for part in split(tape):
+        for part in split(tape, path):
             if isinstance(part, Learned):
                 self._learn(part)
                 continue

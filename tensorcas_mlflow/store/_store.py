@@ -604,14 +604,19 @@ class Store(Refs):
     def write_file(self, path: Path) -> PendingSave:
         """Store a file of any kind; raise like `write_stream`, and OSError if the file cannot be read."""
         with open(path, "rb", buffering=0) as file:
-            return self.write_stream(file)
+            return self.write_stream(file, path=path)
 
-    def write_stream(self, source: Readable) -> PendingSave:
+    def write_stream(self, source: Readable, *, path: Path | None = None) -> PendingSave:
         """Store the bytes of a file as they arrive, read once and held some 32 MiB at a time.
 
         Files in a format with tensors are split (`tensorcas_mlflow.file_formats`). A tensor already in the store takes
         no more space, whatever file it came in. A slightly changed one is stored as a difference from a file or
         checkpoint recently written or read. Other files are cut into chunks.
+
+        Args:
+            source: The bytes.
+            path: The file on this machine that has these bytes. Other files of its folder may describe raw tensors in
+                it, as an ONNX model describes its external data.
 
         Raises:
             BackendError: The storage failed; the written blobs are garbage and nothing is lost.
@@ -626,7 +631,7 @@ class Store(Refs):
 
         policy, parents = Policy.of(None), Parents(store=self)
         with Ingest(self.backend, self.catalog, self.chunk_bytes, policy=policy, parents=parents) as ingest:
-            rows = ingest.take(Tape(source))
+            rows = ingest.take(Tape(source), path)
             manifest = Manifest(
                 kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=rows.rows
             )

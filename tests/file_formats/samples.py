@@ -321,6 +321,96 @@ def gguf_file(arrays: Mapping[str, Array], **settings: Any) -> bytes:
         return path.read_bytes()
 
 
+_TENSORFLOW_TYPES = {
+    "float32": 1,
+    "float64": 2,
+    "int32": 3,
+    "uint8": 4,
+    "int16": 5,
+    "int8": 6,
+    "complex64": 8,
+    "int64": 9,
+    "bool": 10,
+    "bfloat16": 14,
+    "uint16": 17,
+    "complex128": 18,
+    "float16": 19,
+    "uint32": 22,
+    "uint64": 23,
+}
+
+
+def varint(number: int) -> bytes:
+    made = b""
+    while number > 127:
+        made += bytes([number & 127 | 128])
+        number >>= 7
+    return made + bytes([number])
+
+
+def message(**fields: int | bytes | list[bytes]) -> bytes:
+    """Write a message of protobuf; a field is called ``f<number>``."""
+    made = b""
+    for name, value in fields.items():
+        for each in value if isinstance(value, list) else [value]:
+            tag = varint(int(name[1:]) << 3 | (0 if isinstance(each, int) else 2))
+            made += tag + (varint(each) if isinstance(each, int) else varint(len(each)) + each)
+    return made
+
+
+def leveldb_table(entries: Sequence[tuple[bytes, bytes]], *, entries_a_block: int = 4) -> bytes:
+    """Write a table of LevelDB without compression; the checksums are zero."""
+    out = b""
+
+    def block(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
+        nonlocal out
+        made, last, start = b"", b"", len(out)
+        for key, value in pairs:
+            shared = len(last) if key.startswith(last) else 0
+            made += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+            last = key
+        made += struct.pack("<II", 0, 1)
+        out += made + bytes(5)
+        return varint(start) + varint(len(made))
+
+    handles = []
+    for at in range(0, len(entries), entries_a_block):
+        part = entries[at : at + entries_a_block]
+        handles.append((part[-1][0], block(part)))
+    footer = block([]) + block(handles)
+    return out + footer.ljust(40, b"\0") + (0xDB4775248B80FB57).to_bytes(8, "little")
+
+
+def tensorflow_entry(array: Array, start: int, shard: int = 0) -> bytes:
+    """Write a ``BundleEntryProto``; protobuf omits zeros."""
+    shape = message(f2=[message(f1=side) if side else b"" for side in array.shape])
+    numbers = {"f3": shard, "f4": start, "f5": array.nbytes}
+    entry = message(f1=_TENSORFLOW_TYPES[array.dtype.name], f2=shape, **{key: n for key, n in numbers.items() if n})
+    return entry + bytes([6 << 3 | 5]) + bytes(4)
+
+
+def tensorflow_files(arrays: Mapping[str, Array], *, n_shards: int = 1, extra: bytes = b"") -> list[bytes]:
+    """Write an index and its files as TensorFlow's ``BundleWriter`` does; ``extra`` is the entry of a text."""
+    files, entries = [b""] * n_shards, [(b"", message(f1=n_shards, f3=message(f1=1)))]
+    for nth, (name, array) in enumerate(sorted(arrays.items())):
+        shard = nth % n_shards
+        entries.append((name.encode(), tensorflow_entry(array, len(files[shard]), shard)))
+        files[shard] += array.tobytes()
+    if extra:
+        entries.append((b"~graph", extra))
+    return [leveldb_table(entries), *files]
+
+
+def tensorflow_folder(folder: Path, arrays: Mapping[str, Array], **settings: Any) -> Path:
+    """Write a folder of variables, and return its index."""
+    folder.mkdir(exist_ok=True)
+    index, *files = tensorflow_files(arrays, **settings)
+    (folder / "variables.index").write_bytes(index)
+    for nth, data in enumerate(files):
+        (folder / f"variables.data-{nth:05d}-of-{len(files):05d}").write_bytes(data)
+    return folder / "variables.index"
+
+
 def flax_tree(arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Make a tree of parameters: the points in names become levels."""
     tree: dict[str, Any] = {}

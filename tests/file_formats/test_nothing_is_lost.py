@@ -8,6 +8,7 @@ import io
 import json
 import pickle
 import pickletools
+import shutil
 import types
 import warnings
 import zipfile
@@ -49,12 +50,15 @@ from tests.file_formats.samples import (
     flax_file,
     gguf_file,
     hub_snapshot,
+    message,
     of_torch,
     onnx_model,
     read_flax,
     serverlessllm_folder,
+    tensorflow_folder,
     ubj,
 )
+from tests.golden import make_tensorflow
 
 DRAW = np.random.default_rng(0)
 WEIGHT = DRAW.normal(size=(70, 90)).astype(np.float32)
@@ -478,6 +482,13 @@ def of_skops(what: Any, **settings: Any) -> Make:
     return make
 
 
+GOLDEN = Path(make_tensorflow.__file__).parent / "tensorflow"
+IN_TENSORFLOW = {
+    f"layer-{name}/kernel/.ATTRIBUTES/VARIABLE_VALUE": np.ascontiguousarray(NUMPY[name])
+    for name in ("plain", "small", "fortran", "scalar", "empty", "bits", "half")
+}
+
+
 def of_flax(tree: Any, **settings: Any) -> Make:
     data = flax_file(tree, **settings)
     return of_bytes("params.msgpack", lambda: data, lambda: read_flax(data))
@@ -560,6 +571,17 @@ FILES: dict[str, dict[str, Make]] = {
         "a tree": of_flax({"params": {"dense": IN_FLAX}, "scalar": np.float32(2), "complex": 1j, "step": 7}),
         "chunks": of_flax({"params": {"dense": IN_FLAX, "kernel": WEIGHT}}, chunk_bytes=1000),
         "an array": of_flax(WEIGHT),
+    },
+    "tensorflow": {
+        "one file": of_folder(lambda folder: tensorflow_folder(folder, IN_TENSORFLOW), lambda _: IN_TENSORFLOW),
+        "of TensorFlow": of_folder(
+            lambda folder: shutil.copytree(GOLDEN, folder / "variables") / "variables.index",
+            lambda _: [make_tensorflow.ARRAYS, NO_ARRAYS, NO_ARRAYS],
+        ),
+        "files, and a text": of_folder(
+            lambda folder: tensorflow_folder(folder, IN_TENSORFLOW, n_shards=3, extra=message(f1=7, f5=9)),
+            lambda _: [IN_TENSORFLOW, NO_ARRAYS],
+        ),
     },
     "dcp": {"one process": of_folder(write_dcp, in_dcp)},
     "safetensors": {

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.errors import CorruptError, MalformedFileError, NewerFormatError
+from tensorcas_mlflow.errors import BackendError, CorruptError, MalformedFileError, NewerFormatError
 from tensorcas_mlflow.file_formats import ByteSource, Listing, list_source, open_listing
-from tests.file_formats.samples import ARRAYS, files, serverlessllm_folder
+from tests.file_formats.samples import ARRAYS, files, serverlessllm_folder, tensorflow_folder
 
 MAX_S = 5.0
 """Of one file of some kilobytes: what takes so long never ends."""
@@ -108,6 +108,17 @@ def test_a_damaged_file_takes_little_memory(name: str) -> None:
         tracemalloc.stop()
 
     assert peak_bytes < 70 << 20
+
+
+def test_a_damaged_index_of_tensorflow_is_read_or_refused(tmp_path: Path) -> None:
+    path = tensorflow_folder(tmp_path / "model", ARRAYS, n_shards=2)
+    index = path.read_bytes()
+    for broken in [*damaged(index, random.Random(0), 400), *(index[:at] for at in range(len(index)))]:
+        path.write_bytes(broken)
+        try:
+            read_all(open_listing(path))
+        except (MalformedFileError, CorruptError, BackendError):
+            continue
 
 
 def test_a_damaged_index_of_a_folder_is_read_or_refused(tmp_path: Path) -> None:

@@ -20,7 +20,17 @@ import pytest
 
 from tensorcas_mlflow.errors import CorruptError, MalformedFileError
 from tensorcas_mlflow.file_formats import open_listing
-from tests.file_formats.samples import bhckpt_of, files, flax_file, gguf_file, npy, safetensors_of
+from tests.file_formats.samples import (
+    bhckpt_of,
+    files,
+    flax_file,
+    gguf_file,
+    leveldb_table,
+    message,
+    npy,
+    safetensors_of,
+    tensorflow_entry,
+)
 
 Refuse = Callable[..., None]
 
@@ -231,6 +241,34 @@ def test_files_of_flax_that_are_not_sound_are_refused(refuse: Refuse) -> None:
     refuse(large.replace(shape + b"\x28", shape + b"\x29"), ".msgpack", "want 164")
     refuse(large.replace(b"\xa11\xc7", b"\xa17\xc7"), ".msgpack", "do not make it whole")
     refuse(large.replace(b"\xa6chunks", b"\xa6chunky"), ".msgpack", "no chunks")
+
+
+def test_indexes_of_tensorflow_that_are_not_sound_are_refused(refuse: Refuse, tmp_path: Path) -> None:
+    array = np.ones(8, np.float32)
+    (tmp_path / "file.data-00000-of-00001").write_bytes(array.tobytes())
+    entry, head = tensorflow_entry(array, 0), (b"", message(f1=1))
+    sound = leveldb_table([head, (b"a", entry)])
+
+    def of(*entries: tuple[bytes, bytes]) -> bytes:
+        return leveldb_table([head, *entries])
+
+    refuse(sound[:-1], ".index", "does not end")
+    refuse(leveldb_table([(b"", message(f1=1, f2=1))]), ".index", "")
+    refuse(of((b"a", entry), (b"a", entry)), ".index", "order")
+    refuse(of((b"b", entry), (b"a", entry)), ".index", "order")
+    refuse(of((b"a" * 5000, entry)), ".index", "exceeds its block")
+    refuse(of((b"a\n", entry)), ".index", "")
+    refuse(of((b"\xff", entry)), ".index", "decode")
+    refuse(of((b"a", tensorflow_entry(array, 0, 1))), ".index", "file 1 of 1")
+    refuse(of((b"a", entry + message(f5=31))), ".index", "not the size")
+    refuse(of((b"a", entry + message(f2=message(f3=1)))), ".index", "without a shape")
+    refuse(of((b"a", entry + message(f9=1))), ".index", "unknown field")
+    refuse(of((b"a", entry[:-1])), ".index", "")
+    restarts = struct.pack("<II", 0, 1)
+    refuse(sound.replace(entry + restarts + b"\0", entry + restarts + b"\1"), ".index", "compressed")
+    refuse(of((b"a", tensorflow_entry(array, 4))), ".index", "outside of the file")
+    names = [(f"{nth:09}".ljust(4000, "x").encode(), message(f1=7)) for nth in range(17_000)]
+    refuse(leveldb_table([head, *names], entries_a_block=1000), ".index", "too long")
 
 
 def gguf_info(data: bytes, name: bytes) -> int:

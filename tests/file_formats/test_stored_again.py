@@ -22,7 +22,7 @@ import torch
 
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
-from tests.file_formats.samples import flax_file, pt2_of_2_7, pt2_of_2_8
+from tests.file_formats.samples import flax_file, pt2_of_2_7, pt2_of_2_8, tensorflow_folder
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -113,6 +113,18 @@ CONTAINERS: dict[str, Write] = {
 }
 
 
+def write_external_data(folder: Path) -> None:
+    onnx.save(onnx_model(), folder / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+
+
+FOLDERS: dict[str, Write] = {
+    "onnx, external data": write_external_data,
+    "tensorflow": lambda folder: tensorflow_folder(folder, weights()),
+    "tensorflow, files": lambda folder: tensorflow_folder(folder, weights(), n_shards=3),
+}
+"""Containers of several files. Raw tensors are told by another file of the folder."""
+
+
 def size_of(folder: Path) -> int:
     """Return the size of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -123,21 +135,28 @@ def log(store: Store, path: Path, name: str) -> None:
         pending.commit(RefTarget(path=name))
 
 
-@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("container", [*CONTAINERS, *FOLDERS])
 def test_weights_that_a_store_has_are_not_stored_again(container: str, tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
-    first, again = tmp_path / "model.safetensors", tmp_path / "other"
+    first, again = tmp_path / "model.safetensors", tmp_path / "again"
     safetensors.numpy.save_file(weights(), first)
     log(store, first, "first/model.safetensors")
     before = size_of(tmp_path / "store")
-    CONTAINERS[container](again)
-    log(store, again, "again/other")
+    again.mkdir()
+    if container in FOLDERS:
+        FOLDERS[container](again)
+    else:
+        CONTAINERS[container](again / "file")
+    paths = sorted(again.iterdir())
+    for path in paths:
+        log(store, path, f"again/{path.name}")
     n_weight_bytes = sum(array.nbytes for array in weights().values())
 
     assert size_of(tmp_path / "store") - before <= MOST * n_weight_bytes
-    ref = store.artifact("again/other")
-    assert ref is not None
-    assert b"".join(store.iter_file(ref)) == again.read_bytes()
+    for path in paths:
+        ref = store.artifact(f"again/{path.name}")
+        assert ref is not None
+        assert b"".join(store.iter_file(ref)) == path.read_bytes()
 
 
 def steps_of(container: str, folder: Path) -> list[int]:

@@ -590,7 +590,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             try:
                 with source.open("rb", buffering=0) as file:
                     modified_ns = source.stat().st_mtime_ns
-                    self._write(file, path, checked, modified_ns=modified_ns, keeps_plain=is_itself)
+                    self._write(file, path, checked, modified_ns=modified_ns, keeps_plain=is_itself, local_path=source)
                 return
             except FencedError:  # unlike a stream, a file can be read again
                 if attempt == _MAX_ATTEMPTS - 1:
@@ -604,6 +604,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         *,
         modified_ns: int | None = None,
         keeps_plain: bool = False,
+        local_path: Path | None = None,
     ) -> None:
         """Write an artifact.
 
@@ -614,6 +615,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             modified_ns: Modification time of the source file, if any; a plain artifact gets the same time.
             keeps_plain: Whether to leave a plain file at the path, hidden by the store's copy, because another program
                 wrote it.
+            local_path: The file of this machine that has the bytes, if any.
         """
         carried = self._carried.find(path)
         if carried is not None:
@@ -640,7 +642,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             if self._plain.has_file(path) or is_in_store():
                 return
         with self._plain.replacing(path) as remove:
-            save, target = self._save(store, head, stream, path, in_store)
+            save, target = self._save(store, head, stream, path, in_store, local_path)
             with save:
                 save.commit(target)
             if not keeps_plain:
@@ -656,7 +658,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         _against_removals(lambda: self._plain.make_folder(path))
 
     def _save(
-        self, store: Store, head: bytes, rest: Readable, path: str, in_store: str
+        self, store: Store, head: bytes, rest: Readable, path: str, in_store: str, local_path: Path | None
     ) -> tuple[PendingSave, RefTarget]:
         """Store a file. A manifest of this store is not stored: it pins the chunks of the save it came with."""
         uri = posixpath.join(self.artifact_uri, path)
@@ -673,7 +675,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             if manifest is not None and manifest.store_id == store.id and manifest.kind == "checkpoint":
                 with suppress(ChunkNotFoundError, WrongStoreError):
                     return store.adopt(manifest), target
-        return store.write_stream(Rejoined(head, rest)), target
+        return store.write_stream(Rejoined(head, rest), path=local_path), target
 
     def _fetch(self, path: str, out: Path) -> bool:
         """Write an artifact to a local file; False if there is no such artifact."""
