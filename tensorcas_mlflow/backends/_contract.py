@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
@@ -31,6 +32,8 @@ _NAMED = rf"(?!\.{{1,2}}(?:/|\Z)){_SEGMENT}"
 _is_key = re.compile(rf"{_NAMED}(?:/{_NAMED})*").fullmatch
 
 
+# A save checks each of its keys several times.
+@lru_cache(maxsize=1024)
 def check_key(key: str) -> str:
     """Refuse an invalid key; ``docs/format.md`` defines keys as ``/``-separated segments.
 

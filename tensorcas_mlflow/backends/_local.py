@@ -290,11 +290,13 @@ class LocalBackend(Backend):
         return False
 
     def stat(self, key: str) -> BlobInfo | None:
-        with _translated("look at", key):
-            try:
-                found = os.lstat(self._path(key))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        try:
+            found = os.lstat(self._path(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            with _translated("look at", key):
+                raise
         return _info(key, found) if stat.S_ISREG(found.st_mode) else None
 
     def missing(self, keys: Iterable[str]) -> set[str]:
@@ -364,19 +366,21 @@ class LocalBackend(Backend):
         return self._list_folder(prefix)
 
     def names(self, prefix: str) -> set[str]:
-        with _translated("list", prefix):
-            try:
-                folder = self._path(prefix)
-                _check_no_link(folder, prefix)
-                return {
-                    entry.name
-                    for entry in os.scandir(folder)
-                    if is_listed_segment(entry.name)
-                    and not entry.name.startswith(UPLOADING)
-                    and (entry.is_file(follow_symlinks=False) or entry.is_symlink())
-                }
-            except (FileNotFoundError, NotADirectoryError):
-                return set()
+        try:
+            folder = self._path(prefix)
+            _check_no_link(folder, prefix)
+            return {
+                entry.name
+                for entry in os.scandir(folder)
+                if is_listed_segment(entry.name)
+                and not entry.name.startswith(UPLOADING)
+                and (entry.is_file(follow_symlinks=False) or entry.is_symlink())
+            }
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+        except OSError:
+            with _translated("list", prefix):
+                raise
 
     def _list_folder(self, prefix: str) -> Children:
         blobs: list[BlobInfo] = []
@@ -468,8 +472,11 @@ class LocalBackend(Backend):
         try:
             # An OSError of the pieces is not this storage's, so only errors of writing are translated.
             for piece in pieces:
-                with _translated("write", key):
+                try:
                     file.write(piece)
+                except OSError:
+                    with _translated("write", key):
+                        raise
             yield file
         finally:
             file.close()
@@ -531,11 +538,13 @@ class LocalBackend(Backend):
 
 
 def _named(file: NewFile, key: str) -> Token:
-    with _translated("write", key):
-        try:
-            return file.name()
-        except FileExistsError:
-            raise BlobExistsError(key) from None
+    try:
+        return file.name()
+    except FileExistsError:
+        raise BlobExistsError(key) from None
+    except OSError:
+        with _translated("write", key):
+            raise
 
 
 def _check_no_link(folder: str, key: str) -> None:
@@ -566,7 +575,8 @@ def _info(key: str, found: os.stat_result) -> BlobInfo:
 class _translated:  # noqa: N801 -- used like contextlib.suppress
     """Translation of errors of the system, for a ``with`` statement.
 
-    A generator would take twice the calls, and every access to the storage has at least one of these.
+    A generator would take twice the calls. Accesses that every small save makes take none: they enter this only with an
+    error.
     """
 
     __slots__ = ("_action", "_key")

@@ -327,8 +327,11 @@ class LoggedBackend(LocalBackend):
         return self._folder.is_on and (key in self._held or self._known(key) is not None)
 
     def find_packs(self, digests: Digests) -> set[str]:
-        with _translated("read", FOLDER):
+        try:
             return self._view.find_packs(digests)
+        except OSError:
+            with _translated("read", FOLDER):
+                raise
 
     def past_damage(self) -> LoggedBackend:
         return LoggedBackend(self.root, uri=self.uri, salvages=True)
@@ -476,12 +479,15 @@ class LoggedBackend(LocalBackend):
         """Read a blob from its log, or from its file if no log has it."""
         if not self._may_log(key):
             return otherwise()
-        with _translated("read", key):
+        try:
             while (entry := self._find(key, is_late=self._reading.depth > 0)) is not None:
                 try:
                     return read(entry)
                 except FileNotFoundError:  # its log was rewritten since
                     _refresh(self._view)
+        except OSError:
+            with _translated("read", key):
+                raise
         try:
             return otherwise()
         except BlobNotFoundError:
@@ -531,8 +537,11 @@ class LoggedBackend(LocalBackend):
         if self._may_log(prefix):
             self._flush_below(prefix)
             self._look()
-            with _translated("list", prefix):
+            try:
                 names |= self._view.names(prefix)
+            except OSError:
+                with _translated("list", prefix):
+                    raise
             self._view.check()
         return names
 
@@ -607,8 +616,11 @@ class LoggedBackend(LocalBackend):
 
     def _known(self, key: str) -> LogEntry | None:
         """Return the blob that counted at a key at the last look."""
-        with _translated("read", FOLDER):
+        try:
             return self._view.find(key)
+        except OSError:
+            with _translated("read", FOLDER):
+                raise
 
 
 def _refresh(view: LogView) -> None:

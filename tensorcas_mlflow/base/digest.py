@@ -183,7 +183,8 @@ def sorted_rows(digests: Digests) -> tuple[Any, Any]:
     prefix = prefixes(digests)
     order = prefix.argsort(kind="stable")
     ranked = prefix[order]
-    is_new = np.ones(len(order), dtype=bool)
+    is_new = np.empty(len(order), dtype=bool)
+    is_new[:1] = True
     is_new[1:] = ranked[1:] != ranked[:-1]
     again = (~is_new).nonzero()[0]
     if len(again) and (digests[order[again]] != digests[order[again - 1]]).any():

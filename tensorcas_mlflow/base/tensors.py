@@ -273,7 +273,8 @@ def distinct(numbers: Any) -> Offsets:
     """
     ordered = np.array(numbers).ravel()
     ordered.sort()
-    is_new = np.ones(len(ordered), dtype=bool)
+    is_new = np.empty(len(ordered), dtype=bool)
+    is_new[:1] = True
     np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
     found: Offsets = ordered[is_new]
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import sys
 import threading
 import time
 import weakref
@@ -183,9 +184,9 @@ def run_all(function: Callable[[T], None], items: Iterable[T], *, waits: bool = 
             dropped, and calls under way are over when it is raised.
         KeyboardInterrupt: It came meanwhile, whatever else has failed; the same holds.
     """
-    n_threads = N_WAITING if waits else config.n_threads()
-    if isinstance(items, Sized):
-        n_threads = min(n_threads, len(items))
+    n_threads = len(items) if isinstance(items, Sized) else sys.maxsize
+    if n_threads > 1:
+        n_threads = min(n_threads, N_WAITING if waits else config.n_threads())
     pool = None if n_threads <= 1 else _shared_pool(waits=waits)
     if pool is None:
         for item in items:

@@ -96,7 +96,7 @@ def find_store(uri: str) -> tuple[Store, str] | None:
 def as_lookup(uri: str) -> str | None:
     """Return a local path or a URI of ours in its form for store lookups; None for other URIs."""
     form = _form_for_lookups(uri)
-    if form is None or os.path.isabs(form) or is_ours(form):
+    if form is None or _is_lookup(form):
         return form
     return str(Path(form).absolute())
 
@@ -110,6 +110,11 @@ def local_folder(uri: str) -> str | None:
 
 
 # Every checkpoint of a series asks about the URI of its run.
+@lru_cache(maxsize=1024)
+def _is_lookup(form: str) -> bool:
+    return os.path.isabs(form) or is_ours(form)
+
+
 @lru_cache(maxsize=1024)
 def _form_for_lookups(uri: str) -> str | None:
     if is_ours(uri):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
@@ -14,6 +13,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import MOST_SHARED_BYTES, Backend, Token
 from tensorcas_mlflow.base.digest import Buffer, Digests, unique_rows
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CheckpointExistsError, FencedError
@@ -57,7 +57,7 @@ def declare(backend: Backend, manifest_name: str, digests: Digests, bases: Colle
     Args:
         bases: Packs of the bases of deltas the save may write.
     """
-    key = f"intents/{uuid.uuid4().hex}"
+    key = f"intents/{new_name()}"
     intent = intent_bytes(manifest_name, digests, bases=bases, through_carrier=backend.is_carrier)
     return key, backend.put_new(key, [intent], durable=False)
 
@@ -485,7 +485,7 @@ class PendingSave:
         """
         # A collector treated as dead may still be about to delete its condemned blobs. So a newly written manifest gets
         # a name never used before.
-        self._manifest_name = known or f"{self.manifest.digest}.{uuid.uuid4().hex[:8]}"
+        self._manifest_name = known or f"{self.manifest.digest}.{new_name()[:8]}"
         bases = self._plan.packs if self._plan is not None else ()
         self._intent = declare(self._backend, self._manifest_name, self._unique, bases)
         self._condemned = look(self._backend, self._catalog)

@@ -103,7 +103,8 @@ class Source(ABC):
         chunks = np.asarray(chunks, dtype=np.int64)
         rows = self.columns.rows_of(chunks)
         itemsizes = self.itemsizes[rows]
-        begins_row = np.ones(len(rows), dtype=bool)
+        begins_row = np.empty(len(rows), dtype=bool)
+        begins_row[:1] = True
         np.not_equal(rows[1:], rows[:-1], out=begins_row[1:])
         data_of = self._reader()
         for begin, end in pairwise(_borders(self.sizes[chunks], most_bytes, most)):

@@ -8,7 +8,6 @@ import os
 import posixpath
 import tempfile
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import UPLOADING, is_ours
-from tensorcas_mlflow.base.files import sync_folder
+from tensorcas_mlflow.base.files import new_name, sync_folder
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, CorruptError, without_secrets
 from tensorcas_mlflow.integration._home import Home, as_lookup, local_folder
@@ -100,7 +99,7 @@ def _is_anothers(series: StoreSeries, step: int) -> bool:
     if folder is None:
         return False
     try:
-        with open(os.path.join(folder, series.artifact(step)), "rb") as file:
+        with open(f"{folder}{os.sep}{series.artifact(step)}", "rb") as file:
             return not Manifest.looks_like(file.read(_HEAD_BYTES))
     except OSError:
         return False  # there is none, or the copy cannot be put there either
@@ -118,7 +117,7 @@ def _plain_folder(series: StoreSeries) -> str | None:
     if is_ours(series.run.artifact_uri):
         return None
     lookup = as_lookup(series.run.artifact_uri)
-    return None if lookup is None else os.path.join(lookup, FOLDER, series.name)
+    return None if lookup is None else f"{lookup}{os.sep}{FOLDER}{os.sep}{series.name}"
 
 
 def show(series: StoreSeries, step: int, manifest: Manifest) -> None:
@@ -130,11 +129,11 @@ def show(series: StoreSeries, step: int, manifest: Manifest) -> None:
         reports.submit(lambda: _upload(series, step, manifest))
         return
     # MLflow omits names like this from its listings.
-    staging = os.path.join(folder, f"{UPLOADING}{uuid.uuid4().hex}")
+    staging = f"{folder}{os.sep}{UPLOADING}{new_name()}"
     with _as_warning("a copy of a checkpoint's manifest cannot be shown"):
         with open(staging, "wb", buffering=0) as file:
             file.write(manifest.stream)
-        os.replace(staging, os.path.join(folder, posixpath.basename(series.artifact(step))))
+        os.replace(staging, f"{folder}{os.sep}{posixpath.basename(series.artifact(step))}")
 
 
 def hide(series: StoreSeries, step: int) -> None:
@@ -359,7 +358,8 @@ class StoreSeries(Series):
         later: bool = False,
     ) -> Saving:
         target = self.target(step)
-        copy = self._copied(step, tensors, cuts) if later else None
+        series = posixpath.dirname(target.key)
+        copy = self._copied(series, step, tensors, cuts) if later else None
         begin = partial(
             self.store.begin_checkpoint,
             tensors if copy is None else copy,
@@ -369,14 +369,16 @@ class StoreSeries(Series):
             metadata=metadata,
             left_out=left_out,
             watch=watch,
-            series=posixpath.dirname(target.key),
+            series=series,
             earlier=partial(self._before, step),
         )
         return _StoreSaving(self, step, target, begin, copy, overwrite=overwrite, watch=watch)
 
-    def _copied(self, step: int, tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]] | None) -> TensorCopy:
+    def _copied(
+        self, series: str, step: int, tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]] | None
+    ) -> TensorCopy:
         """Copy arrays, except the chunks that the last copied step has too."""
-        folder = (self.store.id, posixpath.dirname(self.target(step).key))
+        folder = self.store.id, series
         with _lock:
             last, before = _copies.pop(folder, (step, None))
         if before is not None and before.is_stored and not (self.has(last) and self.store.relies_on(before)):
