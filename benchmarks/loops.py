@@ -34,6 +34,7 @@ PEER = "torch.save + fsync"
 NONE = "no saves"
 STALL = at_most(1.5, "x", "a save of a small net every step: stall, to torch.save + fsync")
 BACKGROUND = at_most(1, "ms", "a save of a small net in the background: stall")
+LOOP = at_most(1.05, "x", "a save of a small net every step: loop in the background, to the foreground")
 N_FILES = at_most(0.5, "files", "a save of a small net every step: files, each step")
 N_CALLS = at_most(1000, "calls", "a save of a small net: Python calls")
 N_ROUNDS = 5
@@ -148,6 +149,8 @@ def _measure(net: Net, scratch: Path, options: Options, section: Section, table:
                 section.verdicts.append(N_CALLS.judge(net.name, counts.n_calls))
         if net is SMALL and name == "log_checkpoint, in the background":
             section.verdicts.append(BACKGROUND.judge(net.name, stalls.median * 1000))
+            in_foreground = Series(tuple(found["log_checkpoint"].loops))
+            section.verdicts.append(LOOP.judge(net.name, Series(tuple(of_name.loops)).over(in_foreground).median))
 
 
 def _loop(net: Net, name: str, place: Path, n_steps: int, found: _Found) -> None:
