@@ -8,18 +8,19 @@ import logging
 import os
 import shutil
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.digest import Buffer, digest
-from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.base.threads import Background, Lock
 from tensorcas_mlflow.chunk_io._cache_files import (
     BLOCK_BYTES,
     NAME,
@@ -36,6 +37,9 @@ from tensorcas_mlflow.chunk_io._cache_files import (
 )
 from tensorcas_mlflow.chunk_io._ways import plan_reads
 from tensorcas_mlflow.errors import CorruptError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +256,9 @@ def join_extents(files: Sequence[ExtentFile]) -> list[PutExtent]:
 
 _logger = logging.getLogger(__name__)
 
+_puts = Background("tensorcas-cache")
+"""The writing of new packs into caches: a save goes on sending meanwhile."""
+
 _VERSION = "extents-1"
 """Name of the folder below the cache's own. Another format gets another name, and leaves these files alone."""
 _MOST_BYTES = 16 << 30
@@ -283,12 +290,41 @@ class ExtentCache:
 
     def open_pack(self, store_id: str, pack: str) -> CachedPack:
         """Open the cached extents of one pack: read the heads of its files, not their payloads."""
+        _puts.wait()
         folder, label = self._place(store_id, pack)
         return CachedPack(list(self._files(folder, label)))
 
     def filling(self, store_id: str) -> CacheFill:
         """Begin to put the reads of one load; see `CacheFill`."""
         return CacheFill(lambda pack, extents: self.put(store_id, pack, extents))
+
+    def kept(self, store_id: str, pack: str, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+        """Pass the bytes of a new pack on, and put them on another thread.
+
+        Args:
+            store_id: Id of the store.
+            pack: Name of the pack.
+            pieces: Its bytes, in pieces that end where chunks end. Nobody changes them any more.
+        """
+        begin = n_bytes = 0
+        extents: list[PutExtent] = []
+        waiting: deque[Future[None]] = deque()
+        for piece in pieces:
+            extents.append((begin, piece))
+            begin += memoryview(piece).nbytes
+            n_bytes += memoryview(piece).nbytes
+            if n_bytes >= FILE_BYTES:
+                if len(waiting) * FILE_BYTES >= _MOST_WAITING_BYTES:
+                    _puts.result(waiting.popleft())
+                waiting.append(_puts.submit(partial(self._put_kept, store_id, pack, extents)))
+                extents, n_bytes = [], 0
+            yield piece
+        if extents:
+            _puts.submit(partial(self._put_kept, store_id, pack, extents))
+
+    def _put_kept(self, store_id: str, pack: str, extents: list[PutExtent]) -> None:
+        with contextlib.suppress(MemoryError):
+            self.put(store_id, pack, extents)
 
     def put(self, store_id: str, pack: str, extents: Iterable[PutExtent]) -> None:
         """Keep extents of one pack, in files of some 8 MiB.

@@ -178,15 +178,7 @@ class ChunkReader:
             pack: Its name.
             pieces: Its bytes, in pieces that end where chunks end. Nobody changes them any more.
         """
-        return pieces if self._cache is None else self._kept(self._cache, pack, pieces)
-
-    def _kept(self, cache: ExtentCache, pack: str, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
-        with cache.filling(self._store_id) as filling:
-            begin = 0
-            for piece in pieces:
-                filling.add(pack, begin, piece)
-                begin += memoryview(piece).nbytes
-                yield piece
+        return pieces if self._cache is None else self._cache.kept(self._store_id, pack, pieces)
 
     def check(self, manifest: Manifest, rows: Offsets) -> None:
         """Check that the store holds an intact copy of every chunk of some rows, by their numbers.
