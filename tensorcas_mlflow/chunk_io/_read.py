@@ -163,9 +163,7 @@ class ChunkReader:
         return self._backend.is_remote
 
     def n_far_bytes(self, places: Places) -> int:
-        """Return the stored bytes of the found chunks that only a remote store has."""
-        if not self.is_remote:
-            return 0
+        """Return the stored bytes of the found chunks of a remote store that are not in the cache."""
         far = np.flatnonzero(places.found)
         if self._cache is not None:
             far = np.setdiff1d(far, self._find_cached(self._cache, places, far))

@@ -286,7 +286,8 @@ class BasePlan:
         """All packs the save may come to rely on."""
         self._found = found if len(candidates) <= _MOST_HELD else None
         """Places of all candidates; None if they are looked up on demand."""
-        self.n_far_bytes = 0 if catalog.recent.has(candidates) else sum(map(reader.n_far_bytes, found.levels))
+        is_near = not reader.is_remote or catalog.recent.has(candidates)
+        self.n_far_bytes = 0 if is_near else sum(map(reader.n_far_bytes, found.levels))
         """Stored bytes of the candidates, and of all bases behind them, that only an object store has."""
         self._checked = {} if checked is None else checked
         """Chunks whose bytes hash to their digests, the keys."""
@@ -545,7 +546,7 @@ def nearest_parent(
         None if none has any of the tensors.
     """
     numbers = {row.spec.name: number for number, row in wanted.rows.items()}
-    checked = _fetched_samples(reader, wanted, chunk_bytes, candidates) if len(candidates) > 1 else {}
+    checked = _fetched_samples(catalog, reader, wanted, chunk_bytes, candidates) if len(candidates) > 1 else {}
 
     def share(row: Row, other: Row) -> float:
         """Estimate the share of its size a tensor takes as a delta against another one; see `nearest`."""
@@ -564,7 +565,7 @@ def nearest_parent(
 
 
 def _fetched_samples(
-    reader: ChunkReader, wanted: BaselessTensors, chunk_bytes: int, candidates: Sequence[Manifest]
+    catalog: Catalog, reader: ChunkReader, wanted: BaselessTensors, chunk_bytes: int, candidates: Sequence[Manifest]
 ) -> dict[bytes, Buffer]:
     """Read the chunks that a search compares from a remote store, all at once; see `nearest_parent`.
 
@@ -583,12 +584,17 @@ def _fetched_samples(
                 sample = sample_number(len(chunks))
                 sizes[other.digests[places[sample]].tobytes()] = int(wanted.source.sizes[chunks[sample]])
     digests = np.frombuffer(b"".join(sizes), np.uint8).reshape(-1, DIGEST_BYTES)
-    outs = [memoryview(bytearray(size)) for size in sizes.values()]
+    if not catalog.find_sound(digests, ()).found.all():
+        catalog.refresh()
+    # A read of a chunk that is gone would look through every pack.
+    digests = digests[catalog.find_sound(digests, ()).found]
+    keys = [row.tobytes() for row in digests]
+    outs = [memoryview(bytearray(sizes[key])) for key in keys]
     try:
         reader.read(digests, outs, verify=True)
     except (NotFoundError, FormatError, BackendError):
         return {}
-    return dict(zip(sizes, outs, strict=True))
+    return dict(zip(keys, outs, strict=True))
 
 
 def plan_bases(

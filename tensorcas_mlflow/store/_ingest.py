@@ -467,7 +467,7 @@ class Ingest:
         if plan is not None and self._parents is not None and self._parents.nearest is not None:
             source = source.like(self._parents.nearest)
         payloads = encode_chunks(source, new, self._policy, plan, self._chooser)
-        keep = None if self._parents is None else self._parents.store.chunks.kept
+        keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None
         self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, condemned, keep=keep)
 
     def _plan(self, source: StreamSource, unique: Digests, first: np.ndarray) -> BasePlan | None:

@@ -459,7 +459,8 @@ class PendingSave:
             is_step = self._parents.is_step
             self.manifest = sketched(self.manifest, self._source, self.n_new_bytes, is_step=is_step)
         beside = {key: manifest_blob(self._backend, self._catalog, self.manifest)} if with_manifest else {}
-        keep = None if self._parents is None else self._parents.store.chunks.kept
+        # Imported only for a remote store: other saves need no reader.
+        keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None
         packs = put_packs(self._backend, payloads, beside.items(), keep)
         self._put_keys += [*map(pack_key, packs), *beside]
         if with_manifest:

@@ -6,6 +6,20 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        fault="bases in an object store that save little",
+        test="test_bases_are_not_fetched_if_they_save_too_little",
+        definition="Parents.plan",
+        before="plan.gain_bytes(source) >= _LEAST_GAIN * plan.n_far_bytes",
+        after="True",
+    ),
+    Mutant(
+        fault="a base in a condemned pack of an object store that this process has seen",
+        test="test_nothing_is_stored_against_a_condemned_pack[of objects]",
+        definition="BasePlan.leave_out",
+        before="condemned.packs | gone",
+        after="frozenset(gone)",
+    ),
+    Mutant(
         fault="deltas without bases, each in the pack of another chunk's copy",
         test="test_reader_finds_a_full_copy_beside_a_delta_without_its_base",
         definition="find_places",
