@@ -24,11 +24,18 @@ _FRACTIONS = np.array(
 )
 """Multiples of the golden ratio: they spread evenly, and share no period with the rows of a matrix."""
 
+_ORDER = _FRACTIONS.argsort().argsort()
+"""Rank of each word by its position."""
+
+_NEGATIVE_ZERO = 0x8000
 _NEAR = 4
 """Words that differ by at most this count as near: some 3 percent of a number."""
+_LOG_CHOICES = np.array([[math.log2(max(1, math.comb(n, m))) for m in range(N_WORDS + 1)] for n in range(N_WORDS + 1)])
 _N_FIRST = 8
-_LEAST_BITS = 40.0
-"""Evidence that two tensors are related: unrelated ones reach it by chance once in 2 to this power."""
+SURE_BITS = 40.0
+"""Evidence enough for two tensors on their own."""
+LIKELY_BITS = 12.0
+"""Evidence enough for tensors of two models that are related."""
 
 
 def positions(n_elements: Any) -> Any:
@@ -62,15 +69,20 @@ def words_of(numbers: Any) -> Any:
         return numbers.astype(np.int64).astype(np.uint16)
     with np.errstate(over="ignore", invalid="ignore"):
         single = np.ascontiguousarray(numbers, dtype=np.float32)
-    return (single.view(np.uint32) >> 16).astype(np.uint16)
+    words = (single.view(np.uint32) >> 16).astype(np.uint16)
+    words[words == _NEGATIVE_ZERO] = 0  # as a product with a mask has it
+    return words
 
 
 def chance_of(words: Any) -> float:
     """Return the chance that a word of another tensor with such numbers is near one of these, from these words alone.
 
-    It is about 1 for constants, 1/100 for normally distributed weights.
+    It is about 1 for constants and for ascending numbers, 1/100 for normally distributed weights.
     """
     told = words[words != 0]
+    rises = told[_ORDER[words != 0].argsort()].astype(np.int64)
+    if (np.diff(rises) >= 0).all() or (np.diff(rises) <= 0).all():
+        return 1.0  # a table of positions is equal in models that have nothing else in common
     n_pairs = len(told) * (len(told) - 1)
     n_near = int(_are_near(told[:, None], told[None, :]).sum()) - len(told)
     return (n_near + 2) / (n_pairs + 2) if n_pairs else 1.0
@@ -80,8 +92,8 @@ def chance_of(words: Any) -> float:
 class Likeness:
     """Comparison of one sketch with many."""
 
-    is_related: Any
-    """For each of them whether the two tensors are related."""
+    evidence: Any
+    """For each of them the evidence of a relation, in bits: unrelated ones reach n bits by chance once in 2^n."""
     share: Any
     """For each the likeness: 1 if all words are equal, and less if they are near or far."""
 
@@ -94,10 +106,10 @@ def compare(words: Any, others: Any) -> Likeness:
         others: The words of others, one column a tensor.
     """
     n = others.shape[1]
-    is_related, share = np.zeros(n, dtype=bool), np.zeros(n)
+    evidence, share = np.zeros(n), np.zeros(n)
     bits = -math.log2(chance_of(words))
-    if bits * N_WORDS - N_WORDS < _LEAST_BITS:
-        return Likeness(is_related=is_related, share=share)
+    if bits * N_WORDS < SURE_BITS:
+        return Likeness(evidence=evidence, share=share)
     # Of unrelated tensors, few have one of the first words in common.
     is_likely = np.zeros(n, dtype=bool)
     for word, other in zip(words[:_N_FIRST].tolist(), others, strict=False):
@@ -108,10 +120,10 @@ def compare(words: Any, others: Any) -> Likeness:
     told = (some != 0) & (mine != 0)
     n_near = (_are_near(some, mine) & told).sum(axis=0)
     n_equal = ((some == mine) & told).sum(axis=0)
-    # Of n words, m are near by chance at most with probability 2^n p^m.
-    is_related[likely] = n_near * bits - told.sum(axis=0) >= _LEAST_BITS
+    # Of n words, m or more are near by chance with a probability of at most p^m times the choices of m from n.
+    evidence[likely] = n_near * bits - _LOG_CHOICES[told.sum(axis=0), n_near]
     share[likely] = (n_near + n_equal) / (2 * N_WORDS)
-    return Likeness(is_related=is_related, share=share)
+    return Likeness(evidence=evidence, share=share)
 
 
 def _are_near(one: Any, other: Any) -> Any:

@@ -12,6 +12,7 @@ inventory, so it does not import `maintenance`.
 | `_slices` | byte ranges that an index needs |
 | `_outline`, `_summary` | layers and experts, and the tree of a checkpoint |
 | `_diff` | differences of two checkpoints |
+| `_lineage` | relatives of a model in its store |
 | `_exchange` | import, export and conversion |
 | `_rebuild` | models from tensors, under MLflow's rule for pickles |
 | `_safe_open` | the methods of `safetensors.safe_open` |
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         plan_export,
         prepare_import,
     )
+    from tensorcas_mlflow.reader._lineage import Lineage, Relation, lineage
     from tensorcas_mlflow.reader._open import open_listed, open_manifest, open_path, open_ref
     from tensorcas_mlflow.reader._outline import Naming
     from tensorcas_mlflow.reader._reader import CheckpointReader
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "_diff": "CheckpointDiff ValueChange diff",
     "_exchange": "PreparedImport convert export_checkpoint import_checkpoint plan_convert plan_export prepare_import",
+    "_lineage": "Lineage Relation lineage",
     "_open": "open_listed open_manifest open_path open_ref",
     "_outline": "Naming",
     "_reader": "CheckpointReader",

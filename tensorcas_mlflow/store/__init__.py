@@ -10,6 +10,7 @@ no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
 | `_save`, `_batch`, `_pending` | one save, many in step, and saves that wait for their manifest |
 | `_ingest`, `_sources` | bytes of a save: files, streams, arrays |
 | `_bases`, `_choose`, `_encode` | bases of deltas, choice of codecs, encoding |
+| `_sketches` | search for related checkpoints by sketches |
 | `_deltas` | deltas for maintenance |
 | `_payload` | self-contained checkpoints |
 | `protocol` | records, lists and tables that savers and collectors share |
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     )
     from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
     from tensorcas_mlflow.store._save import PendingSave
+    from tensorcas_mlflow.store._sketches import Likely, find_likely
     from tensorcas_mlflow.store._sources import TensorCopy
     from tensorcas_mlflow.store._store import Store, stores_below
 
@@ -47,6 +49,7 @@ _NAMES = {
     ),
     "_pending": "abandon_pending has_pending hold_pending take_pending",
     "_save": "PendingSave",
+    "_sketches": "Likely find_likely",
     "_sources": "TensorCopy",
     "_store": "Store stores_below",
 }

@@ -6,7 +6,7 @@ A wrong guess costs bytes and never correctness, like each guess of a base.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,7 +17,15 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.dtypes import parse_dtype
-from tensorcas_mlflow.base.sketch import LEAST_SKETCHED_BYTES, N_WORDS, compare, positions, words_of
+from tensorcas_mlflow.base.sketch import (
+    LEAST_SKETCHED_BYTES,
+    LIKELY_BITS,
+    N_WORDS,
+    SURE_BITS,
+    compare,
+    positions,
+    words_of,
+)
 from tensorcas_mlflow.base.tensors import offsets_of
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io import ChunkReader
@@ -180,6 +188,12 @@ _MOST_READ_BYTES = 64 << 20
 _MOST_DECODED_BYTES = 32 << 20
 """Bound of the chunks read by one search, for checkpoints without sketches."""
 _N_QUERIES = 16
+_LEAST_LIKENESS = 1 / 16
+"""Likeness of the least related models."""
+_MOST_SHARED = 1 / 2
+"""Likeness from which a single tensor makes two models relatives."""
+_LEAST_TOTAL_BITS = 100.0
+"""Evidence of all tensors together that makes two models relatives."""
 _SURE = 0.9
 """Likeness from which a search looks for nothing nearer."""
 
@@ -197,6 +211,17 @@ class Sketched:
     n_elements: Any
     words: Any
     """The words of each, shape ``(n, 32)``."""
+
+    @property
+    def largest(self) -> Any:
+        """Positions of the tensors to compare: the largest ones with a sketch."""
+        largest = np.argsort(-self.n_bytes, kind="stable")
+        return largest[self.words[largest].any(axis=1)][:_N_QUERIES]
+
+    @property
+    def n_compared_bytes(self) -> int:
+        """Size of the tensors to compare."""
+        return int(self.n_bytes[self.largest].sum())
 
     @classmethod
     def of(cls, name: str, columns: Columns, rows: Any, words: Any) -> Sketched:
@@ -260,6 +285,10 @@ class Sketches:
                 self._n -= len(self._by_key.pop(key).rows)
             self._table = None
 
+    def keys(self) -> Set[str]:
+        """Return the keys of all sketches."""
+        return self._by_key.keys()
+
     def unseen(self, infos: Iterable[BlobInfo]) -> list[BlobInfo]:
         """Return the refs not passed to `see` before."""
         return [info for info in infos if (info.key, info.size, info.modified_s) not in self._seen]
@@ -269,38 +298,51 @@ class Sketches:
         self._seen.add((info.key, info.size, info.modified_s))
 
     def nearest(self, query: Sketched) -> Match | None:
-        """Find the nearest checkpoint or file with tensors of the same sizes."""
-        matches = self.matches(query, most=1)
-        return matches[0] if matches else None
-
-    def matches(self, query: Sketched, *, most: int, other_dtypes: bool = False) -> list[Match]:
-        """Find the nearest checkpoints and files, the nearest first; of equally near ones the latest first.
+        """Find the checkpoint or file with the nearest tensors of the same sizes; of equally near ones the latest.
 
         Args:
             query: Sketches of the new tensors; the largest ones are compared.
-            most: Maximum number of results.
-            other_dtypes: Whether tensors of as many elements of another size count.
         """
+        table = self._whole()
+        taken = np.zeros(len(table.parts))
+        for at, _, share in table.compared(query, other_dtypes=False):
+            taken += share * query.n_bytes[at]
+        if not taken.any():
+            return None
+        best = len(taken) - 1 - int(taken[::-1].argmax())
+        return Match(sketched=table.parts[best], likeness=float(taken[best] / query.n_compared_bytes))
+
+    def relatives(self, query: Sketched) -> list[Match]:
+        """Find all related checkpoints and files, in any dtypes, the nearest first.
+
+        Several tensors prove a relation together, each with little evidence. A single one proves it only if it is most
+        of the model: unrelated models may have a table of constants in common.
+
+        Args:
+            query: Sketches of a model; its largest tensors are compared.
+        """
+        table = self._whole()
+        taken, total = np.zeros(len(table.parts)), np.zeros(len(table.parts))
+        n_sure = np.zeros(len(table.parts), dtype=np.int64)
+        compared: set[bytes] = set()
+        for at, evidence, share in table.compared(query, other_dtypes=True):
+            taken += share * query.n_bytes[at]
+            words = query.words[at].tobytes()
+            if words not in compared:
+                compared.add(words)
+                n_sure += evidence >= SURE_BITS
+                total += np.minimum(evidence, SURE_BITS)
+        likeness = taken / max(1, query.n_compared_bytes)
+        is_related = (n_sure > 1) | ((n_sure == 1) & (likeness >= _MOST_SHARED)) | (total >= _LEAST_TOTAL_BITS)
+        is_related &= likeness >= _LEAST_LIKENESS
+        order = sorted(is_related.nonzero()[0].tolist(), key=lambda at: (-likeness[at], -at))
+        return [Match(sketched=table.parts[at], likeness=float(likeness[at])) for at in order]
+
+    def _whole(self) -> _Table:
         with self._lock:
             if self._table is None:
                 self._table = _Table.of(list(self._by_key.values()))
-            table = self._table
-        largest = np.argsort(-query.n_bytes, kind="stable")
-        largest = largest[query.words[largest].any(axis=1)][:_N_QUERIES]
-        if not len(largest) or not table.parts:
-            return []
-        taken = np.zeros(len(table.parts))
-        for at in largest.tolist():
-            n_bytes = None if other_dtypes else int(query.n_bytes[at])
-            alike = table.of_size(int(query.n_elements[at]), n_bytes)
-            found = compare(query.words[at], table.words[:, alike])
-            best = np.zeros(len(table.parts))
-            related = found.is_related.nonzero()[0]
-            np.maximum.at(best, table.owner[alike][related], found.share[related])
-            taken += best * query.n_bytes[at]
-        likeness = taken / max(1, int(query.n_bytes[largest].sum()))
-        order = sorted(likeness.nonzero()[0].tolist(), key=lambda at: (-likeness[at], -at))
-        return [Match(sketched=table.parts[at], likeness=float(likeness[at])) for at in order[:most]]
+            return self._table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -330,6 +372,30 @@ class _Table:
             words=np.ascontiguousarray(words[order].T),
         )
 
+    def compared(self, query: Sketched, *, other_dtypes: bool) -> Iterator[tuple[int, Any, Any]]:
+        """Compare the largest tensors of a model with those of all parts.
+
+        Args:
+            query: Sketches of the model.
+            other_dtypes: Whether tensors of as many elements of another size count.
+
+        Yields:
+            The position of a tensor in the query, and for each part the evidence and the likeness of its nearest one.
+        """
+        for at in query.largest.tolist():
+            alike = self.of_size(int(query.n_elements[at]), None if other_dtypes else int(query.n_bytes[at]))
+            found = compare(query.words[at], self.words[:, alike])
+            some = (found.evidence > 0).nonzero()[0]
+            owner, evidence, share = self.owner[alike][some], found.evidence[some], found.share[some]
+            best, most = np.zeros(len(self.parts)), np.zeros(len(self.parts))
+            if other_dtypes:
+                # The more tensors are compared, the more evidence chance gives to one of them.
+                counts = np.bincount(self.owner[alike], minlength=len(self.parts))
+                np.maximum.at(most, owner, evidence - np.log2(counts[owner]))
+            is_near = evidence >= (LIKELY_BITS if other_dtypes else SURE_BITS)
+            np.maximum.at(best, owner[is_near], share[is_near])
+            yield at, most, best
+
     def of_size(self, n_elements: int, n_bytes: int | None) -> slice:
         """Find the tensors of this many elements, and of this size unless that is None."""
         begin, end = self.n_elements.searchsorted([n_elements, n_elements + 1]).tolist()
@@ -341,6 +407,7 @@ class _Table:
 
 _lock = Lock()
 _of_store: dict[str, Sketches] = {}
+_listed: dict[str, Sketches] = {}
 
 
 def sketches_of(store_id: str) -> Sketches:
@@ -349,10 +416,17 @@ def sketches_of(store_id: str) -> Sketches:
         return _of_store.setdefault(store_id, Sketches())
 
 
+def _all_of(store_id: str) -> Sketches:
+    """Return the sketches of all manifests of a store that a search for relatives has read."""
+    with _lock:
+        return _listed.setdefault(store_id, Sketches())
+
+
 def forget_sketches() -> None:
     """Forget the sketches of all stores."""
     with _lock:
         _of_store.clear()
+        _listed.clear()
 
 
 def note_saved(store_id: str, series: str | None, name: str, manifest: Manifest) -> None:
@@ -473,7 +547,7 @@ class Relative:
             if not len(places) or row.spec.name in found or not query.words[at].any():
                 continue
             likeness = compare(query.words[at], words[:, places])
-            share = np.where(likeness.is_related, likeness.share, 0)
+            share = np.where(likeness.evidence >= SURE_BITS, likeness.share, 0)
             best = int(share.argmax())
             if share[best]:
                 other = self.parent.columns.row(int(theirs.rows[places[best]]))
@@ -505,3 +579,98 @@ def find_relative(store: SketchedStore, query: Sketched, rows: Mapping[int, Row]
     relative = Relative(parent, sketches)
     relative.learn(query, rows)
     return relative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likely:
+    """A checkpoint or file with tensors related to those of a model."""
+
+    refs: Sequence[Ref]
+    """Its refs, the oldest first."""
+    manifest: Manifest
+    likeness: float
+    """See `Match`."""
+    rows: Mapping[int, int]
+    """Its rows by those of the model, for related tensors."""
+
+
+class ListedStore(SketchedStore, Protocol):
+    """The parts of an open store that a search of all its refs needs."""
+
+    def checkpoints(self) -> list[Ref]:
+        """List every ref; see `Store.checkpoints`."""
+
+
+def find_likely(store: ListedStore, manifest: Manifest, *, most: int) -> tuple[list[Ref], list[Likely]]:
+    """Compare a model with all checkpoints and files of its store by their sketches.
+
+    A checkpoint without sketches is read if it is the last of its series.
+
+    Args:
+        store: The store.
+        manifest: The manifest of the model.
+        most: Maximum number of results.
+
+    Returns:
+        The refs of the model itself; and others, the nearest first.
+    """
+    query = Sketched.stored("", manifest) or compute(store, "", manifest, most_bytes=1 << 62)
+    by_manifest: dict[str, list[Ref]] = {}
+    last: dict[Any, str] = {}
+    refs = store.checkpoints()
+    for ref in refs:
+        by_manifest.setdefault(ref.manifest, []).append(ref)
+        last[(ref.run_id, ref.name) if ref.path is None else ref.key] = ref.manifest
+    own = [ref for ref in refs if ref.manifest.partition(".")[0] == manifest.digest]
+    if query is None:
+        return own, []
+    ends = {*last.values()}
+    everything = _all_of(store.id)
+    for name in by_manifest.keys() - everything.keys():
+        if all(ref.kind == "file" and ref.n_bytes < LEAST_SKETCHED_BYTES for ref in by_manifest[name]):
+            continue
+        with suppress(NotFoundError, FormatError, BackendError):
+            other = read_manifest(store, name)
+            each = Sketched.stored(name, other)
+            if each is None and name in ends:
+                each = compute(store, name, other, most_bytes=_MOST_DECODED_BYTES)
+            if each is not None:
+                everything.note(name, each)
+    likely: list[Likely] = []
+    is_own = {ref.manifest for ref in own}
+    for match in everything.relatives(query):
+        each = match.sketched
+        if len(likely) == most:
+            break
+        if each.manifest in is_own or each.manifest not in by_manifest:
+            continue
+        with suppress(NotFoundError, FormatError, BackendError):
+            other = read_manifest(store, each.manifest)
+            pairs = pairs_of(query, manifest.columns, each, other.columns)
+            refs_of = by_manifest[each.manifest]
+            likely.append(Likely(refs=refs_of, manifest=other, likeness=match.likeness, rows=pairs))
+    return own, likely
+
+
+def pairs_of(one: Sketched, columns: Columns, other: Sketched, other_columns: Columns) -> dict[int, int]:
+    """Pair the related tensors of two models: rows of the other one by those of the first; one name wins a tie."""
+    words = np.ascontiguousarray(other.words.T)
+    taken: set[int] = set()
+    pairs: dict[int, int] = {}
+    for at, row in enumerate(one.rows.tolist()):
+        places = (other.n_elements == one.n_elements[at]).nonzero()[0]
+        if not len(places) or not one.words[at].any():
+            continue
+        likeness = compare(one.words[at], words[:, places])
+        name = columns.name(row)
+        related = (likeness.evidence >= LIKELY_BITS).nonzero()[0]
+        shares, numbers = likeness.share[related].tolist(), other.rows[places][related].tolist()
+        ranked = sorted(
+            (-share, other_columns.name(number) != name, number)
+            for share, number in zip(shares, numbers, strict=True)
+            if number not in taken
+        )
+        if ranked:
+            pairs[row] = ranked[0][2]
+            taken.add(ranked[0][2])
+    return pairs
