@@ -1,4 +1,7 @@
-"""Content-defined boundaries for bytes that grow or shrink in the middle, such as a model's text."""
+"""Content-defined boundaries for bytes that grow or shrink in the middle: a model's text, or a file of any format.
+
+The compiled core finds the next cut where it is built; numpy finds the same cuts elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from hashlib import shake_256
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.native import core
 
 WINDOW_BYTES = 32
 MIN_BYTES = 1 << 10
@@ -27,6 +31,17 @@ def piece_sizes(n_bytes: int) -> tuple[int, int, int]:
     n_doublings = min(((n_bytes >> 20).bit_length() + 1) // 2, 4)
     least = MIN_BYTES << n_doublings
     return least, 3 * least, 16 * least
+
+
+def opaque_sizes(chunk_bytes: int) -> tuple[int, int, int]:
+    """Return the least, the wanted and the greatest distance between cuts in a file of an unknown format.
+
+    A piece is one chunk. The search begins at half of it and mostly ends soon: a fifth of all bytes is hashed for cuts.
+    A later start would hash fewer, but two versions of a file would take many pieces until two of their cuts coincide:
+    12 on average from three quarters on, and 2 from half.
+    """
+    least = chunk_bytes // 2
+    return least, least + chunk_bytes // 8, chunk_bytes
 
 
 def content_cuts(data: Array) -> list[int]:
@@ -81,18 +96,47 @@ class ContentCutter:
         """Find the cuts in the open bytes."""
         before, *rest = self._open
         data = rest[0] if len(rest) == 1 else np.concatenate(rest)
+        cuts = self._search(before, data) if core is None else self._scan(before, data)
+        self._open = [np.concatenate((before, data[-WINDOW_BYTES:]))[-WINDOW_BYTES:]]
+        self._first = max(self._n_bytes + 1, self.last + self._sizes(self.last)[0])
+        return cuts
+
+    def _scan(self, before: Array, data: Array) -> list[int]:
+        """Find the cuts in some bytes with the compiled core."""
+        assert core is not None
+        start = self._n_bytes - len(data)
+        cuts: list[int] = []
+        while True:
+            least, wanted, greatest = self._sizes(self.last)
+            first, stop = max(self.last + least - start, 1), min(self.last + greatest - start, len(data))
+            found = 0
+            if first <= stop:
+                found = core.find_cut(before, data, first, stop, 2**32 // (wanted - least), _GEAR)
+            if not found:
+                if self.last + greatest > self._n_bytes:
+                    return cuts
+                found = stop
+            self.last = start + found
+            cuts.append(self.last)
+
+    def _search(self, before: Array, data: Array) -> list[int]:
+        """Find the cuts in some bytes with numpy."""
         sums = np.empty((2, WINDOW_BYTES + min(len(data), _BLOCK_BYTES)), dtype=np.uint32)
         cuts: list[int] = []
         stop = self._n_bytes - len(data)
         for at in range(0, len(data), _BLOCK_BYTES):
+            end = at + _BLOCK_BYTES
+            if stop + _BLOCK_BYTES < self.last + self._sizes(self.last)[0] and end < len(data):
+                # No cut is possible in this block.
+                stop += _BLOCK_BYTES
+                before = data[end - WINDOW_BYTES : end]
+                continue
             # The bytes before a place decide on its cut, so those before the block are hashed along.
-            hashed = np.concatenate((before, data[at : at + _BLOCK_BYTES]))
+            hashed = np.concatenate((before, data[at:end]))
             hashes = _hashes(hashed, sums)[len(before) :]
             stop += len(hashes)
             cuts += self._cuts_in(hashes, stop)
             before = hashed[-WINDOW_BYTES:]
-        self._open = [before]
-        self._first = max(stop + 1, self.last + self._sizes(self.last)[0])
         return cuts
 
     def _cuts_in(self, hashes: Array, stop: int) -> list[int]:

@@ -69,7 +69,7 @@ _MIN_SKOPS_BYTES = 4096
 _MIN_UNKNOWN_BYTES = 512
 """A smaller entry of an unknown kind is not worth a row."""
 _MIN_COMPRESSED_BYTES = 64 << 10
-"""In a smaller compressed entry, fixed distances find no more than cuts by content."""
+"""A smaller compressed entry is one piece among others of the skeleton."""
 
 _MAX_PICKLE_BYTES = 32 << 20
 _MAX_WORD_BYTES = 64

@@ -156,7 +156,7 @@ class Skeleton:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainBytes:
-    """A stretch that is compressed or of an unknown format. The store cuts it at fixed distances."""
+    """A stretch that is compressed or of an unknown format. The store cuts it by its content, into large pieces."""
 
     n_bytes: int
 

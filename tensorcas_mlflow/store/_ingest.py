@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,14 +15,14 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.content_cuts import ContentCutter
+from tensorcas_mlflow.base.content_cuts import ContentCutter, opaque_sizes
 from tensorcas_mlflow.base.digest import Digests, digest_all, unique_rows
 from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import guess_itemsize
 from tensorcas_mlflow.errors import BackendError, FencedError, FormatError
-from tensorcas_mlflow.file_formats import FilePart, Learned, More, Skeleton, Tape, Tensor
+from tensorcas_mlflow.file_formats import FilePart, Learned, More, PlainBytes, Skeleton, Tape, Tensor
 from tensorcas_mlflow.layout import Manifest, Mask, Row, sketched_rows
 from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
@@ -38,13 +38,16 @@ _LOOK_BYTES = 64 << 10
 class OpenRow:
     """A row still receiving bytes."""
 
-    def __init__(self, part: FilePart, *, first: int, chunk_bytes: int) -> None:
+    def __init__(
+        self, part: FilePart, *, first: int, chunk_bytes: int, is_stored: Callable[[memoryview], bool]
+    ) -> None:
         """Begin a row.
 
         Args:
             part: The file's description of it.
             first: Number of its first chunk, counted over all rows.
             chunk_bytes: The store's chunk size.
+            is_stored: Tells whether the store has a chunk of these bytes.
         """
         self.part = part
         self.first = first
@@ -54,6 +57,7 @@ class OpenRow:
         """0 until the first bytes arrive; they give a guess."""
         self.is_open = True
         self._chunk_bytes = chunk_bytes
+        self._is_stored = is_stored
         self._cutter: ContentCutter | None = None
         self._given_cuts: Any = None
         self._cuts: list[int] = []
@@ -66,6 +70,8 @@ class OpenRow:
         """The bytes of the unfinished chunk."""
         if isinstance(part, Skeleton):
             self._cutter, self.itemsize = ContentCutter(), 1
+        elif isinstance(part, PlainBytes):
+            self._cutter = self._new_cutter()
         elif isinstance(part, Tensor):
             if part.cuts is not None:
                 self._given_cuts = np.asarray(part.cuts, dtype=np.int64)
@@ -134,6 +140,8 @@ class OpenRow:
 
     def _cut(self, block: memoryview) -> list[memoryview]:
         """Cut bytes into chunks."""
+        if self.n_bytes == 0 and isinstance(self.part, PlainBytes) and self._is_on_the_grid(block):
+            self._cutter = None
         if self.itemsize == 0:
             self.itemsize = guess_itemsize(block)
         start, at = self.n_bytes, 0
@@ -145,6 +153,22 @@ class OpenRow:
         if at < len(block):
             self._open.append(block[at:])
         return chunks
+
+    def _is_on_the_grid(self, block: memoryview) -> bool:
+        """Tell whether unknown bytes begin as a stored tensor does, or as a file that an earlier release has cut.
+
+        The test is the first chunk of the fixed grid that cuts by content do not give, too.
+        """
+        grid = self._chunk_bytes
+        cuts = {0, *self._new_cutter().feed(np.frombuffer(block, np.uint8))}
+        ends = (end for end in range(grid, len(block) + 1, grid) if not {end - grid, end} <= cuts)
+        end = next(ends, None)
+        return end is not None and self._is_stored(block[end - grid : end])
+
+    def _new_cutter(self) -> ContentCutter:
+        """Return a cutter for unknown bytes."""
+        sizes = opaque_sizes(self._chunk_bytes)
+        return ContentCutter(lambda _: sizes)
 
     def _chunk_ends(self, block: memoryview, start: int) -> list[int]:
         """Return the chunk ends in a block: cuts, and fixed distances from the previous cut."""
@@ -378,11 +402,15 @@ class Ingest:
         if isinstance(part, Tensor) and len(self._rows) >= _FREE_ROWS + self._n_bytes // _BYTES_A_ROW:
             return self._row_for(Skeleton(n_bytes=part.n_bytes))
         self._close_row()
-        row = OpenRow(part, first=len(self._sizes), chunk_bytes=self._chunk_bytes)
+        row = OpenRow(part, first=len(self._sizes), chunk_bytes=self._chunk_bytes, is_stored=self._is_stored)
         if isinstance(part, Tensor) and part.name:
             self._announced[part.name] = len(self._rows)
         self._rows.append(row)
         return row
+
+    def _is_stored(self, chunk: memoryview) -> bool:
+        """Tell whether the store has a chunk of these bytes, as far as this process knows."""
+        return bool(self._catalog.find_sound(digest_all([chunk]), ()).found.all())
 
     def _learn(self, learned: Learned) -> None:
         """Describe earlier rows by facts the file states only now."""

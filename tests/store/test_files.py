@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend
+from tensorcas_mlflow.base.content_cuts import ContentCutter, opaque_sizes
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.layout import Ref, RefTarget
@@ -61,7 +62,53 @@ def test_bytes_that_two_files_share_are_stored_once(store: Store, tmp_path: Path
     with store.write_file(tmp_path / "two") as save:
         save.commit(RefTarget(path="two"))
 
-    assert save.n_new_bytes < 1_000
+    assert save.n_new_bytes <= CHUNK
+
+
+@pytest.mark.parametrize("put_in", [0, 700_000])
+@pytest.mark.parametrize("n_bytes", [1, 3, 100_000])
+def test_bytes_put_into_a_file_of_no_format_store_little_again(tmp_path: Path, put_in: int, n_bytes: int) -> None:
+    store = Store.init(tmp_path / "root")
+    content, new = np.random.default_rng(0).bytes(10_000_000), np.random.default_rng(1).bytes(n_bytes)
+    (tmp_path / "one").write_bytes(content)
+    (tmp_path / "two").write_bytes(content[:put_in] + new + content[put_in:])
+    write(store, tmp_path / "one", "one")
+    with store.write_file(tmp_path / "two") as save:
+        ref = save.commit(RefTarget(path="two"))
+
+    # A long insertion moves the pieces against each other; it takes some of them until two cuts coincide.
+    assert save.n_new_bytes <= n_bytes + (2 if n_bytes < 1000 else 6) * store.chunk_bytes
+    assert read(store, ref) == (tmp_path / "two").read_bytes()
+
+
+def test_a_file_of_no_format_whose_first_piece_is_a_whole_chunk_is_cut_by_content(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "root", chunk_bytes=CHUNK)
+    for seed in range(1000):
+        content = np.random.default_rng(seed).bytes(60 * CHUNK)
+        cutter = ContentCutter(lambda _: opaque_sizes(CHUNK))
+        if cutter.feed(np.frombuffer(content, np.uint8))[0] == CHUNK:
+            break
+    else:
+        raise AssertionError("no first piece is a whole chunk")
+    for name in ("one", "two"):
+        (tmp_path / name).write_bytes(content)
+        with store.write_file(tmp_path / name) as save:
+            save.commit(RefTarget(path=name))
+
+    assert save.n_new_bytes == 0
+
+
+def test_a_file_that_an_earlier_release_cut_at_fixed_distances_is_not_stored_again(
+    store: Store, tmp_path: Path
+) -> None:
+    content = np.random.default_rng(0).bytes(60 * CHUNK + 5)
+    with store.write_checkpoint({"raw": np.frombuffer(content, np.uint8)}) as save:
+        save.commit(RefTarget(run_id="r", step=1))
+    (tmp_path / "file").write_bytes(content)
+    with store.write_file(tmp_path / "file") as save:
+        save.commit(RefTarget(path="file"))
+
+    assert save.n_new_bytes == 0
 
 
 def test_a_file_and_a_tensor_share_chunks(store: Store, tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from tensorcas_flavors.generic import GenericAdapter
 from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.base.content_cuts import _BLOCK_BYTES, _GEAR, MIN_BYTES, ContentCutter, content_cuts, piece_sizes
+from tensorcas_mlflow.base import content_cuts as cutting
+from tensorcas_mlflow.base.content_cuts import (
+    _BLOCK_BYTES,
+    _GEAR,
+    MIN_BYTES,
+    ContentCutter,
+    content_cuts,
+    opaque_sizes,
+    piece_sizes,
+)
 
 
 def random_bytes(n_bytes: int, seed: int = 0) -> Array:
@@ -117,6 +126,38 @@ def test_cuts_do_not_depend_on_how_bytes_are_fed(seed: int, mask: int, sizes: li
     cuts = [cut for start, stop in pairwise(borders) for cut in in_parts.feed(data[start:stop])]
 
     assert cuts == at_once.feed(data)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    mask=st.sampled_from([0, 1, 3, 255]),
+    sizes=st.lists(st.one_of(st.integers(0, 50), st.integers(0, 2000), st.integers(0, 100_000)), max_size=40),
+    chunk_bytes=st.sampled_from([None, 4096, 65536]),
+)
+def test_numpy_finds_the_cuts_that_the_compiled_core_finds(
+    seed: int, mask: int, sizes: list[int], chunk_bytes: int | None
+) -> None:
+    data = random_bytes(sum(sizes), seed) & np.uint8(mask)
+    distances = piece_sizes if chunk_bytes is None else lambda _: opaque_sizes(chunk_bytes)
+    borders = [0, *accumulate(sizes)]
+
+    def cuts() -> list[int]:
+        cutter = ContentCutter(distances)
+        return [cut for start, stop in pairwise(borders) for cut in cutter.feed(data[start:stop])]
+
+    found = cuts()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cutting, "core", None)
+        assert cuts() == found
+
+
+def test_pieces_of_unknown_bytes_are_whole_chunks_or_nearly() -> None:
+    data = random_bytes(8 << 20)
+    cuts = ContentCutter(lambda _: opaque_sizes(256 << 10)).feed(data)
+    sizes = np.diff([0, *cuts])
+
+    assert 128 << 10 <= sizes.min() <= sizes.max() <= 256 << 10
+    assert (sizes == 256 << 10).mean() < 0.2
 
 
 def test_memory_of_the_content_cutter_is_bounded() -> None:
