@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +23,7 @@ import torch
 
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
-from tests.file_formats.samples import flax_file, pt2_of_2_7, pt2_of_2_8, tensorflow_folder
+from tests.file_formats.samples import flax_file, of_torch, pt2_of_2_7, pt2_of_2_8, tensorflow_folder
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,8 +55,8 @@ def state() -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array.copy()) for name, array in weights().items()}
 
 
-def onnx_model() -> onnx.ModelProto:
-    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in weights().items()]
+def onnx_model(arrays: dict[str, Array]) -> onnx.ModelProto:
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     return onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], tensors))
 
 
@@ -108,17 +109,19 @@ CONTAINERS: dict[str, Write] = {
     "pickle, protocol 5": lambda path: path.write_bytes(pickle.dumps(weights(), 5)),
     "joblib": lambda path: joblib.dump(weights(), path),
     "gguf": write_gguf,
-    "onnx": lambda path: onnx.save(onnx_model(), path),
+    "onnx": lambda path: onnx.save(onnx_model(weights()), path),
     "flax": lambda path: path.write_bytes(flax_file({"params": weights()})),
 }
 
 
-def write_external_data(folder: Path) -> None:
-    onnx.save(onnx_model(), folder / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+def write_external_data(folder: Path, arrays: dict[str, Array]) -> None:
+    onnx.save(
+        onnx_model(arrays), folder / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0
+    )
 
 
 FOLDERS: dict[str, Write] = {
-    "onnx, external data": write_external_data,
+    "onnx, external data": lambda folder: write_external_data(folder, weights()),
     "tensorflow": lambda folder: tensorflow_folder(folder, weights()),
     "tensorflow, files": lambda folder: tensorflow_folder(folder, weights(), n_shards=3),
 }
@@ -167,10 +170,15 @@ def steps_of(container: str, folder: Path) -> list[int]:
     exact = [weight.detach().double() for weight in module.parameters()]
     sizes = [size_of(folder)]
     for step in range(4):
-        path = folder / f"{container}.pt2"
-        STEPPED[container](path, module)
-        log(store, path, f"{step}/model.pt")
-        path.unlink()
+        saved = folder / "saved"
+        saved.mkdir()
+        if container in STEPPED_FOLDERS:
+            STEPPED_FOLDERS[container](saved, {name: of_torch(weight) for name, weight in module.state_dict().items()})
+        else:
+            STEPPED[container](saved / "model.pt2", module)
+        for path in sorted(saved.iterdir()):
+            log(store, path, f"{step}/{path.name}")
+        shutil.rmtree(saved)
         sizes.append(size_of(folder))
         with torch.no_grad():
             for weight, to in zip(module.parameters(), exact, strict=True):
@@ -186,9 +194,14 @@ STEPPED: dict[str, Callable[[Path, torch.nn.Module], Any]] = {
     "torch.export 2.7": lambda path, module: path.write_bytes(pt2_of_2_7(module.state_dict(), None)),
     "TorchScript": script,
 }
+STEPPED_FOLDERS: dict[str, Callable[[Path, dict[str, Array]], Any]] = {
+    "flax": lambda folder, arrays: (folder / "model.msgpack").write_bytes(flax_file({"params": arrays})),
+    "onnx, external data": lambda folder, arrays: write_external_data(folder, arrays),
+    "tensorflow": lambda folder, arrays: tensorflow_folder(folder, arrays),
+}
 
 
-@pytest.mark.parametrize("container", [name for name in STEPPED if name != "torch.save"])
+@pytest.mark.parametrize("container", [name for name in (*STEPPED, *STEPPED_FOLDERS) if name != "torch.save"])
 def test_a_step_of_a_model_takes_as_little_as_in_a_file_of_torch_save(container: str, tmp_path: Path) -> None:
     (tmp_path / "peer").mkdir()
     (tmp_path / "own").mkdir()

@@ -19,7 +19,7 @@ def fuzz_find_cut(core: ModuleType, rng: np.random.Generator) -> None:
     # Copies of exactly their size: a sanitizer sees each read behind them.
     found = core.find_cut(bytearray(before), bytearray(data), first, stop, small, gears)
     hashed, known, wanted = 0, before + data, 0
-    for at, byte in enumerate(known[len(before) + first - 1 : len(before) + stop], len(before) + first):
+    for at, byte in enumerate(known[len(before) + first - 1 : len(before) + max(stop, 0)], len(before) + first):
         if at == len(before) + first:
             for earlier in known[max(0, at - WINDOW_BYTES) : at - 1]:
                 hashed = (2 * hashed + int(gears[earlier])) % (1 << 32)

@@ -72,9 +72,10 @@ static PyObject *find_cut(PyObject *module, PyObject *args) {
         (uintptr_t)gears.buf % sizeof(uint32_t) != 0) {
         PyErr_SetString(PyExc_ValueError, "places lie between 1 and the size of the data, and each byte has a number");
     } else {
-        int64_t found;
+        int64_t found = 0;
         Py_BEGIN_ALLOW_THREADS;
-        found = find(before.buf, before.len, data.buf, first, stop, small, gears.buf);
+        if (first <= stop)
+            found = find(before.buf, before.len, data.buf, first, stop, small, gears.buf);
         Py_END_ALLOW_THREADS;
         result = PyLong_FromLongLong(found);
     }

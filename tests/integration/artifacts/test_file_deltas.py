@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
 import pytest
+import safetensors.numpy
 
 from tensorcas_mlflow.store import Store
 
@@ -53,3 +58,30 @@ def test_each_epoch_that_pytorch_logs_is_stored_as_a_difference_and_loads(
     )
     assert sizes[2] - sizes[1] < 0.85 * sizes[1]
     assert sizes[3] - sizes[2] < 0.85 * sizes[1]
+
+
+@pytest.mark.parametrize("by", ["folder", "file"])
+def test_external_data_of_an_onnx_model_shares_chunks_with_the_weights(
+    by: str, cas_experiment: str, tmp_path: Path
+) -> None:
+    weights = {
+        f"w{nth}": np.random.default_rng(nth).normal(size=(300 + nth, 257)).astype(np.float32) for nth in range(4)
+    }
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    model = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], tensors))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+    with mlflow.start_run():
+        mlflow.log_artifact(tmp_path / "model.safetensors")
+        before = stored_bytes(tmp_path / "artifacts")
+        if by == "folder":
+            mlflow.log_artifacts(folder)
+        else:
+            mlflow.log_artifact(folder / "model.onnx.data")
+        after = stored_bytes(tmp_path / "artifacts")
+        back = mlflow.artifacts.download_artifacts(artifact_uri=mlflow.get_artifact_uri("model.onnx.data"))
+
+    assert after - before < 0.003 * sum(array.nbytes for array in weights.values())
+    assert Path(back).read_bytes() == (folder / "model.onnx.data").read_bytes()
