@@ -738,7 +738,7 @@ class Parents:
         if self.is_step:
             return candidates
         query = query_of(source, wanted.rows)
-        self._relative = find_relative(self.store, query, wanted.rows) if len(query.rows) else None
+        self._relative = find_relative(self.store, query, wanted.rows, candidates) if len(query.rows) else None
         if self._relative is None:
             return candidates
         if self._relative.is_renamed:

@@ -558,8 +558,17 @@ class Relative:
             self.renamed = replace(self.parent, rows=list(found.values()), sketches=b"", hints=b"", left_out={})
 
 
-def find_relative(store: SketchedStore, query: Sketched, rows: Mapping[int, Row]) -> Relative | None:
-    """Find the nearest earlier checkpoint or file by sketches; see `Relative.learn` for the arguments."""
+def find_relative(
+    store: SketchedStore, query: Sketched, rows: Mapping[int, Row], candidates: Sequence[Manifest]
+) -> Relative | None:
+    """Find the nearest earlier checkpoint or file by sketches.
+
+    Args:
+        store: The store.
+        query: See `Relative.learn`.
+        rows: See there.
+        candidates: Manifests at hand; others are read.
+    """
     known = sketches_of(store.id)
     match = known.nearest(query)
     if (match is None or match.likeness < _SURE) and not store.backend.is_remote:
@@ -569,8 +578,9 @@ def find_relative(store: SketchedStore, query: Sketched, rows: Mapping[int, Row]
     if match is None:
         return None
     try:
-        parent = read_manifest(store, match.sketched.manifest)
-        sketches = match.sketched
+        name, sketches = match.sketched.manifest, match.sketched
+        at_hand = {each.digest: each for each in candidates}
+        parent = at_hand.get(name.partition(".")[0]) or read_manifest(store, name)
         if len(sketches.rows) < len(sketched_rows(parent.columns)):
             sketches = compute(store, sketches.manifest, parent, most_bytes=1 << 62) or sketches
     except (NotFoundError, FormatError, BackendError):
