@@ -16,8 +16,11 @@ import torch
 from torch import nn
 
 from tensorcas_mlflow.adapter import SKELETON, STAGED_BYTES
+from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptChunkError, TensorCasError
-from tensorcas_mlflow.reader import StoreReads
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.reader import StoreReads, rebuild
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.flavors.pytorch.checkpoints import Checkpoint, read_into_live_tensors
 from tests.flavors.pytorch.models import ADAPTER, raw, stored
@@ -269,6 +272,29 @@ def test_a_small_model_is_unchanged_when_the_disk_fails(
 
     assert bits(model) == before
     assert not hasattr(raised.value, "__notes__")
+
+
+class Noting(StoreReads):
+    """Notes which tensors are read into given memory."""
+
+    into: tuple[str, ...] = ()
+
+    def __call__(self, names: Any = None, *, verify: bool = True, out: Any = None) -> dict[str, Any]:
+        self.into += tuple(out or ())
+        return super().__call__(names, verify=verify, out=out)
+
+
+@pytest.mark.parametrize("precheck", [True, False])
+def test_only_without_a_check_a_remote_store_is_read_into_the_live_tensors(precheck: bool) -> None:
+    store = Store.init_backend(MemoryBackend(is_remote=True))
+    with store.write_checkpoint(stored(net(0)), flavor="pytorch") as save:
+        ref = save.commit(RefTarget(path="model"))
+    manifest, model = store.manifest(ref), net(1)
+    reads = Noting(store, manifest)
+    rebuild(ADAPTER, manifest, reads, into=model, precheck=precheck)
+
+    assert bits(model) == bits(net(0))
+    assert len(reads.into) == (0 if precheck else 6)
 
 
 class Swapping(nn.Module):
