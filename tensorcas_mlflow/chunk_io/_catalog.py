@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -353,6 +353,7 @@ _MAX_LISTINGS = 3
 _FOLD_AT = 64
 """Number of loose packs at which their tables are folded into one segment."""
 _MAX_HINTS = 4
+_MOST_HINTED_LISTED = 500
 _MAX_LATEST = 8
 _MAX_REMEMBERED = 4096
 """Bound of the digests of a remembered lookup; comparing more would take too long."""
@@ -381,6 +382,8 @@ class Catalog:
         self._tables: list[Table] = []
         self._hints: list[Table] = []
         """Hints of recently read manifests; searched last."""
+        self._hinted: set[str] = set()
+        """Packs in the hints of the manifest with deltas read last, whose tables nobody has wanted yet."""
         self._packs: set[str] = set()
         self._segments: set[str] = set()
         self._loose: dict[str, str | None] = {}
@@ -437,9 +440,10 @@ class Catalog:
     def look_at_latest(self, digests: Digests) -> None:
         """Read the tables of the latest packs in a local store's index, until they hold some chunks, or of a few packs.
 
-        Most readers want the latest checkpoint. A hint serves readers of a remote store.
+        Most readers want the latest checkpoint. Of a remote store, read the tables of the packs in hints.
         """
         if self._backend.is_remote:
+            self.look_at_hinted()
             return
         with self._lock:
             loose = [
@@ -453,6 +457,18 @@ class Catalog:
                 digests = digests[~self.find(digests).found]
                 if len(digests) == 0:
                     break
+
+    def look_at_hinted(self) -> None:
+        """Read the tables of the packs in the hints of the manifest with deltas read last, unless they are known."""
+        with self._lock:
+            new = {name for name in self._hinted if self._is_new(name)}
+            self._hinted.clear()
+            if not new:
+                return
+            # The packs of one chain were mostly written one soon after the other, so one request tells their sizes.
+            since_s = drawn_s(min(new)) - 1
+            sizes = dict(islice(list_packs(self._backend, since_s=since_s), _MOST_HINTED_LISTED))
+            self._load_packs({name: sizes.get(name) for name in sorted(new)})
 
     def refresh_from_packs(self) -> None:
         """Read the table of every pack anew: packs are the truth, and the index a cache and possibly wrong."""
@@ -558,6 +574,11 @@ class Catalog:
         )
         with self._lock:
             self._hints = [table, *self._hints[: _MAX_HINTS - 1]]
+
+    def take_pack_hints(self, packs: Collection[str]) -> None:
+        """Add packs that may hold the chunks of a manifest; their tables are read when one of them is wanted."""
+        with self._lock:
+            self._hinted = set(packs)
 
     def know_manifest(self, digest: str, name: str) -> None:
         """Remember the name of a manifest written by this process, so an equal save can share it."""

@@ -44,7 +44,14 @@ if TYPE_CHECKING:
         read_list,
         stamp_of,
     )
-    from tensorcas_mlflow.layout._hints import Hints, hint_bytes, read_hints, split_hints
+    from tensorcas_mlflow.layout._hints import (
+        Hints,
+        hint_bytes,
+        pack_hint_bytes,
+        read_hints,
+        read_pack_hints,
+        split_hints,
+    )
     from tensorcas_mlflow.layout._index import (
         EMPTY,
         IN_FULL,
@@ -145,7 +152,7 @@ _NAMES = {
         "FORMAT GENERATION Condemnation Condemned Generation Identity Stamp begin_first_generation begin_generation "
         "check_logs condemned_bytes is_carried new_format parse_format read_condemned read_list stamp_of"
     ),
-    "_hints": "Hints hint_bytes read_hints split_hints",
+    "_hints": "Hints hint_bytes pack_hint_bytes read_hints read_pack_hints split_hints",
     "_index": (
         "EMPTY IN_FULL MAX_SEGMENT_BYTES NOWHERE Mask Positions Table as_names base_rows check_segment_head drawn_s "
         "list_packs make_table mark_loose merge_tables new_pack_name only_packs pack_key pack_name read_pack_table "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +20,15 @@ from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.layout._pack import ENTRY, Entries, is_delta
 
 MAGIC = b"\x89TCHNT\r\x01"
+PACKS_MAGIC = b"\x89TCHNT\r\x02"
 _FOOTER = struct.Struct("<I16s8s")
 _DIGEST_BYTES = 16
 _MAX_OFFSET = 1 << 56
 _PACK_BYTES = 40
 """Bound for a pack's name in JSON."""
+_NAME_BYTES = 16
+_MOST_NAMED = 1024
+"""Bound of the packs in hints of deltas: a reader asks for the table of each."""
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 _COLUMNS = (
     ("pack", "<u4"),
@@ -126,6 +130,25 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
     if n_rows and (int(pack.max()) >= len(packs) or not _is_possible(entries)):
         return None
     return Hints(packs=tuple(packs), pack=pack.astype(np.uint32), entries=entries)
+
+
+def pack_hint_bytes(packs: Collection[str]) -> bytes:
+    """Write the hints of a manifest with deltas: the packs that hold its chunks, and all bases behind them."""
+    names = bytes.fromhex("".join(sorted(packs)[:_MOST_NAMED]))
+    return names + _FOOTER.pack(len(names), digest(names)[:_DIGEST_BYTES], PACKS_MAGIC)
+
+
+def read_pack_hints(data: bytes) -> frozenset[str] | None:
+    """Read the hints of a manifest with deltas; None if they are damaged, or of another kind."""
+    if len(data) < _FOOTER.size:
+        return None
+    names = data[: -_FOOTER.size]
+    n_bytes, said, magic = _FOOTER.unpack(data[-_FOOTER.size :])
+    if magic != PACKS_MAGIC or n_bytes != len(names) or digest(names)[:_DIGEST_BYTES] != said:
+        return None
+    if len(names) % _NAME_BYTES or len(names) > _MOST_NAMED * _NAME_BYTES:
+        return None
+    return frozenset(names[at : at + _NAME_BYTES].hex() for at in range(0, len(names), _NAME_BYTES))
 
 
 def _is_possible(entries: Entries) -> bool:

@@ -39,6 +39,7 @@ from tensorcas_mlflow.layout import (
     make_table,
     pack_key,
     read_hints,
+    read_pack_hints,
     read_segment,
     strangers_text,
     with_bases,
@@ -433,7 +434,8 @@ def _check(store: Store, packs: _Packs, refs: list[Ref], damage: _Lost, needed: 
         reason = f"it is of store {manifest.store_id}, and this is {store.id}"
         return [Problem(key=key, reason=reason, checkpoint=ref.label) for ref in refs]
     unhinted = []
-    if manifest.hints and read_hints(manifest.hints, unique_rows(manifest.digests)[0]) is None:
+    is_hint = not manifest.hints or read_pack_hints(manifest.hints) is not None
+    if not is_hint and read_hints(manifest.hints, unique_rows(manifest.digests)[0]) is None:
         unhinted.append(
             Problem(key=key, reason="its hints are damaged (nothing is lost, and the index is asked instead)")
         )

@@ -278,8 +278,10 @@ class BasePlan:
         self._excluded: frozenset[str] = frozenset()
         self._known = catalog.knowledge()
         found = Ancestry.of(catalog, candidates)
-        if not found.levels[0].found.all():
-            catalog.refresh()
+        for refresh in (catalog.look_at_hinted, catalog.refresh):
+            if found.levels[0].found.all():
+                break
+            refresh()
             self._known = catalog.knowledge()
             found = Ancestry.of(catalog, candidates)
         self.packs = found.packs

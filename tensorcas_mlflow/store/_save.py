@@ -32,6 +32,7 @@ from tensorcas_mlflow.layout import (
     is_delta,
     new_pack_name,
     new_ref,
+    pack_hint_bytes,
     pack_key,
     pack_name,
     read_condemned,
@@ -217,8 +218,10 @@ def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> byt
     blob = manifest.to_blob(is_packed=not backend.has_logs)
     if backend.is_remote:
         places = catalog.find(unique_rows(manifest.digests)[0])
-        # Hints do not record the bases of deltas.
-        if not is_delta(places.entries).any():
+        if is_delta(places.entries).any():
+            own = {places.packs[number] for number in distinct(places.pack[places.found]).tolist()}
+            blob += pack_hint_bytes(own | catalog.find_chains(places)[1])
+        else:
             blob += hint_bytes(places.packs, places.pack, places.entries)
     return blob
 

@@ -60,6 +60,7 @@ from tensorcas_mlflow.layout import (
     new_format,
     parse_format,
     read_hints,
+    read_pack_hints,
     read_ref,
     read_refs_around,
     stamp_of,
@@ -684,6 +685,8 @@ class Store(Refs):
             hints = read_hints(manifest.hints, unique_rows(manifest.digests)[0])
             if hints is not None:
                 self.catalog.take_hints(hints)
+            elif (packs := read_pack_hints(manifest.hints)) is not None:
+                self.catalog.take_pack_hints(packs)
         return manifest
 
     def read_tensors(

@@ -46,6 +46,7 @@ from tensorcas_mlflow.layout import (
     make_table,
     new_ref,
     read_hints,
+    read_pack_hints,
     read_segment,
     read_table,
     ref_bytes,
@@ -306,6 +307,7 @@ def with_hint_digest(data: bytes) -> bytes:
 
 def read_some_hints(data: bytes) -> None:
     _, found = split_hints(data)
+    assert len(read_pack_hints(found) or ()) <= 1024
     told = read_hints(found, entries()["digest"])
     if told is not None:
         assert [told.packs[at] for at in told.pack]

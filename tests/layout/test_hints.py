@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest, unique_rows
 from tensorcas_mlflow.base.tensors import Spec
-from tensorcas_mlflow.layout import ENTRY, Entries, Manifest, Row, hint_bytes, read_hints, split_hints
+from tensorcas_mlflow.layout import (
+    ENTRY,
+    Entries,
+    Manifest,
+    Row,
+    hint_bytes,
+    pack_hint_bytes,
+    read_hints,
+    read_pack_hints,
+    split_hints,
+)
 from tensorcas_mlflow.layout._hints import MAGIC
 
 PACKS = ("a" * 32, "b" * 32, "c" * 32)
@@ -46,6 +56,31 @@ def test_hints_come_back_as_they_were_written(n: int) -> None:
     assert [found.packs[at] for at in found.pack] == [PACKS[at] for at in pack]
     for name in ("digest", "offset", "stored_bytes", "raw_bytes", "codec", "typesize"):
         assert (found.entries[name] == written[name]).all(), name
+
+
+@pytest.mark.parametrize("n", [0, 1, 9, 1024])
+def test_hints_of_deltas_come_back_as_they_were_written(n: int) -> None:
+    names = [f"{number:032x}" for number in range(n)]
+    plain = manifest(entries(7)["digest"])
+    found = Manifest.from_blob(plain.to_blob() + pack_hint_bytes(names), plain.digest)
+
+    assert read_pack_hints(found.hints) == set(names)
+    assert read_hints(found.hints, entries(7)["digest"]) is None
+
+
+def test_hints_of_deltas_name_a_bounded_number_of_packs() -> None:
+    found = read_pack_hints(pack_hint_bytes([f"{number:032x}" for number in range(3000)]))
+
+    assert found is not None
+    assert len(found) == 1024
+
+
+@given(at=st.integers(0, 59), bit=st.integers(0, 7))
+def test_damaged_hints_of_deltas_are_passed_over(at: int, bit: int) -> None:
+    hints = bytearray(pack_hint_bytes(PACKS[:2]))
+    hints[at] ^= 1 << bit
+
+    assert read_pack_hints(bytes(hints)) is None
 
 
 def test_manifest_is_the_same_with_and_without_hints() -> None:
