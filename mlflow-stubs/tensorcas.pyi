@@ -38,6 +38,9 @@ from tensorcas_mlflow import (
     import_checkpoint as import_checkpoint,
 )
 from tensorcas_mlflow import (
+    lineage as lineage,
+)
+from tensorcas_mlflow import (
     list_checkpoints as list_checkpoints,
 )
 from tensorcas_mlflow import (

@@ -5,7 +5,7 @@ the reader and the rooms below them. It calls their functions and holds no logic
 
 | module | holds |
 |---|---|
-| `_look` | ``list``, ``stats``, ``show``, ``diff``, ``explain`` |
+| `_look` | ``list``, ``stats``, ``show``, ``diff``, ``lineage``, ``explain`` |
 | `_maintenance` | ``init``, ``verify``, ``repair``, ``optimize``, ``delete`` |
 | `_gc` | ``gc`` |
 | `_transfer` | ``copy``, ``import``, ``export``, ``convert`` |

@@ -1,9 +1,10 @@
-"""Read-only commands for checkpoints: ``list``, ``stats``, ``show``, ``diff``, ``explain``."""
+"""Read-only commands for checkpoints: ``list``, ``stats``, ``show``, ``diff``, ``lineage``, ``explain``."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow.base.digest import unique_rows
@@ -337,6 +338,29 @@ def _values_json(change: ValueChange) -> Json:
     }
 
 
+def lineage(options: Namespace) -> int:
+    """Find the relatives of a model in its store."""
+    from tensorcas_mlflow.reader import lineage as lineage_of
+    from tensorcas_mlflow.reader import open_ref
+
+    store = store_of(options)
+    refs = store.checkpoints()
+    found = [ref for ref in refs if options.model in (ref.path, ref.model_id, ref.copy_path, ref.key)]
+    if found and options.step is None and options.name is None:
+        ref = found[-1]
+    else:
+        ref = the_one(refs, CheckpointQuery(run_id=options.model, step=options.step, name=options.name))
+    with open_ref(store, ref) as reader:
+        relatives = lineage_of(reader, most=options.most)
+    if is_json(options):
+        listed = [asdict(relation) for relation in relatives.relatives]
+        say_json({"store": store.uri, "model": ref_json(ref), "relatives": listed})
+        return 0
+    for line in str(relatives).splitlines():
+        say(printable(line))
+    return 0
+
+
 def explain(options: Namespace) -> int:
     """Explain the plan of a read of one checkpoint's tensors."""
     store, ref = checkpoint_of(options)
@@ -419,6 +443,18 @@ COMMANDS = (
             flag("--values", help="read the different tensors, and measure the differences"),
         ],
         run=diff,
+    ),
+    Command(
+        name="lineage",
+        help="find the models that a model was made from, or that were made from it",
+        examples=["lineage 8f3c21", "lineage 8f3c21 --step 20", "lineage models/m-2fd1/artifacts/data/model.pth"],
+        options=[
+            option("model", metavar="MODEL", help="run, id of a logged model, or artifact path, as list shows them"),
+            LAST_STEP,
+            NAME,
+            option("--most", type=count, default=5, metavar="N", help="number of relatives (default: 5)"),
+        ],
+        run=lineage,
     ),
     Command(
         name="explain",

@@ -23,7 +23,7 @@ DONE, FAILED, INTERRUPTED, UNREAD = 0, 1, 130, 141
 """Exit statuses. argparse adds 2 for a command line it cannot read, and commands add some of their own."""
 
 _MODULES = {
-    "_look": "list stats show diff explain",
+    "_look": "list stats show diff lineage explain",
     "_maintenance": "init verify repair optimize delete",
     "_gc": "gc",
     "_transfer": "copy import export convert",
@@ -36,6 +36,7 @@ examples:
   tensorcas stats --root /data/mlflow           count duplicates, and bytes on disk
   tensorcas show --run 8f3c21 --step 20         show the tensors of one checkpoint
   tensorcas diff --run 8f3c21 --steps 10 20     compare two checkpoints
+  tensorcas lineage 8f3c21                      find the models that a model was made from
   tensorcas verify --full                       read every chunk and compare it with its digest
   tensorcas repair --from /backup/mlflow        repair the store from a backup
   tensorcas delete --run 8f3c21 --step 3        delete one checkpoint

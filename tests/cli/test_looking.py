@@ -431,3 +431,32 @@ def test_show_prints_scalars_and_empty_tensors(tensorcas: Tensorcas, tmp_path: P
         ["s", "float32", "scalar", "4", "1"],
         ["e", "float64", "0x2", "0", "0"],
     ]
+
+
+# --- lineage
+
+
+def test_lineage_prints_the_parent_of_a_model(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.open(tmp_path, create=True)
+    weights = np.random.default_rng(0).normal(0, 0.02, 20_000).astype(np.float32)
+    save(store, {"w": weights}, run_id="base", step=1)
+    save(store, {"model.w": weights * np.float32(1.0001)}, run_id="tuned", step=2)
+    done = tensorcas("lineage", "tuned", "--root", root(store))
+    found = tensorcas("lineage", "tuned", "--root", root(store), "--json").json
+
+    assert done.status == 0
+    assert done.out.startswith("run tuned step 2:\n  fine-tune of run base step 1 (")
+    assert [(each["run_id"], each["kind"], each["changed"]) for each in found["relatives"]] == [
+        ("base", "fine-tune", ["model.w"])
+    ]
+
+
+def test_lineage_of_an_artifact_without_relatives_says_so(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.open(tmp_path, create=True)
+    weights = np.random.default_rng(0).normal(0, 0.02, 20_000).astype(np.float32)
+    save(store, {"w": weights}, path="models/m.arrow")
+
+    assert (
+        tensorcas("lineage", "models/m.arrow", "--root", root(store)).out
+        == "models/m.arrow: no relative in the store\n"
+    )

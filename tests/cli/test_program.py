@@ -24,7 +24,21 @@ Tensorcas = Callable[..., Any]
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 PROGRAM = [sys.executable, "-c", "import sys; from tensorcas_mlflow.cli import main; sys.exit(main())"]
-COMMANDS = ["list", "stats", "show", "diff", "verify", "init", "delete", "gc", "copy", "import", "export", "convert"]
+COMMANDS = [
+    "list",
+    "stats",
+    "show",
+    "diff",
+    "lineage",
+    "verify",
+    "init",
+    "delete",
+    "gc",
+    "copy",
+    "import",
+    "export",
+    "convert",
+]
 
 HOSTILE = "red\x1b[31m\r\n\x07\u202eback\udc80"
 

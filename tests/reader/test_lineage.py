@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from typing import Any
 
 import ml_dtypes
@@ -66,19 +65,20 @@ def changed(kind: str, tensors: Tensors, rng: np.random.Generator) -> Tensors:
     return tuned(tensors, rng)
 
 
-def find(store: Store, ref: Ref) -> Lineage:
+def find(store: Store, ref: Ref, most: int = 5) -> Lineage:
     with open_ref(store, ref) as reader:
-        return lineage(reader)
+        return lineage(reader, most=most)
 
 
 EXPECTED = {"renamed": "fine-tune", "grandchild": "fine-tune"}
 
 
-def test_parents_and_differences_of_two_hundred_families_are_right() -> None:
-    n_right = n_kinds = n_families = 0
+@pytest.mark.parametrize("n_stores", [1, pytest.param(10, marks=pytest.mark.long)])
+def test_parents_and_kinds_of_differences_are_right_in_twenty_families_a_store(n_stores: int) -> None:
+    n_kinds = 0
     n_false: list[str] = []
-    wrong: Counter[str] = Counter()
-    for store_number in range(10):
+    wrong: list[str] = []
+    for store_number in range(n_stores):
         store = Store.init_backend(MemoryBackend())
         rng = np.random.default_rng(store_number)
         families: list[tuple[str, Ref, Ref, Ref]] = []
@@ -86,28 +86,79 @@ def test_parents_and_differences_of_two_hundred_families_are_right() -> None:
             kind = KINDS[(20 * store_number + number) % len(KINDS)]
             base = model(rng)
             first = save(store, base, 0, run_id=f"base {number}")
-            # A sibling of the next model: it is a relative, and not the parent.
+            # The sibling of the child is a relative, and its parent only in the families of grandchildren.
             sibling = tuned(base, rng)
-            parent = save(store, sibling, 0, run_id=f"sibling {number}")
-            if kind == "grandchild":
-                base = sibling
-            else:
-                parent = first
+            second = save(store, sibling, 0, run_id=f"sibling {number}")
+            base, parent = (sibling, second) if kind == "grandchild" else (base, first)
             child = save(store, changed(kind, base, rng), 0, run_id=f"child {number}")
             families.append((kind, first, parent, child))
         for kind, first, parent, child in families:
-            n_families += 1
-            found = find(store, child).parent
-            is_right = found is not None and found.run_id == parent.run_id
-            n_right += is_right
-            wrong[kind] += not is_right
-            if not is_right: print(store_number, kind, parent.run_id, find(store, child))
-            n_kinds += found is not None and found.kind == EXPECTED.get(kind, kind)
-            alone = find(store, first).parent
+            found = find(store, child, 2).parent
+            if found is None or found.run_id != parent.run_id:
+                wrong.append(f"{kind} of {parent.label}: {found}")
+            else:
+                n_kinds += found.kind == EXPECTED.get(kind, kind)
+            alone = find(store, first, 1).parent
             if alone is not None:
                 n_false.append(alone.label)
 
-    assert n_families == 200
     assert n_false == []
-    assert n_right >= 198, wrong
-    assert n_kinds >= 190
+    assert len(wrong) <= 0.01 * 20 * n_stores, wrong
+    assert n_kinds >= 0.95 * 20 * n_stores
+
+
+def test_lineage_of_a_file_names_the_checkpoint_it_was_made_from() -> None:
+    store, rng = Store.init_backend(MemoryBackend()), np.random.default_rng(0)
+    base = {name: array for name, array in model(rng).items() if name != "position"}
+    save(store, base, 3, run_id="base")
+    with store.write_stream(io.BytesIO(safetensors(**changed("renamed", base, rng)))) as pending:
+        file = pending.commit(RefTarget(path="tuned.safetensors"))
+    found = find(store, file)
+
+    assert found.parent is not None
+    assert (found.parent.run_id, found.parent.step, found.parent.kind) == ("base", 3, "fine-tune")
+    assert found.parent.changed[0] == "base_model.model.embed.weight"
+    assert found.parent.n_compared == len(base)
+    assert str(found).startswith("tuned.safetensors:\n  fine-tune of run base step 3 (")
+
+
+def test_older_model_names_the_newer_one_and_has_no_parent() -> None:
+    store, rng = Store.init_backend(MemoryBackend()), np.random.default_rng(0)
+    base = model(rng)
+    first = save(store, base, 0, run_id="base")
+    save(store, changed("head", base, rng), 0, run_id="child")
+    found = find(store, first)
+
+    assert found.parent is None
+    assert [(each.run_id, each.kind, each.is_older) for each in found.relatives] == [("child", "head", False)]
+    assert found.relatives[0].added == ("head.weight",)
+    assert bool(found)
+
+
+def test_models_with_one_table_of_constants_in_common_are_no_relatives() -> None:
+    store = Store.init_backend(MemoryBackend())
+    at, frequency = np.arange(512)[:, None], np.exp(-np.arange(64) / 7)[None, :]
+    table = np.sin(at * frequency).astype(np.float32)
+    refs = [
+        save(store, model(np.random.default_rng(seed)) | {"table": table}, 0, run_id=f"run {seed}") for seed in range(4)
+    ]
+
+    assert [find(store, ref).relatives for ref in refs] == [(), (), (), ()]
+    assert str(find(store, refs[0])) == "run run 0 step 0: no relative in the store"
+
+
+def test_lineage_survives_a_damaged_relative() -> None:
+    store, rng = Store.init_backend(MemoryBackend()), np.random.default_rng(0)
+    base = model(rng)
+    first = save(store, base, 0, run_id="base")
+    child = save(store, changed("head", base, rng), 0, run_id="child")
+    store.backend.delete(f"manifests/{first.manifest}")
+
+    assert find(store, child).relatives == ()
+
+
+def test_lineage_refuses_a_part_of_a_checkpoint() -> None:
+    store = Store.init_backend(MemoryBackend())
+    ref = save(store, model(np.random.default_rng(0)), 0)
+    with open_ref(store, ref) as reader, pytest.raises(ValueError, match="open a whole one of a store"):
+        lineage(reader.below("layers"))

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
         load_checkpoint,
     )
     from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Keep, log_checkpoint, would_be_refused
-    from tensorcas_mlflow.integration.checkpoints._open import diff, open_checkpoint, safe_open
+    from tensorcas_mlflow.integration.checkpoints._open import diff, lineage, open_checkpoint, safe_open
 
 _NAMES = {
     "_background": "wait",
     "_exchange": "export_checkpoint import_checkpoint",
     "_load": "CheckpointRecord delete_checkpoint list_before_logging list_checkpoints load_checkpoint",
     "_log": "CheckpointInfo Keep log_checkpoint would_be_refused",
-    "_open": "diff open_checkpoint safe_open",
+    "_open": "diff lineage open_checkpoint safe_open",
 }
 
 if not TYPE_CHECKING:

@@ -23,7 +23,7 @@ from tensorcas_mlflow.reader import CheckpointReader
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from tensorcas_mlflow.reader import CheckpointDiff, Naming, SafeOpen
+    from tensorcas_mlflow.reader import CheckpointDiff, Lineage, Naming, SafeOpen
 
     CheckpointSource = str | bytes | os.PathLike[str] | Run
     """A thing to read: a run, a URI or a path; see `open_checkpoint`."""
@@ -173,6 +173,44 @@ def diff(
 
     with opened(before) as old, opened(after) as new:
         return diff_readers(old, new, values=values)
+
+
+@translate_errors()
+def lineage(
+    source: CheckpointSource | CheckpointReader | None = None,
+    *,
+    step: int | None = None,
+    name: str = DEFAULT_NAME,
+    most: int = 5,
+) -> Lineage:
+    """Find the relatives of a model among all checkpoints, models and files of its store.
+
+    ```python
+    found = tensorcas.lineage("models:/sentiment/3")
+    print(found)
+    found.parent.label, found.parent.kind
+    ```
+
+    Names, runs, experiments and dtypes may differ. The result is a guess from the values of the tensors: it is no
+    record of what somebody did. Errors are also `mlflow.exceptions.MlflowException`.
+
+    Args:
+        source: A reader, or the ``source`` of `open_checkpoint`; it must lie in a store.
+        step: A step of the run; by default the highest.
+        name: The series of checkpoints of the run.
+        most: Maximum number of relatives.
+
+    Returns:
+        The relatives, the nearest first; true if there is any.
+
+    Raises:
+        ValueError: The source lies in no store.
+        TensorCasError: As `open_checkpoint`.
+    """
+    from tensorcas_mlflow.reader import lineage as lineage_of
+
+    with open_checkpoint(step=step, name=name) if source is None else opened(source, step=step, name=name) as reader:
+        return lineage_of(reader, most=most)
 
 
 def opened(
