@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,13 @@ from functools import partial
 from tensorcas_mlflow.base.tensors import MAX_TENSOR_BYTES
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import item_bytes, tensor_or_skeleton
-from tensorcas_mlflow.file_formats._listing import Listing
+from tensorcas_mlflow.file_formats._listing import Listing, LocationTable
+from tensorcas_mlflow.file_formats._members import ListMember, add_member
 from tensorcas_mlflow.file_formats._numpy import NpyHeader, is_npy, is_npz, list_npz, npy_parts, read_npy_header
 from tensorcas_mlflow.file_formats._pickle_machine import MALFORMED_PICKLE
 from tensorcas_mlflow.file_formats._pt2 import PT2_DEFAULT_MODEL, PT2_TABLE, is_pt2, list_pt2, pt2_payloads
 from tensorcas_mlflow.file_formats._skops import is_skops, list_skops
-from tensorcas_mlflow.file_formats._source import ByteSource, FileRange, OpenSibling
+from tensorcas_mlflow.file_formats._source import ByteSource, FileRange
 from tensorcas_mlflow.file_formats._tape import (
     MIN_TENSOR_BYTES,
     FilePart,
@@ -34,8 +36,10 @@ from tensorcas_mlflow.file_formats._tape import (
     More,
     PlainBytes,
     Skeleton,
+    SplitMember,
     Tape,
     Tensor,
+    below,
 )
 from tensorcas_mlflow.file_formats._torch import is_torch_archive, list_torch
 from tensorcas_mlflow.file_formats._torch_pickle import StorageInfo, dense_shape, storages_of
@@ -44,6 +48,7 @@ from tensorcas_mlflow.file_formats._zip import (
     DESCRIPTOR,
     END,
     LOCAL,
+    RAW_DEFLATE,
     EntryEnds,
     LocalEntry,
     descriptor_bytes,
@@ -68,6 +73,8 @@ _MIN_SKOPS_BYTES = 4096
 
 _MIN_UNKNOWN_BYTES = 512
 """A smaller entry of an unknown kind is not worth a row."""
+_MIN_MEMBER_BYTES = 1024
+"""A smaller member is not taken apart."""
 _MIN_COMPRESSED_BYTES = 64 << 10
 """A smaller compressed entry is one piece among others of the skeleton."""
 
@@ -85,26 +92,55 @@ def is_archive(head: memoryview) -> bool:
     return bytes(head[:4]) in (LOCAL, END)
 
 
-def split_archive(tape: Tape) -> Iterator[FilePart | Learned]:
-    """Announce the parts of a zip archive, and of archives that follow it: a checkpoint's shards in one file."""
+def split_archive(tape: Tape, members: SplitMember | None = None) -> Iterator[FilePart | Learned]:
+    """Announce the parts of a zip archive, and of archives that follow it: a checkpoint's shards in one file.
+
+    Args:
+        tape: The file.
+        members: Takes members of other formats apart.
+    """
     nth = 0
     while _has_entry(tape.peek(4)):
-        for part in _archive(tape):
-            yield _of_archive(nth, part) if nth else part
+        for part in _archive(tape, members):
+            # The number of an archive is the same at each save.
+            yield below(part, f"{nth}.") if nth else part
         nth += 1
 
 
-def list_archive(source: ByteSource, beside: OpenSibling | None = None) -> Listing | None:
+def list_archive(source: ByteSource, members: ListMember | None = None) -> Listing | None:
     """List a zip archive of any kind; None for an archive without arrays.
+
+    An archive of no kind of its own has the tensors of its members, as ``<member>/<name>``: Keras's and TorchServe's.
+
+    Args:
+        source: The archive.
+        members: Lists members of other formats.
 
     Raises:
         FormatError: The archive is malformed. The others of `UNREADABLE` and `zlib.error` say the same.
     """
-    members = list_members(source)
+    found = list_members(source)
     for recognizes, lists in _KINDS:
-        if recognizes(members):
-            return lists(source, members)
-    return None
+        if recognizes(found):
+            return lists(source, found)
+    if members is None:
+        return None
+    table = LocationTable(source)
+    for member in found:
+        if member.is_deflated:
+            head = zlib.decompressobj(RAW_DEFLATE).decompress(
+                source.read(member.start, min(member.n_bytes, _SNIFF_BYTES)), _SNIFF_BYTES
+            )
+            if not _is_text(head):
+                table.leave_out(member.name, "deflated")
+        else:
+            add_member(table, member, members)
+    return table.listing("zip") if table else None
+
+
+def _is_text(head: bytes) -> bool:
+    """Tell whether bytes are text, perhaps cut off."""
+    return not _CONTROL.search(head) and _is_skeleton(memoryview(head))
 
 
 _KINDS: tuple[tuple[Callable[[Sequence[FileRange]], bool], Callable[..., Listing]], ...] = (
@@ -121,23 +157,14 @@ def _has_entry(head: memoryview) -> bool:
     return head[:4] == LOCAL
 
 
-def _of_archive(nth: int, part: FilePart | Learned) -> FilePart | Learned:
-    """Put the number of an archive before the names of its tensors; it is the same at each save."""
-    if isinstance(part, Tensor):
-        return replace(part, name=f"{nth}.{part.name}")
-    if isinstance(part, Learned):
-        renamed = {
-            f"{nth}.{name}": replace(tensor, name=f"{nth}.{tensor.name}") for name, tensor in part.tensors.items()
-        }
-        return Learned(tensors=renamed)
-    return part
-
-
-def _archive(tape: Tape, depth: int = 0, name: str = "") -> Iterator[FilePart | Learned]:
+def _archive(
+    tape: Tape, members: SplitMember | None = None, depth: int = 0, name: str = ""
+) -> Iterator[FilePart | Learned]:
     """Announce the parts of a zip archive, to its end and no further.
 
     Args:
         tape: The file, at the archive's first byte.
+        members: Takes members of other formats apart.
         depth: Number of archives around this one.
         name: Name of this archive's entry; also of its only tensor, if that has no name.
     """
@@ -155,7 +182,7 @@ def _archive(tape: Tape, depth: int = 0, name: str = "") -> Iterator[FilePart | 
             yield from _stored_by_skops(tape, entry, ends, name=f"{n_arrays}")
             n_arrays += 1
         elif entry.is_stored:
-            yield from _stored(tape, entry, archive, ends, depth)
+            yield from _stored(tape, entry, archive, ends, members, depth)
         else:
             n_bytes = ends.look_ahead() if entry.n_bytes is None else entry.n_bytes
             kind = Skeleton if n_bytes is not None and n_bytes < _MIN_COMPRESSED_BYTES else PlainBytes
@@ -168,7 +195,12 @@ def _archive(tape: Tape, depth: int = 0, name: str = "") -> Iterator[FilePart | 
 
 
 def _stored(
-    tape: Tape, entry: LocalEntry, archive: StorageTables, ends: EntryEnds, depth: int
+    tape: Tape,
+    entry: LocalEntry,
+    archive: StorageTables,
+    ends: EntryEnds,
+    members: SplitMember | None,
+    depth: int,
 ) -> Iterator[FilePart | Learned]:
     """Announce the parts of an entry that is not compressed."""
     wanted_bytes = archive.wants(entry.name)
@@ -192,7 +224,9 @@ def _stored(
     if npy is not None:
         yield from npy_parts(npy, entry.name.removesuffix(".npy"))
     elif _has_entry(head) and depth < _MAX_NESTING:
-        yield from _nested(tape, n_bytes, depth + 1, entry.name)
+        yield from _nested(tape, n_bytes, members, depth + 1, entry.name)
+    elif members is not None and (parts := _of_member(tape, entry, archive, members)) is not None:
+        yield from parts
     elif (n_bytes is not None and n_bytes < _MIN_UNKNOWN_BYTES) or is_npy(head) or _is_skeleton(head):
         yield from ends.stretch(n_bytes, Skeleton, Skeleton)
     else:
@@ -224,11 +258,23 @@ def _npy_header(tape: Tape, n_bytes: int | None) -> NpyHeader | None:
     return header
 
 
-def _nested(tape: Tape, n_bytes: int | None, depth: int, name: str) -> Iterator[FilePart | Learned]:
+def _of_member(
+    tape: Tape, entry: LocalEntry, archive: StorageTables, members: SplitMember
+) -> Iterator[FilePart | Learned] | None:
+    """Take a member of another format apart; None for one of none, and for the pickles of torch."""
+    if entry.n_bytes is None or entry.n_bytes < _MIN_MEMBER_BYTES or archive.is_of_torch:
+        return None
+    parts = members(tape, entry.n_bytes)
+    return None if parts is None else (below(part, f"{entry.name}/") for part in parts)
+
+
+def _nested(
+    tape: Tape, n_bytes: int | None, members: SplitMember | None, depth: int, name: str
+) -> Iterator[FilePart | Learned]:
     """Announce the parts of an archive that is an entry of another one."""
     start = tape.position
     try:
-        yield from _archive(tape, depth, name)
+        yield from _archive(tape, members, depth, name)
     except (FormatError, struct.error):
         if n_bytes is None:
             raise
@@ -270,6 +316,11 @@ class StorageTables:
         self._is_little = True
         self._passed: dict[str, int] = {}
         """Sizes of the storages that came before their table, by their entries' names."""
+
+    @property
+    def is_of_torch(self) -> bool:
+        """True if the archive begins as those of `torch.save` do."""
+        return bool(self._folder)
 
     def wants(self, entry: str) -> int:
         """Return the largest size of an entry to `read`; called for every entry, in the file's order.

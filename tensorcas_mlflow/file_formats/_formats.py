@@ -39,7 +39,18 @@ from tensorcas_mlflow.file_formats._safetensors import (
 )
 from tensorcas_mlflow.file_formats._self_contained import is_self_contained, list_self_contained, split_self_contained
 from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, OpenSibling, blaming, file_in, files_named
-from tensorcas_mlflow.file_formats._tape import UNREADABLE, FilePart, Learned, PlainBytes, Skeleton, Splitter, Tape
+from tensorcas_mlflow.file_formats._tape import (
+    UNREADABLE,
+    FilePart,
+    Learned,
+    PlainBytes,
+    Skeleton,
+    Splitter,
+    Tape,
+    TapePart,
+    Tensor,
+)
+from tensorcas_mlflow.file_formats._tar import is_tar, list_tar, split_tar
 from tensorcas_mlflow.file_formats._tensorflow import is_tensorflow, list_tensorflow
 from tensorcas_mlflow.file_formats._torch import is_torch_legacy, lay_out_torch, list_torch_legacy, split_torch_legacy
 from tensorcas_mlflow.file_formats._xgboost import is_xgboost, list_xgboost, split_xgboost
@@ -61,10 +72,11 @@ class FileFormat(NamedTuple):
     """Value of `Listing.format`."""
     recognizes: Callable[[memoryview], bool] = _never
     """Tests a file's first bytes."""
-    splits: Splitter | None = None
-    """Takes a file apart as it passes by."""
+    splits: Callable[..., Iterator[FilePart | Learned]] | None = None
+    """A `Splitter`; one of `_CONTAINERS` gets a `SplitMember`, too."""
     lists: Callable[..., Listing | None] | None = None
-    """Lists a `ByteSource`; a lister with a second parameter gets an `OpenSibling`. None: nothing to list."""
+    """Lists a `ByteSource`. One of `_WITH_SIBLINGS` gets an `OpenSibling`, one of `_CONTAINERS` a `ListMember`. None:
+    nothing to list."""
     suffixes: tuple[str, ...] = ()
     """Usual suffixes of its files, in lower case."""
     lays_out: Callable[[Sequence[Spec], Mapping[str, Any]], list[FileLayout]] | None = None
@@ -81,9 +93,11 @@ FORMATS = (
     ),
     FileFormat("torch", is_torch_legacy, split_torch_legacy, list_torch_legacy),
     FileFormat("pickle", is_pickle, split_pickle, list_pickle, (".pkl", ".pickle", ".joblib")),
-    FileFormat("zip", is_archive, split_archive, list_archive),
+    FileFormat("zip", is_archive, split_archive, list_archive, (".keras", ".mar")),
     FileFormat("npy", is_npy, split_npy, list_npy, (".npy",)),
     FileFormat("gguf", is_gguf, split_gguf, list_gguf, (".gguf",)),
+    # Before HDF5, which may begin behind 512 other bytes.
+    FileFormat("tar", is_tar, split_tar, list_tar, (".tar", ".nemo")),
     FileFormat("hdf5", is_hdf5, split_hdf5, list_hdf5, (".h5", ".hdf5")),
     FileFormat("bhckpt", is_bhckpt, split_bhckpt, list_bhckpt, (".bckpt",)),
     FileFormat("xgboost", is_xgboost, split_xgboost, list_xgboost, (".ubj",)),
@@ -104,11 +118,14 @@ FORMATS = (
 )
 """All formats. The first line that recognises a file gets it."""
 
-FORMATS_IN = tuple(dict.fromkeys(each.name for each in FORMATS if each.name != "zip"))
+FORMATS_IN = tuple(dict.fromkeys(each.name for each in FORMATS))
 """Names of the formats that can be read."""
 _BY_SUFFIX = {suffix: each.name for each in FORMATS for suffix in each.suffixes}
 _WITH_SIBLINGS = (list_pickle, list_onnx, list_tensorflow)
 """Listers that open the files beside a file."""
+_CONTAINERS = (split_archive, list_archive, split_tar, list_tar)
+"""Functions of archives, which take members of other formats apart and list them."""
+_MAX_NESTING = 3
 
 
 def split(tape: Tape, path: Path | None = None) -> Iterator[FilePart | Learned]:
@@ -122,14 +139,28 @@ def split(tape: Tape, path: Path | None = None) -> Iterator[FilePart | Learned]:
         The parts in order, to the very end of the file. The caller takes each part's bytes from the tape before it asks
         for the next part; the tape has fewer bytes than a part announces only where the file ends.
     """
+    yield from _split_as(_format_of(tape.peek(_HEAD_BYTES)), tape, 0, path)
+
+
+def _split_as(
+    found: FileFormat | None, tape: Tape, depth: int, path: Path | None = None
+) -> Iterator[FilePart | Learned]:
+    """Take a file of a format apart; see `split`.
+
+    Args:
+        found: Its format; None if it is unknown.
+        tape: The file.
+        depth: Number of archives around it.
+        path: See `split`.
+    """
     head = tape.peek(_HEAD_BYTES)
-    found = _format_of(head)
     splits = None if found is None else found.splits
     if found is None and path is not None and (locations := locations_beside(path)):
         splits = partial(split_described, locations=locations)
     if splits is not None:
         try:
-            for part in splits(tape):
+            parts = splits(tape, partial(_split_member, depth)) if splits in _CONTAINERS else splits(tape)
+            for part in parts:
                 if tape.is_at_end() and not isinstance(part, Learned):
                     break  # the header announces more bytes than the file has
                 yield part
@@ -139,6 +170,27 @@ def split(tape: Tape, path: Path | None = None) -> Iterator[FilePart | Learned]:
     is_text = tape.position == 0 and _is_text(head)
     while not tape.is_at_end():
         yield Skeleton(n_bytes=_REST_BYTES) if is_text else PlainBytes(n_bytes=_REST_BYTES)
+
+
+def _split_member(depth: int, tape: Tape, n_bytes: int) -> Iterator[FilePart | Learned] | None:
+    """Take a member of an archive apart; see `SplitMember`."""
+    member = TapePart(tape, n_bytes)
+    head = member.peek(_HEAD_BYTES)
+    found = _format_of(head)
+    if (found is None and not _is_text(head)) or depth >= _MAX_NESTING:
+        return None
+    return _within(member, _split_as(found, member, depth + 1))
+
+
+def _within(member: TapePart, parts: Iterator[FilePart | Learned]) -> Iterator[FilePart | Learned]:
+    """Cut parts off where their member ends."""
+    for part in parts:
+        if isinstance(part, Learned) or part.n_bytes <= member.n_left:
+            yield part
+        elif isinstance(part, Tensor):
+            yield dataclasses.replace(part, n_bytes=member.n_left, dtype=None, shape=None, cuts=None)
+        else:
+            yield dataclasses.replace(part, n_bytes=member.n_left)
 
 
 def _format_of(head: memoryview) -> FileFormat | None:
@@ -184,10 +236,23 @@ def list_source(source: ByteSource, beside: OpenSibling | None = None) -> Listin
     return None if found is None else _list_as(found, source, beside)
 
 
-def _list_as(format: FileFormat, source: ByteSource, beside: OpenSibling | None) -> Listing | None:
+def _list_as(format: FileFormat, source: ByteSource, beside: OpenSibling | None, depth: int = 0) -> Listing | None:
     assert format.lists is not None
     with blaming(source.name, format.name):
+        if format.lists in _CONTAINERS:
+            return format.lists(source, partial(_list_member, depth))
         return format.lists(source, beside) if format.lists in _WITH_SIBLINGS else format.lists(source)
+
+
+def _list_member(depth: int, source: ByteSource) -> Listing | str | None:
+    """List a member of an archive; see `ListMember`."""
+    head = source.read(0, min(_HEAD_BYTES, source.size))
+    found = _format_of(head)
+    if found is None:
+        return None if _is_text(head) else "of an unknown format"
+    if depth >= _MAX_NESTING:
+        return "archives within archives"
+    return _list_as(found, source, None, depth + 1)
 
 
 def open_listing(path: str | os.PathLike[str], *, format: str | None = None) -> Listing:

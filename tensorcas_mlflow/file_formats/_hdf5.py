@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow.base.tensors import bytes_of
+from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, bytes_of
 from tensorcas_mlflow.errors import CorruptError, FormatError
 from tensorcas_mlflow.file_formats._hdf5_objects import (
     NOWHERE,
     Chunks,
     DataSet,
     Hdf5,
+    Node,
     UnknownTypeError,
     user_block,
 )
@@ -40,6 +41,9 @@ _HEAD_BYTES = 4096
 _WINDOW_BYTES = 256 << 10
 _AHEAD_BYTES = 64 << 10
 """Bytes behind a window in which a header that begins in the window may go on."""
+_MAX_AHEAD_BYTES = 8 << 20
+"""An index of chunks that lies no farther behind the header is read at once: the first chunks may lie before it."""
+_MAX_NODES = 1 << 14
 _MAX_KEPT_BYTES = 32 << 20
 """Bytes between tensors that are kept until the end; with more, some tensors have no names."""
 _MAX_FALSE = 50_000
@@ -47,15 +51,13 @@ _MAX_FALSE = 50_000
 _MAX_PENDING = 1 << 17
 _MAX_OVERREAD = 4
 """Times that the structures of a file may be read; a sound file needs two."""
-_GRID_BYTES = 1 << 20
-"""Rows that do not begin a tensor are cut where this divides their distance from its beginning: the store's chunks end
-there, too."""
 _MIN_CUT_BYTES = 64 << 10
 
 # A header of version 1: the version, the number of messages, of references, and of bytes, and padding. A header of
-# version 2. A node of an index of chunks.
+# version 2. Blocks of an index of chunks.
 _STRUCTURE = re.compile(
-    rb"\x01\x00[\x00-\xff][\x00\x01][\x01-\xff]\x00{3}[\x00-\xff]{2}[\x00-\x0f]\x00{5}|OHDR\x02|TREE\x01", re.DOTALL
+    rb"\x01\x00[\x00-\xff][\x00\x01][\x01-\xff]\x00{3}[\x00-\xff]{2}[\x00-\x0f]\x00{5}"
+    rb"|OHDR\x02|TREE\x01|FADB\x00|EA[ID]B\x00"
 )
 _STRUCTURE_BYTES = 16
 
@@ -96,11 +98,14 @@ class _Passing:
         self._kept: list[bytearray] = []
         self._n_kept_bytes = 0
         self._window = memoryview(b"")
-        self._pending: list[tuple[int, int, _Pending]] = []
+        self._pending: list[tuple[int, int, int, _Pending]] = []
         self._n_noted = 0
         self._n_false = 0
+        self._n_ahead_bytes = 0
         self._trees: dict[int, DataSet] = {}
-        """Data sets by the positions of the nodes of their indexes."""
+        """Data sets by the positions of nodes of their indexes that come later."""
+        self._arrays: dict[int, DataSet] = {}
+        """Data sets by the addresses of the arrays of their chunks."""
         self._announced: dict[str, tuple[DataSet, Tensor, int | None]] = {}
         self._file = Hdf5(self._read, tape.peek(_HEAD_BYTES))
 
@@ -110,7 +115,7 @@ class _Passing:
             while self._pending and self._pending[0][0] < at:
                 heapq.heappop(self._pending)
             if self._pending and self._pending[0][0] == at:
-                yield from self._elements(heapq.heappop(self._pending)[2])
+                yield from self._elements(heapq.heappop(self._pending)[3])
             else:
                 yield self._stretch(at)
         yield from self._names()
@@ -126,10 +131,8 @@ class _Passing:
             begin = match.start() + 1
             if match.start() >= stop:
                 break
-            # Only headers of version 1 begin at multiples of 8.
-            if window[match.start()] != 1 or (at + match.start() - self._file.base) % 8 == 0:
-                self._note(at + match.start())
-                stop = self._until_elements(at, stop)
+            self._note(at + match.start())
+            stop = self._until_elements(at, stop)
         if self._n_kept_bytes + stop <= _MAX_KEPT_BYTES:
             self._keep(at, window[:stop])
         self._window = memoryview(b"")
@@ -152,6 +155,11 @@ class _Passing:
         begin = at - self._tape.position
         if 0 <= begin <= len(self._window) - n_bytes:
             return self._window[begin : begin + n_bytes]
+        if 0 <= begin <= _MAX_AHEAD_BYTES - n_bytes and self._n_ahead_bytes <= _MAX_AHEAD_BYTES * 8 + 4 * at:
+            self._n_ahead_bytes += begin + n_bytes
+            self._window = self._tape.peek(begin + n_bytes)
+            if begin + n_bytes <= len(self._window):
+                return self._window[begin:]
         nth = bisect_right(self._kept_at, at) - 1
         if nth >= 0:
             begin = at - self._kept_at[nth]
@@ -162,48 +170,85 @@ class _Passing:
     # --- headers
 
     def _note(self, at: int) -> None:
-        """Read what seems to be a header of a data set, or a node of an index, and remember what it leads to."""
-        address = at - self._file.base
+        """Remember what a header of a data set or a block of an index leads to."""
         try:
-            if bytes(self._read(at, 4)) == b"TREE":
-                if at in self._trees:
-                    self._note_chunks(self._trees[at], address)
-                return
-            messages = self._file.messages(address, is_partial=True)
-            data_set = self._file.data_set(address, messages, is_partial=True)
+            is_one = self._is_noted(at, bytes(self._read(at, 4)))
         except UNREADABLE:
-            data_set = None
+            is_one = False
+        self._n_false += not is_one
+        if self._n_false > _MAX_FALSE:
+            raise FormatError(f"it has more than {_MAX_FALSE} headers of nothing")
+
+    def _is_noted(self, at: int, kind: bytes) -> bool:
+        """Remember a structure; tell whether it was one."""
+        address = at - self._file.base
+        if kind == b"TREE":
+            owner = self._trees.pop(at, None)
+            if owner is not None:
+                self._note_node(owner, address)
+            return owner is not None
+        if kind in (b"FADB", b"EAIB", b"EADB"):
+            owner = self._arrays.get(struct.unpack("<Q", self._read(at + 6, 8))[0])
+            if owner is not None:
+                self._note_addresses(owner)
+            return owner is not None
+        messages = self._file.messages(address, is_partial=True)
+        data_set = self._file.data_set(address, messages, is_partial=True)
         if data_set is None or (data_set.dtype is None and data_set.shape is None and not data_set.kind):
-            self._n_false += 1
-            if self._n_false > _MAX_FALSE:
-                raise FormatError(f"it has more than {_MAX_FALSE} headers of nothing")
-        elif data_set.chunks is not None:
+            return False
+        if data_set.chunks is not None:
             self._note_layout(data_set, data_set.chunks)
         elif data_set.start is not None and data_set.n_bytes:
             self._await(data_set.start, data_set.n_bytes, data_set, 0)
+        return True
 
     def _note_layout(self, data_set: DataSet, chunks: Chunks) -> None:
         if chunks.is_filtered or chunks.address == NOWHERE or data_set.shape is None:
             return
         if chunks.index == 0:
-            if len(self._trees) < _MAX_PENDING:
-                self._trees[self._file.base + chunks.address] = data_set
-        elif chunks.index in (1, 2):
-            grid = [-(-side // step) for side, step in zip(data_set.shape, chunks.sides, strict=False)]
-            first_row = 0 if _is_rows(data_set, chunks) else None
-            self._await(chunks.address, math.prod(grid) * chunks.chunk_bytes, data_set, first_row)
+            self._note_node(data_set, chunks.address)
+            return
+        if chunks.index in (3, 4) and len(self._arrays) < _MAX_PENDING:
+            self._arrays[chunks.address] = data_set
+        self._note_addresses(data_set)
 
-    def _note_chunks(self, data_set: DataSet, address: int) -> None:
-        """Remember the chunks of a node, those that follow each other as one stretch."""
+    def _note_addresses(self, data_set: DataSet) -> None:
+        """Remember the chunks of an array of addresses, as far as it can be read yet."""
         chunks = data_set.chunks
         assert chunks is not None
-        node = self._file.node(address, 1, 16 + 8 * len(chunks.sides))
-        if node.level:
-            for child in node.children[: _MAX_PENDING - len(self._trees)]:
-                self._trees.setdefault(self._file.base + child, data_set)
-            return
-        if node.right != NOWHERE and len(self._trees) < _MAX_PENDING:
-            self._trees.setdefault(self._file.base + node.right, data_set)
+        addresses = self._file.chunk_addresses(data_set, is_partial=True)
+        is_rows = _is_rows(data_set, chunks)
+        flat = addresses.reshape(-1)
+        ahead = np.flatnonzero(flat >= self._tape.position - self._file.base)
+        order = ahead[np.argsort(flat[ahead], kind="stable")]
+        starts = flat[order]
+        breaks = np.diff(starts) != chunks.chunk_bytes
+        if is_rows:
+            breaks |= np.diff(order) != 1
+        edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(order)]
+        for begin, end in pairwise(edges if len(order) else []):
+            first_row = int(order[begin]) * chunks.sides[0] if is_rows else None
+            self._await(int(starts[begin]), (end - begin) * chunks.chunk_bytes, data_set, first_row)
+
+    def _note_node(self, data_set: DataSet, address: int) -> None:
+        """Remember the chunks of a tree, as far as it can be read yet."""
+        chunks = data_set.chunks
+        assert chunks is not None
+        waiting = [address]
+        for at in waiting:
+            try:
+                node = self._file.node(at, 1, 16 + 8 * len(chunks.sides))
+            except FormatError:
+                if self._file.base + at >= self._tape.position and len(self._trees) < _MAX_PENDING:
+                    self._trees[self._file.base + at] = data_set
+                continue
+            if not node.level:
+                self._note_leaf(data_set, chunks, node)
+            elif len(waiting) < _MAX_NODES:
+                waiting += node.children
+
+    def _note_leaf(self, data_set: DataSet, chunks: Chunks, node: Node) -> None:
+        """Remember the chunks of a node, those that follow each other as one stretch."""
         is_rows = _is_rows(data_set, chunks)
         begin = n_bytes = row = first_row = 0
         for key, start in zip(node.keys, node.children, strict=True):
@@ -223,7 +268,8 @@ class _Passing:
         if n_bytes and position > self._tape.position and len(self._pending) < _MAX_PENDING:
             self._n_noted += 1
             pending = _Pending(position, n_bytes, data_set, first_row)
-            heapq.heappush(self._pending, (position, self._n_noted, pending))
+            # Of two stretches with one start the longer one comes first.
+            heapq.heappush(self._pending, (position, -n_bytes, self._n_noted, pending))
 
     # --- elements
 
@@ -248,7 +294,8 @@ class _Passing:
         # The last chunk has rows beyond the last one of the tensor.
         n_bytes = max(0, min(left, wanted - begin))
         if begin:
-            lead = min(-begin % _GRID_BYTES, n_bytes)
+            # Rows that do not begin the tensor are cut where the chunks of the whole tensor end.
+            lead = min(-begin % DEFAULT_CHUNK_BYTES, n_bytes)
             if lead:
                 yield from self._tensor(f"{name}[{begin}]", data_set, lead, None)
             begin, n_bytes, left = begin + lead, n_bytes - lead, left - lead
@@ -316,6 +363,8 @@ def list_hdf5(source: ByteSource) -> Listing:
         FormatError: The file is malformed. The others of `UNREADABLE` say the same.
     """
     file = Hdf5(_Reads(source), source.read(0, min(_HEAD_BYTES, source.size)))
+    if file.end not in (source.size, source.size - file.base):
+        raise FormatError(f"it has {source.size} bytes, and should have {file.end}")
     found, elsewhere = file.walk()
     table = LocationTable(source)
     ranges: list[tuple[int, int]] = []

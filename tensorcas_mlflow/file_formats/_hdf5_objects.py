@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow.base.dtypes import DType
+from tensorcas_mlflow.base.dtypes import DType, parse_dtype
 from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 from tensorcas_mlflow.errors import FormatError
 
@@ -153,6 +153,8 @@ class Hdf5:
             raise FormatError(f"its offsets and lengths have {widths[0]} and {widths[1]} bytes")
         if _u64(head, addresses) not in (0, base):
             raise FormatError("its superblock stands elsewhere than it says")
+        self.end = _u64(head, addresses + 16)
+        """Position behind the last byte."""
 
     def read(self, address: int, n_bytes: int) -> memoryview:
         """Read bytes at an address; raises `FormatError`."""
@@ -403,7 +405,7 @@ class Hdf5:
 
     # --- trees
 
-    def _leaves(self, address: int, kind: int, key_bytes: int) -> Iterator[_Node]:
+    def _leaves(self, address: int, kind: int, key_bytes: int) -> Iterator[Node]:
         """Find the lowest nodes of a B-tree of version 1, from left to right (section III.A.1)."""
         if address == NOWHERE:
             return
@@ -422,7 +424,7 @@ class Hdf5:
             else:
                 yield node
 
-    def node(self, address: int, kind: int, key_bytes: int) -> _Node:
+    def node(self, address: int, kind: int, key_bytes: int) -> Node:
         """Read a node of a B-tree of version 1."""
         head = self.read(address, 24)
         if bytes(head[:4]) != b"TREE" or head[4] != kind:
@@ -431,7 +433,7 @@ class Hdf5:
         data = self.read(address + 24, n_children * (key_bytes + 8) + key_bytes)
         keys = [data[at : at + key_bytes] for at in range(0, n_children * (key_bytes + 8), key_bytes + 8)]
         children = [_u64(data, at + key_bytes) for at in range(0, n_children * (key_bytes + 8), key_bytes + 8)]
-        return _Node(level=head[5], right=_u64(head, 16), keys=keys, children=children)
+        return Node(level=head[5], right=_u64(head, 16), keys=keys, children=children)
 
     def records(self, address: int, kind: int) -> Iterator[memoryview]:
         """Read the records of a B-tree of version 2 (section III.A.2)."""
@@ -476,8 +478,12 @@ class Hdf5:
 
     # --- indexes of chunks
 
-    def chunk_addresses(self, data_set: DataSet) -> Any:
+    def chunk_addresses(self, data_set: DataSet, *, is_partial: bool = False) -> Any:
         """Find the chunks of a data set.
+
+        Args:
+            data_set: The data set.
+            is_partial: Whether blocks of an array that cannot be read are passed over.
 
         Returns:
             An array of addresses with a side for each dimension; -1 where there is no chunk.
@@ -508,7 +514,9 @@ class Hdf5:
             addresses[...] = self._fixed_array(chunks.address, int(numbers.max()) + 1)[numbers]
         elif chunks.index == 4:
             numbers = _numbers_in(chunks, grid)
-            addresses[...] = self._extensible_array(chunks.address, int(numbers.max()) + 1)[numbers]
+            addresses[...] = self._extensible_array(chunks.address, int(numbers.max()) + 1, is_partial=is_partial)[
+                numbers
+            ]
         elif chunks.index == 5:
             for record in self.records(chunks.address, 10):
                 place = np.frombuffer(record[8:], "<u8")
@@ -561,7 +569,7 @@ class Hdf5:
             at += 8 * page + 4
         return none
 
-    def _extensible_array(self, address: int, n_wanted: int) -> Any:
+    def _extensible_array(self, address: int, n_wanted: int, *, is_partial: bool) -> Any:
         """Read addresses from an extensible array (section VII.D)."""
         head = self.read(address, 68)
         if bytes(head[:4]) != b"EAHD" or head[5] != 0 or head[6] != 8:
@@ -596,7 +604,13 @@ class Hdf5:
                 if above == NOWHERE:
                     at, nth = at + n_in * size, nth + 1
                     continue
-                if bytes(self.read(above, 4)) != b"EASB":
+                try:
+                    kind = bytes(self.read(above, 4))
+                except FormatError:
+                    if is_partial:
+                        break
+                    raise
+                if kind != b"EASB":
                     raise FormatError(f"there is no array of addresses at the address {above}")
                 above += 14 + offset_bytes
                 bitmaps = self.read(above, n_in * bitmap_bytes)
@@ -608,7 +622,11 @@ class Hdf5:
                 if block != NOWHERE:
                     bitmap = bitmaps[number * bitmap_bytes : (number + 1) * bitmap_bytes]
                     own = found[at : at + size]
-                    self._data_block(block, 14 + offset_bytes, own, page if n_pages else 0, bitmap)
+                    try:
+                        self._data_block(block, 14 + offset_bytes, own, page if n_pages else 0, bitmap)
+                    except FormatError:
+                        if not is_partial:
+                            raise
                 at += size
             nth += 1
         return found
@@ -629,7 +647,7 @@ class Hdf5:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
+class Node:
     """A node of a B-tree of version 1."""
 
     level: int
@@ -855,7 +873,7 @@ def read_type(data: memoryview, depth: int = 0) -> tuple[DType, int]:
 
 def _float_type(data: memoryview, bits: int, size: int) -> DType:
     offset, precision, *places, bias = struct.unpack_from("<HHBBBBI", data, 8)
-    name = _FLOATS.get((size, *places, bias))  # type: ignore[arg-type]
+    name = _FLOATS.get((size, *places, bias))
     if name is None or offset or precision != 8 * size or bits & 0x40 or bits >> 8 & 0xFF != precision - 1:
         raise UnknownTypeError(f"floating-point numbers of {precision} bits")
     if bits >> 4 & 3 != 2:
@@ -863,22 +881,16 @@ def _float_type(data: memoryview, bits: int, size: int) -> DType:
     if name == "bfloat16":
         if bits & 1:
             raise UnknownTypeError("bfloat16 of the other byte order")
-        return _ml_dtype(name)
+        return parse_dtype(name)
     return np.dtype(name).newbyteorder(">" if bits & 1 else "<")
-
-
-def _ml_dtype(name: str) -> DType:
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, name))
 
 
 def _opaque_dtype(size: int, said: str) -> DType:
     """Return the dtype of bytes of no type that an attribute names, as Keras does (``saving_lib.py``)."""
     if said == "bfloat16" and size == 2:
-        return _ml_dtype(said)
+        return parse_dtype(said)
     if said in ("float8_e4m3fn", "float8_e5m2") and size == 1:
-        return _ml_dtype(said)
+        return parse_dtype(said)
     raise UnknownTypeError("opaque")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tensorcas_mlflow.base.tensors import MAX_NAME_BYTES
@@ -147,6 +147,37 @@ class SkippingTape(Tape):
         self.position += n_bytes
 
 
+class TapePart(Tape):
+    """The next bytes of another tape, as a tape of their own: a member of an archive."""
+
+    def __init__(self, tape: Tape, n_bytes: int) -> None:
+        """Stand for bytes; the other tape's caller takes them.
+
+        Args:
+            tape: The other tape, at the first of them.
+            n_bytes: Their number; there may be fewer.
+        """
+        self._outer = tape
+        self._start = tape.position
+        self._n_bytes = n_bytes
+
+    @property
+    def position(self) -> int:  # type: ignore[override]
+        """Number of bytes taken."""
+        return self._outer.position - self._start
+
+    @property
+    def n_left(self) -> int:
+        """Number of bytes that are left, if the file does not end before."""
+        return self._n_bytes - self.position
+
+    def peek(self, n_bytes: int) -> memoryview:
+        return self._outer.peek(min(n_bytes, max(0, self.n_left)))
+
+    def take(self, n_bytes: int) -> memoryview:
+        return self._outer.take(min(n_bytes, max(0, self.n_left)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
     """A stretch of a file that holds no tensor: headers, pickles, text. The store cuts it by its content."""
@@ -200,6 +231,10 @@ class Learned:
 
 FilePart = Skeleton | PlainBytes | Tensor | More
 
+SplitMember = Callable[[Tape, int], "Iterator[FilePart | Learned] | None"]
+"""Takes a member of an archive apart, to its end and no further: the next bytes of a tape, and their number. Returns
+None for a member of an unknown format."""
+
 Splitter = Callable[[Tape], Iterator[FilePart | Learned]]
 """Announces the parts of a file one after the other, from the tape's position.
 
@@ -208,3 +243,15 @@ more bytes than exist; the file is truncated then. It may stop before the end of
 `UNREADABLE` for a malformed file; the rest becomes plain bytes, so nothing is lost. It imports nothing that a file
 names, and calls nothing.
 """
+
+
+def below(part: FilePart | Learned, prefix: str) -> FilePart | Learned:
+    """Put a prefix before the names of a part's tensors."""
+    if isinstance(part, Tensor):
+        return replace(part, name=f"{prefix}{part.name}")
+    if isinstance(part, Learned):
+        renamed = {
+            f"{prefix}{name}": replace(tensor, name=f"{prefix}{tensor.name}") for name, tensor in part.tensors.items()
+        }
+        return Learned(tensors=renamed)
+    return part

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+import tarfile
 import tempfile
 import warnings
 import zipfile
@@ -122,6 +123,21 @@ def files() -> Mapping[str, bytes]:
         "latest.h5": lambda: hdf5_file(hdf5_of(ARRAYS), libver="latest"),
         "chunked.h5": lambda: hdf5_file(hdf5_of(ARRAYS, is_chunked=True)),
         "chunked, latest.h5": lambda: hdf5_file(hdf5_of(ARRAYS, is_chunked=True), libver="latest"),
+        "weights.keras": lambda: zip_of(
+            {
+                "config.json": b"{}",
+                "model.weights.h5": hdf5_file(hdf5_of(ARRAYS)),
+                "assets/vocabulary": bytes(range(99)),
+            }
+        ),
+        "model.mar": lambda: zip_of(
+            {"MAR-INF/MANIFEST.json": b"{}", "model.safetensors": safetensors.torch.save(state)}
+        ),
+        "model.nemo": lambda: tar_of({"./model_config.yaml": b"a: 1", "./model_weights.ckpt": torch_file(state)}),
+        "gnu.tar": lambda: tar_of(
+            {"a/" * 60 + "model.safetensors": safetensors.torch.save(state), "data": bytes(range(99))},
+            tarfile.GNU_FORMAT,
+        ),
         "checkpoint.tensors": lambda: written(
             lambda to: write_payload(Path(to).parent, ARRAYS, flavor="generic"), PAYLOAD_FILE
         ),
@@ -230,6 +246,16 @@ def zip_of(members: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> by
     with zipfile.ZipFile(out, "w", method) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
+    return out.getvalue()
+
+
+def tar_of(members: Mapping[str, bytes], format: int = tarfile.PAX_FORMAT, mode: str = "w") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode, format=format) as archive:  # type: ignore[call-overload]
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
     return out.getvalue()
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+import tarfile
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.store import PAYLOAD_FILE, write_payload
 from tests.file_formats.hdf5_samples import hdf5_file, hdf5_of
-from tests.file_formats.samples import files, flax_file, flax_tree
+from tests.file_formats.samples import files, flax_file, flax_tree, tar_of, zip_of
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -54,6 +55,10 @@ def samples() -> dict[str, bytes]:
     made["hdf5"] = hdf5_file(hdf5_of(ARRAYS))
     made["hdf5, latest"] = hdf5_file(hdf5_of(ARRAYS), libver="latest")
     made["hdf5, chunked"] = hdf5_file(hdf5_of(ARRAYS, is_chunked=True))
+    made["keras"] = zip_of({"config.json": b"{}" * 999, "model.weights.h5": made["hdf5"]})
+    made["zip"] = zip_of({"a/model.safetensors": made["safetensors"], "b.gguf": made["gguf"]})
+    made["nemo"] = tar_of({"./model_config.yaml": b"a: 1", "./model_weights.ckpt": made["torch, state"]})
+    made["tar"] = tar_of({"é" * 90: made["safetensors"], "b.h5": made["hdf5"]}, tarfile.GNU_FORMAT)
     made["self-contained"] = _written(lambda path: write_payload(path.parent, ARRAYS, cuts={}, flavor="pytorch"))
     return made
 

@@ -9,6 +9,7 @@ import json
 import pickle
 import pickletools
 import shutil
+import tarfile
 import types
 import warnings
 import zipfile
@@ -43,7 +44,7 @@ from tensorcas_mlflow.file_formats import FORMATS_IN, open_listing
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.reader import CheckpointReader, convert, diff, import_checkpoint, open_path, open_ref
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
-from tests.file_formats.hdf5_samples import arrays_in, hdf5_samples
+from tests.file_formats.hdf5_samples import arrays_in, hdf5_file, hdf5_of, hdf5_samples
 from tests.file_formats.samples import (
     ARRAYS,
     bhckpt_file,
@@ -55,8 +56,11 @@ from tests.file_formats.samples import (
     onnx_model,
     read_flax,
     serverlessllm_folder,
+    tar_of,
     tensorflow_folder,
+    torch_file,
     ubj,
+    zip_of,
 )
 from tests.golden import make_tensorflow
 
@@ -462,6 +466,17 @@ def write_self_contained(folder: Path) -> Path:
     return folder / PAYLOAD_FILE
 
 
+def both_of(stored: dict[str, bytes], deflated: dict[str, bytes]) -> bytes:
+    """Write an archive with members of two kinds."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, content in stored.items():
+            archive.writestr(name, content)
+        for name, content in deflated.items():
+            archive.writestr(name, content, zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
 NO_ARRAYS = np.array([None, "text"], object)
 IN_NPZ = {name: array for name, array in NUMPY.items() if name not in ("masked", "one", "half", "objects")}
 IN_NPZ["objects"] = NO_ARRAYS
@@ -596,6 +611,51 @@ FILES: dict[str, dict[str, Make]] = {
         "a folder": of_folder(lambda folder: serverlessllm_folder(folder / "m", ARRAYS), lambda _: ARRAYS)
     },
     "hdf5": {name: of_hdf5(make) for name, make in hdf5_samples().items()},
+    "zip": {
+        "Keras": of_bytes(
+            "m.keras",
+            lambda: zip_of({"config.json": b"{}", "model.weights.h5": hdf5_file(hdf5_of(ARRAYS)), "x": bytes(99)}),
+            lambda: [ARRAYS, NO_ARRAYS],
+        ),
+        "TorchServe": of_bytes(
+            "m.mar",
+            lambda: zip_of({"MAR-INF/MANIFEST.json": b"{}", "m.safetensors": safetensors.torch.save(dict(STATE))}),
+            lambda: STATE,
+        ),
+        "deflated": of_bytes(
+            "m.zip",
+            lambda: both_of({"a.txt": b"text", "a.pt": torch_file(STATE)}, {"b.npz": gguf_file(ARRAYS)}),
+            lambda: [STATE, NO_ARRAYS],
+        ),
+    },
+    "tar": {
+        "NeMo": of_bytes(
+            "m.nemo",
+            lambda: tar_of({"./model_config.yaml": b"a: 1", "./model_weights.ckpt": torch_file(STATE), "x": bytes(99)}),
+            lambda: [STATE, NO_ARRAYS],
+        ),
+        **{
+            f"long names, {format}": of_bytes(
+                "m.tar",
+                lambda format=format: tar_of(
+                    {
+                        "é" * 80 + "/a.safetensors": safetensors.torch.save(dict(STATE)),
+                        "b.h5": hdf5_file(hdf5_of(ARRAYS)),
+                    },
+                    format,
+                ),
+                lambda: [STATE, ARRAYS],
+            )
+            for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+        },
+        "within each other": of_bytes(
+            "m.tar",
+            lambda: tar_of(
+                {"a.tar": tar_of({"b.zip": zip_of({"c.safetensors": safetensors.torch.save(dict(STATE))})})}
+            ),
+            lambda: STATE,
+        ),
+    },
     "self-contained": {"one file": of_folder(write_self_contained, lambda _: [WEIGHT, np.arange(3)])},
 }
 CASES = [(kind, name) for kind, named in FILES.items() for name in named]

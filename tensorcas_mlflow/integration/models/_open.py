@@ -146,7 +146,7 @@ def _is_of_tensors(error: FormatError) -> bool:
     """Tell whether the refused file ought to hold tensors, or to locate them."""
     from tensorcas_mlflow.file_formats import FORMATS_IN
 
-    return isinstance(error, MalformedFileError) and error.format in (*FORMATS_IN, "zip", "index")
+    return isinstance(error, MalformedFileError) and error.format in (*FORMATS_IN, "index")
 
 
 def _open_model(uri: str, options: dict[str, Any]) -> CheckpointReader | None:
