@@ -1,0 +1,257 @@
+"""The same weights in HDF5, in Keras's files, and in archives around other formats: their rows, and their price."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from tensorcas_mlflow.errors import MalformedFileError
+from tensorcas_mlflow.file_formats import PlainBytes, Tensor, list_source, open_listing
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
+from tests.file_formats.hdf5_samples import WEIGHT, hdf5_file, hdf5_of
+from tests.file_formats.parts import joined, take_apart, tensors
+from tests.file_formats.samples import tar_of, torch_file, zip_of
+from tests.file_formats.test_read_fuzz import Held
+
+KERAS = Path(__file__).parent / "keras"
+DRAW = np.random.default_rng(0)
+WEIGHTS = {f"layers/{n}/{name}": DRAW.normal(size=(500, 700)).astype(np.float32) for n in range(3) for name in "ab"}
+N_BYTES = sum(array.nbytes for array in WEIGHTS.values())
+MAX_SHARE = 0.003
+"""Largest part of the weights that a store may take again for one more container of them."""
+
+
+def rows_of(file: h5py.File) -> None:
+    for name, array in WEIGHTS.items():
+        file.create_dataset(name, data=array, chunks=(33, 700))
+
+
+def plain() -> bytes:
+    return bytes(safetensors.numpy.save(WEIGHTS))
+
+
+def weights_h5(**settings: Any) -> bytes:
+    return hdf5_file(hdf5_of(WEIGHTS), **settings)
+
+
+def torch_weights() -> bytes:
+    return torch_file({name: torch.from_numpy(array.copy()) for name, array in WEIGHTS.items()})
+
+
+CONTAINERS: Mapping[str, Callable[[], bytes]] = {
+    "HDF5": weights_h5,
+    "HDF5, latest": lambda: weights_h5(libver="latest"),
+    "HDF5, ordered": lambda: weights_h5(track_order=True),
+    "HDF5, user block": lambda: weights_h5(userblock_size=1024),
+    "HDF5, rows in chunks": lambda: hdf5_file(rows_of),
+    "Keras": lambda: zip_of({"config.json": b"{}", "model.weights.h5": weights_h5()}),
+    "zip of safetensors": lambda: zip_of({"model.safetensors": plain()}),
+    "TorchServe": lambda: zip_of({"model.pt": torch_weights(), "MAR-INF/MANIFEST.json": b"{}"}),
+    "NeMo": lambda: tar_of({"./model_config.yaml": b"a: 1", "./model_weights.ckpt": torch_weights()}),
+    "tar of safetensors": lambda: tar_of({"model.safetensors": plain()}),
+    "tar of safetensors, GNU": lambda: tar_of({"a/" * 90 + "model.safetensors": plain()}, tarfile.GNU_FORMAT),
+    "tar of HDF5": lambda: tar_of({"model.weights.h5": weights_h5()}),
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_weights_in_another_container_take_no_more_room(container: str, tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    data = CONTAINERS[container]()
+    n_stored = {}
+    for name, content in (("first.safetensors", plain()), ("second", data)):
+        (tmp_path / name).write_bytes(content)
+        with store.write_file(tmp_path / name) as pending:
+            pending.commit(RefTarget(path=name))
+            n_stored[name] = pending.n_stored_bytes
+
+    assert n_stored["first.safetensors"] > 0.5 * N_BYTES
+    assert n_stored["second"] <= MAX_SHARE * N_BYTES
+    assert joined(take_apart(data)) == data
+
+
+@pytest.mark.parametrize("name", ["model.weights.h5", "model.keras", "legacy.h5"])
+def test_each_weight_that_keras_saves_is_a_row_and_is_listed(name: str) -> None:
+    data = (KERAS / name).read_bytes()
+    rows = {taken for _, taken in tensors(data).values()}
+    listing = open_listing(KERAS / name)
+    listed = {listing.array(each).tobytes() for each in listing.locations}
+
+    with np.load(KERAS / "weights.npz") as weights:
+        saved = {array.tobytes() for array in weights.values()}
+    assert saved <= listed
+    assert {each for each in saved if len(each) >= 64} <= rows
+    assert joined(take_apart(data)) == data
+
+
+def test_a_weight_of_keras_has_its_path_type_and_shape() -> None:
+    found = tensors((KERAS / "model.weights.h5").read_bytes())
+
+    assert (found["layers/dense/vars/0"][0].dtype, found["layers/dense/vars/0"][0].shape) == ("float32", (6, 10))
+    assert (found["layers/dense_1/vars/0"][0].dtype, found["layers/dense_1/vars/0"][0].shape) == ("bfloat16", (10, 10))
+
+
+def test_chunks_of_rows_are_the_tensor_without_the_rows_behind_it() -> None:
+    (row,) = tensors(hdf5_file(lambda file: file.create_dataset("w", data=WEIGHT, chunks=(16, 90)))).values()
+
+    assert (row[0].name, row[0].dtype, row[0].shape) == ("w", "float32", WEIGHT.shape)
+    assert row[1] == WEIGHT.tobytes()
+
+
+def test_chunks_that_are_not_rows_are_stored_in_pieces_that_end_where_they_do() -> None:
+    array = DRAW.normal(size=(512, 512)).astype(np.float32)
+    parts = take_apart(hdf5_file(lambda file: file.create_dataset("w", data=array, chunks=(128, 256))))
+    (row, taken), *_ = ((part, taken) for part, taken in parts if isinstance(part, Tensor))
+
+    assert row.cuts is not None
+    assert list(row.cuts) == [*range(128 << 10, len(taken) + 1, 128 << 10)]
+    assert taken[: 128 << 10] == array[:128, :256].tobytes()
+
+
+def test_data_sets_far_apart_from_their_names_have_them_all() -> None:
+    names = {f"group/{'x' * 40} {n}": np.full(300, n, np.float32) for n in range(400)}
+    found = tensors(hdf5_file(hdf5_of(names)))
+
+    assert {*found} == {*names}
+
+
+def test_a_stored_hdf5_file_lists_its_data_sets(tmp_path: Path) -> None:
+    (tmp_path / "w.keras").write_bytes((KERAS / "model.keras").read_bytes())
+    store = Store.init(tmp_path / "store")
+    with store.write_file(tmp_path / "w.keras") as pending:
+        pending.commit(RefTarget(path="w.keras"))
+    from tensorcas_mlflow.reader import open_ref
+
+    ref = store.artifact("w.keras")
+    assert ref is not None
+    with open_ref(store, ref) as reader, np.load(KERAS / "weights.npz") as weights:
+        assert reader.tensor("model.weights.h5/layers/dense/vars/0").tobytes() == weights["arr_0"].tobytes()
+
+
+def test_a_text_in_a_tar_archive_is_cut_by_its_content_and_unknown_bytes_are_plain() -> None:
+    data = tar_of({"a.txt": b"some text " * 999, "b.bin": DRAW.bytes(9000)})
+    kinds = {len(taken): type(part) for part, taken in take_apart(data)}
+
+    assert kinds[-(-9000 // 512) * 512] is PlainBytes
+    assert joined(take_apart(data)) == data
+
+
+def test_a_member_whose_size_is_a_lie_stays_within_the_archive() -> None:
+    inner = bytearray(plain())
+    inner[:8] = (len(inner) * 2).to_bytes(8, "little")
+    data = zip_of({"a.safetensors": bytes(inner), "b.safetensors": plain()})
+
+    assert joined(take_apart(data)) == data
+    assert "b.safetensors/layers/0/a" in tensors(data)
+
+
+# --- refused
+
+
+def refused(data: bytes, match: str) -> None:
+    with pytest.raises(MalformedFileError, match=match):
+        list_source(Held(data))
+
+
+def test_data_sets_that_share_bytes_are_refused() -> None:
+    data = hdf5_file(hdf5_of({"a": WEIGHT, "b": WEIGHT}))
+    with h5py.File(io.BytesIO(data)) as file:
+        first, second = (file[name].id.get_offset() for name in "ab")
+
+    refused(data.replace(second.to_bytes(8, "little"), first.to_bytes(8, "little")), "share bytes")
+
+
+def test_a_tree_that_goes_round_in_a_circle_is_refused() -> None:
+    data = bytearray(hdf5_file(hdf5_of({"a": WEIGHT})))
+    at = data.index(b"TREE")
+    data[at + 5] = 1
+    data[at + 32 : at + 40] = at.to_bytes(8, "little")
+
+    refused(bytes(data), "circle")
+
+
+def test_an_hdf5_file_with_its_end_cut_off_is_refused() -> None:
+    refused(hdf5_file(hdf5_of({"a": WEIGHT}))[:-1], "should have")
+
+
+def test_an_hdf5_file_with_offsets_of_four_bytes_is_refused_and_comes_back() -> None:
+    settings = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    settings.set_sizes(4, 4)
+    made = h5py.h5f.create(b"x", h5py.h5f.ACC_TRUNC, settings, _in_memory())
+    file = h5py.File(made)
+    file["w"] = WEIGHT
+    file.flush()
+    data = made.get_file_image()
+    file.close()
+
+    refused(data, "offsets and lengths have 4 and 4 bytes")
+    assert joined(take_apart(data)) == data
+
+
+def _in_memory() -> Any:
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fapl_core(backing_store=False)
+    return access
+
+
+@pytest.mark.parametrize("pattern", [b"\1\0\1\0\1\0\0\0\x40\0\0\0\0\0\0\0", b"OHDR\2\0", b"TREE\1\0"])
+def test_a_file_full_of_headers_of_nothing_is_soon_plain_bytes(pattern: bytes) -> None:
+    head = hdf5_file(hdf5_of({"a": WEIGHT[0]}))
+    data = head + pattern * ((3 << 20) // len(pattern))
+    begin = time.process_time()
+
+    assert joined(take_apart(data)) == data
+    assert time.process_time() - begin < 20
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda data: data[:100] + b"x" + data[101:], "tensor"),
+        (lambda data: data[: 512 + 10240], "exceeds the file"),
+        (lambda data: data + bytes(512) + b"x" * 512, "bytes follow"),
+        (lambda data: data + b"\0", "bytes follow"),
+    ],
+    ids=["checksum", "cut off", "bytes behind", "half a block"],
+)
+def test_a_malformed_tar_archive_is_refused_or_not_recognised(change: Callable[[bytes], bytes], match: str) -> None:
+    data = change(tar_of({"m.safetensors": plain()}, tarfile.USTAR_FORMAT))
+    assert joined(take_apart(data)) == data
+    if match == "tensor":
+        assert list_source(Held(data)) is None
+    else:
+        refused(data, match)
+
+
+def test_archives_within_archives_end_somewhere() -> None:
+    data = plain()
+    for _ in range(30):
+        data = tar_of({"a": data})
+    listing = list_source(Held(data))
+
+    assert listing is None
+    assert joined(take_apart(data)) == data
+
+
+def test_a_deflated_member_of_a_zip_archive_is_left_out_by_its_name() -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a.safetensors", plain())
+        archive.writestr("b.safetensors", plain(), zipfile.ZIP_DEFLATED)
+    listing = list_source(Held(out.getvalue()))
+
+    assert listing is not None
+    assert listing.left_out == {"b.safetensors": "deflated"}
+    assert [*listing.locations] == [f"a.safetensors/{name}" for name in WEIGHTS]
