@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tensorcas_mlflow.errors import BackendError, FormatError
 from tensorcas_mlflow.file_formats._headers import tensor_or_skeleton
-from tensorcas_mlflow.file_formats._listing import Listing, TensorLocation
+from tensorcas_mlflow.file_formats._listing import TensorLocation
 from tensorcas_mlflow.file_formats._onnx import list_onnx
 from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, file_in, files_named
 from tensorcas_mlflow.file_formats._tape import UNREADABLE, FilePart, PlainBytes, Tape
@@ -59,10 +59,9 @@ def _located(description: Path, path: Path) -> list[TensorLocation]:
     status = description.stat()
     if status.st_size > _MAX_MODEL_BYTES:
         return []
-    listing = _listing_of(str(description), status.st_size, status.st_mtime_ns)
-    mine = [location for location in listing.locations.values() if listing.sources[location.source].name == path.name]
+    described = _described(str(description), status.st_size, status.st_mtime_ns).get(path.name, [])
     found: list[TensorLocation] = []
-    for location in sorted(mine, key=lambda each: (each.start, each.n_bytes)):
+    for location in sorted(described, key=lambda each: (each.start, each.n_bytes)):
         # Tied weights are described twice.
         if location.is_plain and (not found or found[-1].start + found[-1].n_bytes <= location.start):
             found.append(location)
@@ -70,10 +69,17 @@ def _located(description: Path, path: Path) -> list[TensorLocation]:
 
 
 @lru_cache(maxsize=2)
-def _listing_of(path: str, size: int, modified_ns: int) -> Listing:
-    """List the tensors of a description; a folder may have a file for each of them."""
+def _described(path: str, size: int, modified_ns: int) -> dict[str, list[TensorLocation]]:
+    """Return the tensors that a file describes, by the names of their files.
+
+    A folder may have a file for each tensor, so the result is remembered. It keeps no file open.
+    """
     lists = list_tensorflow if path.endswith(TENSORFLOW_INDEX) else list_onnx
-    return lists(LocalFile(path), _Unopened)
+    listing = lists(LocalFile(path), _Unopened)
+    found: dict[str, list[TensorLocation]] = {}
+    for location in listing.locations.values():
+        found.setdefault(listing.sources[location.source].name, []).append(location)
+    return found
 
 
 class _Unopened(ByteSource):

@@ -28,6 +28,7 @@ from tensorcas_mlflow.file_formats._gguf import is_gguf, list_gguf, split_gguf
 from tensorcas_mlflow.file_formats._hdf5 import is_hdf5, list_hdf5, split_hdf5
 from tensorcas_mlflow.file_formats._layout import FileLayout
 from tensorcas_mlflow.file_formats._listing import OTHER_FILE, Listing
+from tensorcas_mlflow.file_formats._mat import is_mat, list_mat, split_mat
 from tensorcas_mlflow.file_formats._numpy import is_npy, lay_out_npz, list_npy, split_npy
 from tensorcas_mlflow.file_formats._onnx import is_onnx, list_onnx, split_onnx
 from tensorcas_mlflow.file_formats._pickle import is_pickle, list_pickle, split_pickle
@@ -45,7 +46,6 @@ from tensorcas_mlflow.file_formats._tape import (
     Learned,
     PlainBytes,
     Skeleton,
-    Splitter,
     Tape,
     TapePart,
     Tensor,
@@ -101,6 +101,7 @@ FORMATS = (
     FileFormat("hdf5", is_hdf5, split_hdf5, list_hdf5, (".h5", ".hdf5")),
     FileFormat("bhckpt", is_bhckpt, split_bhckpt, list_bhckpt, (".bckpt",)),
     FileFormat("xgboost", is_xgboost, split_xgboost, list_xgboost, (".ubj",)),
+    FileFormat("mat", is_mat, split_mat, list_mat, (".mat",)),
     FileFormat("tensorflow", is_tensorflow, None, list_tensorflow),
     # Last: these have no magic number.
     FileFormat(

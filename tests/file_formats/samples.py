@@ -25,6 +25,7 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 import safetensors.torch
+import scipy.io
 import scipy.sparse
 import skops.io
 import torch
@@ -117,6 +118,8 @@ def files() -> Mapping[str, bytes]:
         "arrays.skops": lambda: skops.io.dumps({"arrays": ARRAYS, "sparse": scipy.sparse.eye(5).tocsr()}),
         "model.ubj": lambda: ubj(),
         "model.onnx": lambda: onnx_model().SerializeToString(),
+        "plain.mat": lambda: mat_file(MATRICES),
+        "compressed.mat": lambda: mat_file(MATRICES, do_compression=True),
         "params.msgpack": lambda: flax_file({**flax_tree(ARRAYS), "step": 3}),
         "chunked.msgpack": lambda: flax_file({"params": ARRAYS}, chunk_bytes=64),
         "plain.h5": lambda: hdf5_file(hdf5_of(ARRAYS)),
@@ -364,6 +367,16 @@ _TENSORFLOW_TYPES = {
     "uint32": 22,
     "uint64": 23,
 }
+
+
+MATRICES = {name.replace(".", "_"): array for name, array in ARRAYS.items() if array.dtype != np.float16}
+"""The arrays that a MAT-file can hold, under names that it can have."""
+
+
+def mat_file(arrays: Mapping[str, Any], **settings: Any) -> bytes:
+    out = io.BytesIO()
+    scipy.io.savemat(out, {**arrays}, **settings)
+    return out.getvalue()
 
 
 def varint(number: int) -> bytes:

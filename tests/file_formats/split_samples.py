@@ -31,7 +31,7 @@ from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.store import PAYLOAD_FILE, write_payload
 from tests.file_formats.hdf5_samples import hdf5_file, hdf5_of
-from tests.file_formats.samples import files, flax_file, flax_tree, tar_of, zip_of
+from tests.file_formats.samples import files, flax_file, flax_tree, mat_file, tar_of, zip_of
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -51,6 +51,7 @@ def samples() -> dict[str, bytes]:
     made["bintensors"] = bytes(bintensors.numpy.save(ARRAYS, {"format": "np"}))
     made["bhckpt"] = _bhckpt()
     made["onnx"] = _onnx()
+    made["mat"] = mat_file({name.replace(".", "_"): array for name, array in ARRAYS.items()} | {"text": "abc"})
     made["flax"] = flax_file({**flax_tree(ARRAYS), "step": 3, "text": "x" * 500})
     made["hdf5"] = hdf5_file(hdf5_of(ARRAYS))
     made["hdf5, latest"] = hdf5_file(hdf5_of(ARRAYS), libver="latest")

@@ -30,6 +30,7 @@ import onnx.numpy_helper
 import pandas as pd
 import pytest
 import safetensors.torch
+import scipy.io
 import scipy.sparse
 import skops.io
 import torch
@@ -51,6 +52,7 @@ from tests.file_formats.samples import (
     flax_file,
     gguf_file,
     hub_snapshot,
+    mat_file,
     message,
     of_torch,
     onnx_model,
@@ -497,6 +499,23 @@ def of_skops(what: Any, **settings: Any) -> Make:
     return make
 
 
+def of_mat(variables: dict[str, Any], **settings: Any) -> Make:
+    def arrays() -> Any:
+        read = scipy.io.loadmat(io.BytesIO(mat_file(variables, **settings)))
+        return [NO_ARRAYS if name in NOT_IN_MAT else read[name] for name in variables]
+
+    return of_bytes("model.mat", lambda: mat_file(variables, **settings), arrays)
+
+
+IN_MAT = {name: NUMPY[name] for name in ("plain", "small", "fortran", "turned", "part", "scalar", "bits", "swapped")}
+IN_MAT |= {"none": np.zeros((0, 7)), "bytes": np.arange(5, dtype=np.uint8), "one": np.float32(7)}
+NOT_IN_MAT = {
+    "text": "a text",
+    "cell": np.array([WEIGHT[0], "text"], object),
+    "struct": {"a": WEIGHT[0], "b": 1},
+    "sparse": scipy.sparse.eye(5).tocsc(),
+    "complex": WEIGHT[0] + 1j,
+}
 GOLDEN = Path(make_tensorflow.__file__).parent / "tensorflow"
 IN_TENSORFLOW = {
     f"layer-{name}/kernel/.ATTRIBUTES/VARIABLE_VALUE": np.ascontiguousarray(NUMPY[name])
@@ -586,6 +605,10 @@ FILES: dict[str, dict[str, Make]] = {
         "a tree": of_flax({"params": {"dense": IN_FLAX}, "scalar": np.float32(2), "complex": 1j, "step": 7}),
         "chunks": of_flax({"params": {"dense": IN_FLAX, "kernel": WEIGHT}}, chunk_bytes=1000),
         "an array": of_flax(WEIGHT),
+    },
+    "mat": {
+        "plain": of_mat({**IN_MAT, **NOT_IN_MAT}),
+        "compressed": of_mat({**IN_MAT, **NOT_IN_MAT}, do_compression=True),
     },
     "tensorflow": {
         "one file": of_folder(lambda folder: tensorflow_folder(folder, IN_TENSORFLOW), lambda _: IN_TENSORFLOW),

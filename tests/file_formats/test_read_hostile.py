@@ -26,6 +26,7 @@ from tests.file_formats.samples import (
     flax_file,
     gguf_file,
     leveldb_table,
+    mat_file,
     message,
     npy,
     safetensors_of,
@@ -241,6 +242,35 @@ def test_files_of_flax_that_are_not_sound_are_refused(refuse: Refuse) -> None:
     refuse(large.replace(shape + b"\x28", shape + b"\x29"), ".msgpack", "want 164")
     refuse(large.replace(b"\xa11\xc7", b"\xa17\xc7"), ".msgpack", "do not make it whole")
     refuse(large.replace(b"\xa6chunks", b"\xa6chunky"), ".msgpack", "no chunks")
+
+
+def test_mat_files_that_are_not_sound_are_refused(refuse: Refuse) -> None:
+    sound = mat_file({"weights": np.arange(40.0).reshape(4, 10)})
+    element = sound[128:]
+    sides = struct.pack("<II", 4, 10)
+
+    refuse(sound[:-1], ".mat", "an element")
+    refuse(sound + b"\0", ".mat", "ends in a tag")
+    refuse(sound + element, ".mat", "called 'weights'")
+    refuse(sound.replace(b"\0\1IM", b"\1\0MI"), ".mat", "big-endian")
+    refuse(sound.replace(sides, struct.pack("<II", 4, 11)), ".mat", "not the size")
+    refuse(sound.replace(sides, struct.pack("<II", 1 << 31, 1 << 31)), ".mat", "")
+    refuse(sound.replace(b"weights", b"we\xffghts"), ".mat", "decode")
+    refuse(patched(sound, 128, "<I", 99), ".mat", "type 99")
+    refuse(patched(sound, 128 + 8, "<I", 99), ".mat", "type 99")
+    refuse(patched(sound, 128 + 4, "<I", len(element)), ".mat", "an element")
+    refuse(patched(sound, 128 + 4, "<I", 64), ".mat", "")
+    refuse(sound[:128] + struct.pack("<II", 15, 50) + bytes(50), ".mat", "")
+
+
+def test_a_compressed_variable_of_a_mat_file_that_ends_too_early_cannot_be_read(tmp_path: Path) -> None:
+    sound = mat_file({"weights": np.arange(40.0).reshape(4, 10)})
+    packed = zlib.compress(sound[128:228])
+    (tmp_path / "cut.mat").write_bytes(sound[:128] + struct.pack("<II", 15, len(packed)) + packed)
+    listing = open_listing(tmp_path / "cut.mat")
+
+    with pytest.raises(CorruptError):
+        listing.array("weights")
 
 
 def test_indexes_of_tensorflow_that_are_not_sound_are_refused(refuse: Refuse, tmp_path: Path) -> None:
