@@ -68,7 +68,7 @@ def _located(description: Path, path: Path) -> list[TensorLocation]:
     return found
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=_MAX_MODELS)
 def _described(path: str, size: int, modified_ns: int) -> dict[str, list[TensorLocation]]:
     """Return the tensors that a file describes, by the names of their files.
 

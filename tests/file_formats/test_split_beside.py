@@ -15,7 +15,7 @@ import onnx.helper
 import onnx.numpy_helper
 import pytest
 
-from tensorcas_mlflow.file_formats import FilePart, PlainBytes, Tape, Tensor, split
+from tensorcas_mlflow.file_formats import FilePart, Learned, PlainBytes, Tape, Tensor, split
 from tests.file_formats.samples import tensorflow_folder
 from tests.file_formats.test_read_fuzz import damaged
 
@@ -56,21 +56,18 @@ def parts_of(path: Path) -> list[tuple[FilePart, bytes]]:
     """Split a file with a look beside it, and check that the parts are the file."""
     data = path.read_bytes()
     tape = Tape(io.BytesIO(data))
-    parts = []
+    parts: list[tuple[FilePart, bytes]] = []
     for part in split(tape, path):
-        assert not isinstance(part, type(None))
-        parts.append((part, bytes(tape.take(min(part.n_bytes, len(data))))))  # type: ignore[union-attr]
+        assert not isinstance(part, Learned)
+        parts.append((part, bytes(tape.take(min(part.n_bytes, len(data))))))
     assert b"".join(taken for _, taken in parts) == data
-    return parts  # type: ignore[return-value]
+    return parts
 
 
 @WRITERS
 def test_raw_tensors_have_the_names_and_shapes_of_their_description(write: Write, tmp_path: Path) -> None:
-    found = {
-        part.name.removesuffix(" again"): (part, taken)
-        for part, taken in parts_of(write(tmp_path))
-        if isinstance(part, Tensor)
-    }
+    parts = [(part, taken) for part, taken in parts_of(write(tmp_path)) if isinstance(part, Tensor)]
+    found = {part.name.removesuffix(" again"): (part, taken) for part, taken in parts}
 
     assert {name: (part.dtype, part.shape, taken) for name, (part, taken) in found.items()} == {
         name: ("float32", array.shape, array.tobytes()) for name, array in ARRAYS.items()
@@ -103,10 +100,8 @@ def test_a_wrong_description_loses_no_byte(write: Write, tmp_path: Path) -> None
 def test_a_description_is_not_kept_open(write: Write, tmp_path: Path) -> None:
     parts_of(write(tmp_path))
     gc.collect()
-    names = [
-        os.readlink(f"/proc/self/fd/{number}")
-        for number in os.listdir("/proc/self/fd")
-        if os.path.exists(f"/proc/self/fd/{number}")
-    ]
+    opened = [link.resolve() for link in Path("/proc/self/fd").iterdir()]
+    mapped = Path("/proc/self/maps").read_text()
 
-    assert not [name for name in names if name.startswith(str(tmp_path))]
+    assert not [path for path in opened if path.is_relative_to(tmp_path)]
+    assert str(tmp_path) not in mapped
