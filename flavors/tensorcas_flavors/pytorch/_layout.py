@@ -30,8 +30,8 @@ from tensorcas_flavors.pytorch._tensors import (
     ROW_DTYPES,
     Geometry,
     StorageView,
+    all_as_tensors,
     as_array,
-    as_tensor,
     geometry,
     memory_refusal,
     name_of,
@@ -255,7 +255,10 @@ def as_tensors(rows: Mapping[str, Array], layout: ModelLayout) -> dict[str, torc
             shared |= share(rows, present, dtypes)
         except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
             raise pytorch_error(f"the layout in the skeleton does not fit the rows {names}: {error}") from error
-    return {name: shared[name] if name in shared else as_tensor(rows[name], dtypes[name]) for name in dtypes}
+    apart = [name for name in dtypes if name not in shared] if shared else list(dtypes)
+    made = all_as_tensors([rows[name] for name in apart], [dtypes[name] for name in apart])
+    tensors = dict(zip(apart, made, strict=True)) | shared
+    return {name: tensors[name] for name in dtypes}
 
 
 def check_row(rows: Mapping[str, Array], name: str, dtype: str, shape: Sequence[int]) -> None:

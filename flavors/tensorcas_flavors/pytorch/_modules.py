@@ -19,6 +19,7 @@ from tensorcas_flavors.pytorch._tensors import (
     ROW_DTYPES,
     Copy,
     Geometry,
+    all_as_tensors,
     as_array,
     as_tensor,
     check_device,
@@ -172,7 +173,8 @@ class ModuleFilling:
                 continue
             if loses(tensor.dtype, target.dtype):
                 self.rounded.append(f"{name} ({dtype_name(tensor)} to {dtype_name(target)})")
-            if is_expanded(target):
+            is_dense = type(target) in plain and target.layout is torch.strided and target.is_contiguous()
+            if not is_dense and is_expanded(target):
                 self._fill_once(name, target, tensor)
         if doubtful:
             # Hooks may make such a state dict fit, so torch decides, in a mode that copies nothing.
@@ -597,7 +599,9 @@ class _WeightsPlan:
         import torch
 
         arrays = read(self.sources)
-        values = [as_tensor(arrays[target.source], target.stored_as) for target in self._filled]
+        values = all_as_tensors(
+            [arrays[target.source] for target in self._filled], [target.stored_as for target in self._filled]
+        )
         self._has_changed = bool(self._filled)
         try:
             torch._foreach_copy_([target.tensor.detach() for target in self._filled], values)

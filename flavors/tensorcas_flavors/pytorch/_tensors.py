@@ -157,6 +157,20 @@ def as_tensor(row: Array, dtype: torch.dtype) -> torch.Tensor:
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
+def all_as_tensors(rows: Sequence[Array], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    """Return many rows as tensors of dtypes of the same size; see `as_tensor`. Plain rows take no Python call each."""
+    import torch
+
+    plain = {dtype: torch_dtype(dtype) for dtype in {row.dtype for row in rows} if dtype.name in _NATIVE}
+    plain = {dtype: found for dtype, found in plain.items() if dtype.isnative}
+    return [
+        torch.from_numpy(row)
+        if plain.get(row.dtype) is dtype and row.size and row.flags.carray
+        else as_tensor(row, dtype)
+        for row, dtype in zip(rows, dtypes, strict=True)
+    ]
+
+
 def lent(row: Array) -> Array:
     """View a row as torch accepts arrays: in a dtype that torch and numpy share, aligned, and marked writable.
 

@@ -18,6 +18,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models.model import ModelInfo
 from sklearn.linear_model import LinearRegression
 
+from tensorcas_mlflow.adapter import adapter_named
 from tensorcas_mlflow.store import Store
 
 X = np.random.default_rng(0).normal(size=(50, 4))
@@ -416,3 +417,33 @@ def test_a_moved_folder_is_found_though_another_store_took_its_old_place(plain_e
     Store.init(old)
 
     assert_loads_anywhere(str(tmp_path / "moved" / Path(info.artifact_path).relative_to(old)), make_model())
+
+
+# --- into a live model
+
+
+@pytest.mark.parametrize("door", ["load_model", "load_checkpoint"])
+def test_large_net_is_checked_before_it_changes_unless_the_caller_omits_that(
+    experiment: str, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.reader._rebuild.STAGED_BYTES", 0)
+    saved, live = make_net(0), make_net(1)
+    with mlflow.start_run() as run:
+        uri = mlflow.tensorcas.log_model(saved, name="net").model_uri
+        mlflow.tensorcas.log_checkpoint(saved, step=1)
+    source = uri if door == "load_model" else run.info.run_id
+    load = getattr(mlflow.tensorcas, door)
+    adapter = adapter_named("pytorch")
+    checks: list[Any] = []
+    fill = type(adapter).fill
+
+    def noting(self: Any, *arguments: Any, check: Any, **options: Any) -> Any:
+        checks.append(check)
+        return fill(self, *arguments, check=check, **options)
+
+    monkeypatch.setattr(type(adapter), "fill", noting)
+    for options in ({}, {"precheck": False}, {"verify": False}):
+        load(source, into=live, **options)
+
+    assert_same_state(saved, live.state_dict())
+    assert [check is not None for check in checks] == [True, False, False]
