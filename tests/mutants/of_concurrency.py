@@ -87,6 +87,13 @@ MUTANTS = (
         after="",
     ),
     Mutant(
+        fault="a save in its caller while another thread gives one to the background",
+        test="test_jobs_do_not_overlap_if_one_runs_in_its_giver",
+        definition="Background._work",
+        before="self._turn",
+        after="contextlib.nullcontext()",
+    ),
+    Mutant(
         fault="a step given to the background twice",
         test="test_step_still_on_its_way_is_refused_without_overwrite",
         definition="log_checkpoint",
