@@ -19,7 +19,8 @@ from tests.maintenance.verify.stores import CHUNK_BYTES, noise, put, save, told
 
 
 @pytest.fixture(params=[False, True], ids=["local", "remote"])
-def store(request: pytest.FixtureRequest) -> Store:
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("TENSORCAS_CACHE", "off")  # it would hide the damage from a load
     return Store.init_backend(MemoryBackend(is_remote=request.param), chunk_bytes=CHUNK_BYTES)
 
 
