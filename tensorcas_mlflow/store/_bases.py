@@ -1,4 +1,4 @@
-"""Delta bases of a save: found by series or tensor name in earlier checkpoints, and pinned by an intent."""
+"""Delta bases of a save: found by series, sketch or tensor name in earlier checkpoints, and pinned by an intent."""
 
 from __future__ import annotations
 

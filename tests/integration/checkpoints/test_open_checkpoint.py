@@ -293,3 +293,23 @@ def test_a_tensor_that_only_torch_has_is_named_as_left_out_wherever_it_was_logge
         with mlflow.tensorcas.open_checkpoint(uri) as reader:
             assert (list(reader), dict(reader.left_out)) == (["w"], {"h": "complex32"}), uri
     assert mlflow.tensorcas.load_checkpoint(checkpoint.uri, weights_only=True)["h"].dtype == torch.complex32
+
+
+def test_lineage_of_a_run_names_the_run_it_was_made_from(experiment: str) -> None:
+    weights = np.random.default_rng(0).normal(0, 0.02, (200, 200)).astype(np.float32)
+    with mlflow.start_run() as parent:
+        mlflow.tensorcas.log_checkpoint({"layer.weight": weights}, step=7)
+    with mlflow.start_run() as child:
+        mlflow.tensorcas.log_checkpoint({"base_model.model.layer.weight": weights.astype(np.float16)}, step=1)
+    found = mlflow.tensorcas.lineage(child.info.run_id)
+
+    assert found.parent is not None
+    assert (found.parent.run_id, found.parent.step, found.parent.kind) == (parent.info.run_id, 7, "cast")
+    assert mlflow.tensorcas.lineage(parent.info.run_id).parent is None
+
+
+def test_lineage_of_a_file_outside_of_stores_is_refused(tmp_path: Path) -> None:
+    save_file({"w": np.zeros(5000, np.float32)}, tmp_path / "model.safetensors")
+
+    with pytest.raises((MlflowException, ValueError), match="lies in no store"):
+        mlflow.tensorcas.lineage(tmp_path / "model.safetensors")
