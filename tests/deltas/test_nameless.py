@@ -14,7 +14,7 @@ import pytest
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.sketch import SKETCH_BYTES
 from tensorcas_mlflow.layout import Ref, RefTarget, is_delta, sketch_bytes
-from tensorcas_mlflow.maintenance import plan_gc, verify
+from tensorcas_mlflow.maintenance import copy_refs, plan_gc, read_source, verify
 from tensorcas_mlflow.store import Store, _bases, _ingest, _sketches
 from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store.protocol import read_pack_table
@@ -247,6 +247,16 @@ def test_search_reads_a_bounded_number_of_manifests_and_goes_on_later(
 
     assert counts == [3, 3, 0]
     assert len(_sketches.sketches_of(store.id)._by_key) == 6
+
+
+def test_copy_of_a_store_keeps_its_sketches(store: Store) -> None:
+    save(store, model(0), 0)
+    copy = Store.init_backend(MemoryBackend())
+    refs, _ = read_source(store)
+    copy_refs(store, copy, refs)
+    [ref], [copied] = store.checkpoints(), copy.checkpoints()
+
+    assert copy.manifest(copied).sketches == store.manifest(ref).sketches != b""
 
 
 @pytest.mark.parametrize("n_parts", [1, 200])
