@@ -23,6 +23,8 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 NOWHERE = (1 << 64) - 1
 """Address of something that is not in the file."""
 
+_MAX_ADDRESS = 1 << 62
+"""Addresses are added to sizes in numbers of 63 bits."""
 _USER_BLOCKS = (0, 512, 1024, 2048)
 _MAX_HEADER_BYTES = 8 << 20
 _MAX_MESSAGES = 1 << 16
@@ -158,7 +160,7 @@ class Hdf5:
 
     def read(self, address: int, n_bytes: int) -> memoryview:
         """Read bytes at an address; raises `FormatError`."""
-        if address + n_bytes > NOWHERE >> 1:
+        if address + n_bytes > _MAX_ADDRESS:
             raise FormatError("an address is outside of the file")
         return self._read(self.base + address, n_bytes)
 
@@ -986,13 +988,13 @@ def _numbers_in(chunks: Chunks, grid: tuple[int, ...]) -> Any:
 
 def _addresses(data: memoryview) -> Any:
     found = np.frombuffer(data, "<u8")
-    if (found[found != NOWHERE] >= NOWHERE >> 1).any():
+    if (found[found != NOWHERE] > _MAX_ADDRESS).any():
         raise FormatError("an address is outside of the file")
     return np.where(found == NOWHERE, -1, found.astype(np.int64))
 
 
 def _check_address(address: int) -> int:
-    if address > NOWHERE >> 1:
+    if address > _MAX_ADDRESS:
         raise FormatError("an address is outside of the file")
     return address
 

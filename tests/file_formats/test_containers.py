@@ -182,6 +182,15 @@ def test_a_tree_that_goes_round_in_a_circle_is_refused() -> None:
     refused(bytes(data), "circle")
 
 
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_a_chunk_far_outside_of_the_file_is_refused(libver: str) -> None:
+    data = hdf5_file(lambda file: file.create_dataset("w", data=WEIGHT, chunks=(40, 90)), libver=libver)
+    with h5py.File(io.BytesIO(data)) as file:
+        last = file["w"].id.get_chunk_info(1).byte_offset
+
+    refused(data.replace(last.to_bytes(8, "little"), ((1 << 63) - 1).to_bytes(8, "little")), "outside of the file")
+
+
 def test_an_hdf5_file_with_its_end_cut_off_is_refused() -> None:
     refused(hdf5_file(hdf5_of({"a": WEIGHT}))[:-1], "should have")
 
