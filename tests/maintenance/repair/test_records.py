@@ -339,8 +339,8 @@ def test_a_cut_pack_beside_a_cut_intent_may_still_be_on_its_way_through_a_server
 
 
 def test_files_and_artifacts_are_named_by_their_path(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(tensors("g")["g"].tobytes())
-    with store.write_file(tmp_path / "file") as pending:
+    np.save(tmp_path / "file.npy", tensors("g")["g"])
+    with store.write_file(tmp_path / "file.npy") as pending:
         pending.commit(RefTarget(path="data/file"))
     flip_chunk(store.backend, "g")
     report = repair(store)
