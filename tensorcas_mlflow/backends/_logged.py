@@ -189,12 +189,8 @@ class LoggedBackend(LocalBackend):
                     version=1 + (last.row.version if last is not None else 0),
                 )
                 with self._holding:
-                    held = self._take_held()
-                    try:
-                        writer, record = self._logs.append([ref, *held], [source], syncs=True)
-                    except BaseException:
-                        self._give_back(held)
-                        raise
+                    held = self._held_blobs()
+                    writer, record = self._logs.append([ref, *held], [source], syncs=True)
                     # Some blobs may be another thread's, whose commit has to sync them too.
                     self._note_written(writer.id, record.end, held)
                     unsynced = dict(self._unsynced)
@@ -251,40 +247,33 @@ class LoggedBackend(LocalBackend):
         finally:
             LockedFile.release(descriptor)
 
-    def _take_held(self) -> list[LogBlob]:
-        """Take the held blobs for a record; the caller holds the lock."""
-        held, self._held, self._n_held_bytes = self._held, {}, 0
+    def _held_blobs(self) -> list[LogBlob]:
+        """Describe the held blobs for a record; the caller holds the lock.
+
+        They stay held until they are written, so that at any time a thread finds them here or in the logs.
+        """
         return [
             LogBlob(
                 key=key,
                 data=data,
                 in_body=len(data) > (MOST_SHARED_BYTES if key.startswith(_PACKS) else _META_BYTES),
             )
-            for key, data in held.items()
+            for key, data in self._held.items()
         ]
-
-    def _give_back(self, held: Iterable[LogBlob]) -> None:
-        """Hold blobs again that were not written; the caller holds the lock."""
-        for blob in held:
-            self._held[blob.key] = blob.data
-            self._n_held_bytes += len(blob.data)
 
     def _flush(self) -> None:
         """Append the held blobs, not durably: from now on others see them."""
         with self._holding:
             if not self._held:
                 return
-            held = self._take_held()
-            try:
-                with _translated("write", FOLDER):
-                    writer, record = self._logs.append(held, syncs=False)
-            except BaseException:
-                self._give_back(held)
-                raise
+            held = self._held_blobs()
+            with _translated("write", FOLDER):
+                writer, record = self._logs.append(held, syncs=False)
             self._note_written(writer.id, record.end, held)
 
     def _note_written(self, log: str, end: int, blobs: Iterable[LogBlob]) -> None:
-        """Note that blobs of this object lie in a record that is not durable; the caller holds the lock."""
+        """Note that held blobs lie in a record that is not durable now; the caller holds the lock."""
+        self._held, self._n_held_bytes = {}, 0
         before = self._unsynced.get(log, _Unsynced(0))
         self._unsynced[log] = _Unsynced(end, before.keys.union(blob.key for blob in blobs))
 
@@ -479,20 +468,24 @@ class LoggedBackend(LocalBackend):
         """Read a blob from its log, or from its file if no log has it."""
         if not self._may_log(key):
             return otherwise()
-        try:
-            while (entry := self._find(key, is_late=self._reading.depth > 0)) is not None:
-                try:
-                    return read(entry)
-                except FileNotFoundError:  # its log was rewritten since
-                    _refresh(self._view)
-        except OSError:
-            with _translated("read", key):
-                raise
-        try:
-            return otherwise()
-        except BlobNotFoundError:
-            self._view.check()
-            raise
+        is_late = self._reading.depth > 0
+        while True:
+            try:
+                while (entry := self._find(key, is_late=is_late)) is not None:
+                    try:
+                        return read(entry)
+                    except FileNotFoundError:  # its log was rewritten since
+                        _refresh(self._view)
+            except OSError:
+                with _translated("read", key):
+                    raise
+            try:
+                return otherwise()
+            except BlobNotFoundError:
+                if not is_late:
+                    self._view.check()
+                    raise
+            is_late = False  # another thread may have written it since the last look
 
     def _whole(self, entry: LogEntry, start: int, size: int) -> bytes:
         """Read a part of a blob in a log, all of it."""

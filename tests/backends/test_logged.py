@@ -6,8 +6,11 @@ import errno
 import fcntl
 import os
 import shutil
+import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,6 +224,38 @@ def test_calls_made_together_look_at_the_logs_once_and_later_calls_look_again(tm
         assert other.stat("manifests/b") is None
     assert other.missing(["packs/a", "packs/b"]) == set()
     assert other.names("manifests") == {"a", "b"}
+
+
+def test_blob_is_found_while_another_thread_appends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = made(tmp_path)
+    backend.put_all([("packs/a", [b"a"])])
+    is_appending, may_append = threading.Event(), threading.Event()
+    append = backend._logs.append
+
+    def slow(*args: Any, **options: Any) -> Any:
+        is_appending.set()
+        assert may_append.wait(30)
+        return append(*args, **options)
+
+    monkeypatch.setattr(backend._logs, "append", slow)
+    with ThreadPoolExecutor(1) as writer:
+        flushed = writer.submit(backend.missing, [])
+        assert is_appending.wait(30)
+        threading.Timer(0.1, may_append.set).start()
+        found = backend.get("packs/a")
+        flushed.result(30)
+
+    assert found == b"a"
+
+
+def test_blob_that_is_written_after_the_look_of_several_calls_is_read_all_the_same(tmp_path: Path) -> None:
+    reader, writer = made(tmp_path), LoggedBackend(tmp_path)
+    commit(reader, "a")
+    with reader.reading_together():
+        reader.get("packs/a")
+        commit(writer, "b")
+
+        assert reader.get("packs/b") == b"b" * 100
 
 
 def test_a_blob_of_a_collection_is_a_file_in_a_store_with_logs(tmp_path: Path) -> None:
