@@ -76,7 +76,7 @@ class DeltaSave:
         target = RefTarget(run_id=RUN_ID, step=step)
         for _ in range(_MAX_ATTEMPTS):
             bases = self.possible_bases()
-            name = f"{self.manifest.digest}.{claim.uuid.uuid4().hex[:8]}"
+            name = f"{self.manifest.digest}.{claim.new_name()[:8]}"
             source, token = claim.declare(self.backend, name, self.digests, self.declared(bases))
             condemned = self.condemned()
             missing = claim.probe(self.backend, self.catalog, self.digests, condemned)

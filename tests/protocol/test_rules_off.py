@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,7 +98,7 @@ def name_no_digests_in_the_intent(patch: pytest.MonkeyPatch) -> None:
 
 
 def give_a_manifest_the_same_name_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_save, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex="0" * 8 + uuid.uuid4().hex[8:])))
+    patch.setattr(_save, "new_name", lambda: "0" * 8 + uuid.uuid4().hex[8:])
 
 
 class UnfencedBackend(WatchedBackend):
