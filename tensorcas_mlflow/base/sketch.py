@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -88,8 +87,7 @@ def chance_of(words: Any) -> float:
     return (n_near + 2) / (n_pairs + 2) if n_pairs else 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Likeness:
+class Likeness(NamedTuple):
     """Comparison of one sketch with many."""
 
     evidence: Any

@@ -137,6 +137,7 @@ def check_all_calls(name: str, make: Callable[[int], Backend], *, when: str, cra
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ingest, "BATCH_BYTES", 10_000)
+    monkeypatch.setattr(_ingest, "_LOOK_BYTES", 4096)
 
 
 @pytest.mark.parametrize("name", ACTS)

@@ -74,6 +74,7 @@ def close_logs() -> None:
 @pytest.fixture
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(_ingest, "BATCH_BYTES", 10_000)
+    monkeypatch.setattr(_ingest, "_LOOK_BYTES", 4096)
     world = World(_made(tmp_path / "prepared"))
     with world.recorder.installed():
         prepare(world)

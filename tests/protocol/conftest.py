@@ -23,4 +23,5 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"tensorcas_mlflow.{module}.time", SimpleNamespace(time=lambda: 1.77e9))
     # Every chunk of a stream is a batch.
     monkeypatch.setattr("tensorcas_mlflow.store._ingest.BATCH_BYTES", 4096)
+    monkeypatch.setattr("tensorcas_mlflow.store._ingest._LOOK_BYTES", 1024)
     monkeypatch.setattr("tensorcas_mlflow.store._ingest._TAKE_BYTES", 4096)
