@@ -5,6 +5,8 @@ A wrong guess costs bytes and never correctness, like each guess of a base.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -184,9 +186,22 @@ _MOST_SKETCHES = 200_000
 """Bound of the sketches a process keeps for a store; the oldest of too many are forgotten."""
 _MOST_READ = 256
 """Bound of the manifests read by one search; the next one reads more of them."""
+_LEAST_READ = 8
+"""The same for a small save."""
+_READ_BYTES = 2 << 20
+"""Size of a save for each manifest that its search reads: a search takes a few percent of the time of a save."""
+_REFS_A_READ = 8
+"""Number of refs a search looks at for each manifest; a logged model is some ten files."""
+_LEAST_SHARE = 1 / 4
+"""Models of less than this share of a save's size are read after all others."""
 _MOST_READ_BYTES = 64 << 20
+_LEAST_DECODED_BYTES = 1 << 20
 _MOST_DECODED_BYTES = 32 << 20
-"""Bound of the chunks read by one search, for checkpoints without sketches."""
+"""Bounds of the chunks read by one search, for checkpoints without sketches; between them it is a share of the save."""
+_DECODED_SHARE = 1 / 4
+_MOST_LISTED = 20_000
+_LISTING_S = 60.0
+"""Least time between two listings of a store's refs by searches."""
 _N_QUERIES = 16
 _LEAST_LIKENESS = 1 / 16
 """Likeness of the least related models."""
@@ -262,6 +277,8 @@ class Sketches:
         self._n = 0
         self._table: _Table | None = None
         self._seen: set[tuple[str, int, float]] = set()
+        self._unread: list[BlobInfo] = []
+        self._listed_s = -math.inf
 
     def note(self, key: str, found: Sketched) -> None:
         """Remember sketches.
@@ -289,13 +306,30 @@ class Sketches:
         """Return the keys of all sketches."""
         return self._by_key.keys()
 
-    def unseen(self, infos: Iterable[BlobInfo]) -> list[BlobInfo]:
-        """Return the refs not passed to `see` before."""
-        return [info for info in infos if (info.key, info.size, info.modified_s) not in self._seen]
+    def unread(self, backend: Backend) -> list[BlobInfo]:
+        """Return refs not passed to `see` before, the latest first: the last ref of each series, and those of files.
 
-    def see(self, info: BlobInfo) -> None:
-        """Remember that a ref has been looked at."""
-        self._seen.add((info.key, info.size, info.modified_s))
+        The refs are listed anew once these are read, but not at every search.
+        """
+        with self._lock:
+            if not self._unread and time.monotonic() - self._listed_s >= _LISTING_S:
+                refs = [info for info in list_blobs(backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
+                self._listed_s = time.monotonic()
+                latest: dict[str, BlobInfo] = {}
+                for info in sorted(refs, key=lambda info: -info.modified_s):
+                    latest.setdefault(
+                        info.key.rpartition("/")[0] if info.key.startswith("refs/runs/") else info.key, info
+                    )
+                listed = list(latest.values())[:_MOST_LISTED]
+                self._unread = [info for info in listed if _facts(info) not in self._seen]
+                self._seen.intersection_update(map(_facts, listed))
+            return self._unread
+
+    def see(self, infos: Iterable[BlobInfo]) -> None:
+        """Remember that refs have been looked at."""
+        with self._lock:
+            self._seen.update(map(_facts, infos))
+            self._unread = [info for info in self._unread if _facts(info) not in self._seen]
 
     def nearest(self, query: Sketched) -> Match | None:
         """Find the checkpoint or file with the nearest tensors of the same sizes; of equally near ones the latest.
@@ -449,36 +483,50 @@ class SketchedStore(Protocol):
         """Read a ref; see `Store.ref`."""
 
 
-def read_more(store: SketchedStore) -> None:
+def read_more(store: SketchedStore, n_bytes: int) -> None:
     """Read sketches that other processes have stored: the latest checkpoint of each series, and files.
 
-    One call reads a bounded number of manifests, the latest first; a later call goes on.
+    One call reads a bounded number of manifests, the latest first, and much smaller models last. A later call goes on.
+
+    Args:
+        store: The store.
+        n_bytes: Size of the save. A larger one reads more.
     """
     known = sketches_of(store.id)
-    refs = [info for info in list_blobs(store.backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
-    latest: dict[str, BlobInfo] = {}
-    for info in sorted(refs, key=lambda info: -info.modified_s):
-        latest.setdefault(info.key.rpartition("/")[0] if info.key.startswith("refs/runs/") else info.key, info)
-    found: list[tuple[str, Sketched]] = []
-    n_read = n_bytes = n_decoded = 0
-    for info in known.unseen(latest.values()):
-        if n_read >= _MOST_READ or n_bytes > _MOST_READ_BYTES:
-            break
-        known.see(info)
+    most = min(_MOST_READ, max(_LEAST_READ, n_bytes // _READ_BYTES))
+    refs: list[tuple[BlobInfo, Ref]] = []
+    done: list[BlobInfo] = []
+    for info in known.unread(store.backend)[: most * _REFS_A_READ]:
         with suppress(NotFoundError, FormatError, BackendError):
             ref = store.ref(info.key)
-            if ref is None or (ref.kind == "file" and ref.n_bytes < LEAST_SKETCHED_BYTES):
+            if ref is not None and (ref.kind != "file" or ref.n_bytes >= LEAST_SKETCHED_BYTES):
+                refs.append((info, ref))
                 continue
+        done.append(info)
+    refs.sort(key=lambda each: each[1].n_bytes < _LEAST_SHARE * n_bytes)
+    found: list[tuple[str, Sketched]] = []
+    left_bytes = _MOST_READ_BYTES
+    left_decoded_bytes = min(_MOST_DECODED_BYTES, max(_LEAST_DECODED_BYTES, int(_DECODED_SHARE * n_bytes)))
+    for info, ref in refs[:most]:
+        if left_bytes < 0:
+            break
+        done.append(info)
+        with suppress(NotFoundError, FormatError, BackendError):
             manifest = read_manifest(store, ref.manifest)
-            n_read, n_bytes = n_read + 1, n_bytes + len(manifest.stream)
+            left_bytes -= len(manifest.stream)
             each = Sketched.stored(ref.manifest, manifest)
-            if each is None and n_decoded < _MOST_DECODED_BYTES:
-                n_decoded += decoded_bytes(manifest)
-                each = compute(store, ref.manifest, manifest, most_bytes=_MOST_DECODED_BYTES)
+            if each is None and left_decoded_bytes > 0:
+                each = compute(store, ref.manifest, manifest, most_bytes=left_decoded_bytes)
+                left_decoded_bytes -= decoded_bytes(manifest)
             if each is not None:
                 found.append((ref.manifest, each))
+    known.see(done)
     for name, each in reversed(found):
         known.note(name, each)
+
+
+def _facts(info: BlobInfo) -> tuple[str, int, float]:
+    return info.key, info.size, info.modified_s
 
 
 def read_manifest(store: SketchedStore, name: str) -> Manifest:
@@ -573,7 +621,7 @@ def find_relative(
     match = known.nearest(query)
     if (match is None or match.likeness < _SURE) and not store.backend.is_remote:
         with suppress(NotFoundError, FormatError, BackendError):
-            read_more(store)
+            read_more(store, sum(row.spec.n_bytes for row in rows.values()))
         match = known.nearest(query)
     if match is None:
         return None

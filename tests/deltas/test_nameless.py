@@ -223,30 +223,78 @@ def test_damaged_sketches_cost_only_bytes(
     assert verify(Store.open_backend(store.backend), full=True).problems == ()
 
 
+@pytest.fixture
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], int]:
+    """Return a function that counts the blobs another function reads."""
+
+    def count(function: Callable[[], Any]) -> int:
+        n_read = 0
+        with monkeypatch.context() as patch:
+            for backend in (MemoryBackend, LocalBackend):
+
+                def counted(*args: Any, get: Any = backend.get, **options: Any) -> Any:
+                    nonlocal n_read
+                    n_read += 1
+                    return get(*args, **options)
+
+                patch.setattr(backend, "get", counted)
+            function()
+        return n_read
+
+    return count
+
+
 def test_search_reads_a_bounded_number_of_manifests_and_goes_on_later(
-    store: Store, monkeypatch: pytest.MonkeyPatch, in_another_process: Callable[[Store], Store]
+    store: Store, in_another_process: Callable[[Store], Store], count_reads: Callable[[Callable[[], Any]], int]
 ) -> None:
-    monkeypatch.setattr(_sketches, "_MOST_READ", 3)
-    n_read = 0
-    read_manifest = _sketches.read_manifest
-
-    def counted(*args: Any) -> Any:
-        nonlocal n_read
-        n_read += 1
-        return read_manifest(*args)
-
-    monkeypatch.setattr(_sketches, "read_manifest", counted)
-    for seed in range(6):
+    for seed in range(10):
         save(store, {"w": model(seed)["embed.weight"]}, 0, run_id=f"run {seed}")
     again = in_another_process(store)
-    counts = []
-    for _ in range(3):
-        before = n_read
-        _sketches.read_more(again)
-        counts.append(n_read - before)
+    counts = [count_reads(lambda: _sketches.read_more(again, 1)) for _ in range(3)]
 
-    assert counts == [3, 3, 0]
-    assert len(_sketches.sketches_of(store.id)._by_key) == 6
+    assert counts == [10 + 8, 2 + 2, 0]  # refs and manifests
+    assert len(_sketches.sketches_of(store.id)._by_key) == 10
+
+
+def test_search_of_a_larger_save_reads_more_manifests(
+    store: Store, in_another_process: Callable[[Store], Store]
+) -> None:
+    for seed in range(10):
+        save(store, {"w": model(seed)["embed.weight"]}, 0, run_id=f"run {seed}")
+    again = in_another_process(store)
+    _sketches.read_more(again, 32 << 20)
+
+    assert len(_sketches.sketches_of(store.id)._by_key) == 10
+
+
+def test_first_save_of_a_process_reads_few_of_many_refs(
+    store: Store, in_another_process: Callable[[Store], Store], count_reads: Callable[[Callable[[], Any]], int]
+) -> None:
+    for number in range(300):
+        with store.write_stream(io.BytesIO(b"%d" % number)) as pending:
+            pending.commit(RefTarget(path=f"{number}.txt"))
+    again = in_another_process(store)
+
+    assert count_reads(lambda: save(again, {"w": model(0)["embed.weight"]}, 0)) < 200
+
+
+def test_search_does_not_list_the_refs_each_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch, in_another_process: Callable[[Store], Store]
+) -> None:
+    n_listed = 0
+    listed = _sketches.list_blobs
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal n_listed
+        n_listed += 1
+        return listed(*args, **options)
+
+    monkeypatch.setattr(_sketches, "list_blobs", counted)
+    again = in_another_process(store)
+    for seed in range(5):
+        save(again, {"w": model(seed)["embed.weight"]}, 0, run_id=f"run {seed}")
+
+    assert n_listed == 1
 
 
 def test_copy_of_a_store_keeps_its_sketches(store: Store) -> None:
