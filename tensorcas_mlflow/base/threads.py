@@ -250,6 +250,9 @@ def _call(job: Callable[[], None]) -> None:
     job()
 
 
+_Queued = tuple[Callable[[], Any], "Future[Any]", Callable[[], float]]
+
+
 class Background:
     """Runner of jobs, one after the other, on a thread that lives as long as jobs come.
 
@@ -274,7 +277,7 @@ class Background:
         self._turn = threading.Lock()
         """Held while a job runs."""
         self._has_job = threading.Condition(self._lock)
-        self._jobs: deque[tuple[Callable[[], Any], Future[Any], Callable[[], float]]] = deque()
+        self._jobs: deque[_Queued] = deque()
         self._thread: threading.Thread | None = None
         self._is_ending = False
         self._n_waiting = 0
@@ -375,17 +378,33 @@ class Background:
                 if pause_s > 0 and not (is_here or self._n_waiting) and threading.main_thread().is_alive():
                     self._has_job.wait(min(pause_s, self._PAUSE_LOOKS_S))
                     continue
-                job, future, _ = self._jobs.popleft()
+                first = self._jobs[0]
+            self._run(first, is_here=is_here)
+            del first
+
+    def _run(self, first: _Queued, *, is_here: bool) -> None:
+        """Run the first job of the queue, unless another thread has.
+
+        It stays in the queue until it is done: an interrupt of the caller between any two calls loses no job, so that
+        nobody waits for one forever.
+        """
+        job, future, _ = first
+        with self._turn:
+            if not self._jobs or self._jobs[0] is not first:
+                return
             try:
-                with self._turn:
-                    result = job()
+                if future.running():  # its caller was interrupted, and has raised that
+                    future.set_exception(RuntimeError("the job was interrupted"))
+                elif not future.done():
+                    future.set_running_or_notify_cancel()
+                    future.set_result(job())
+                self._forget(future)
             except BaseException as error:
                 # It is raised where the job is waited for; but an interrupt of the caller is the caller's, at once.
-                future.set_exception(error)
+                if not future.done():
+                    future.set_exception(error)
                 if is_here and not isinstance(error, Exception):
                     self._forget(future)
                     raise
-            else:
-                future.set_result(result)
-                self._forget(future)
-            del job, future
+            finally:
+                self._jobs.popleft()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dis
+import itertools
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.threads import Background
 
 
@@ -161,6 +167,56 @@ def test_a_job_whose_giver_was_interrupted_is_done_when_somebody_waits(monkeypat
 
     assert not waiter.is_alive()
     assert done == [1]
+
+
+def test_an_interrupt_between_any_two_calls_leaves_no_job_that_is_waited_for_forever() -> None:
+    for n_calls in itertools.count(1):
+        background = Background("test")
+        done: list[int] = []
+        was_interrupted = interrupted_after(n_calls, background, lambda done=done: done.append(1))
+        waiter = threading.Thread(target=background.wait, daemon=True)
+        waiter.start()
+        waiter.join(10)
+
+        assert not waiter.is_alive()
+        assert background.result(background.submit(lambda: 7, runs_here=True)) == 7
+        assert len(done) <= 1
+        if not was_interrupted:
+            assert done == [1]
+            break
+    assert n_calls > 10
+
+
+def interrupted_after(n_calls: int, background: Background, job: Callable[[], object]) -> bool:
+    """Run a job in its giver, and interrupt it where Python looks for signals: at calls, and jumps back.
+
+    Returns:
+        False if there are fewer of these places.
+    """
+    n_left = n_calls
+    before = ""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal n_left, before
+        if frame.f_code.co_filename != threads.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            n_left -= before in ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")
+            before = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            if n_left == 0:
+                n_left = -1
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        background.submit(job, runs_here=True)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
 
 
 def test_an_interrupt_of_a_job_done_here_and_now_is_raised_here_and_now() -> None:

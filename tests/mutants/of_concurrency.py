@@ -89,7 +89,7 @@ MUTANTS = (
     Mutant(
         fault="a save in its caller while another thread gives one to the background",
         test="test_jobs_do_not_overlap_if_one_runs_in_its_giver",
-        definition="Background._work",
+        definition="Background._run",
         before="self._turn",
         after="contextlib.nullcontext()",
     ),
