@@ -352,10 +352,15 @@ class Background:
             if future.done():
                 self._forget(future)
 
-    def wait(self) -> None:
-        """Wait for all jobs queued so far; raise the exception of the first failed one nobody has seen yet."""
+    def wait(self, *, most: int = 0) -> None:
+        """Wait for jobs queued so far; raise the exception of the first failed one nobody has seen yet.
+
+        Args:
+            most: Number of the latest jobs not to wait for.
+        """
         with self._lock:
             waiting = list(self._open)
+            del waiting[max(0, len(waiting) - most) :]
         for future in waiting:
             self.result(future)
 

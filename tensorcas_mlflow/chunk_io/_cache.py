@@ -8,13 +8,13 @@ import logging
 import os
 import shutil
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,9 +37,6 @@ from tensorcas_mlflow.chunk_io._cache_files import (
 )
 from tensorcas_mlflow.chunk_io._ways import plan_reads
 from tensorcas_mlflow.errors import CorruptError
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,19 +305,21 @@ class ExtentCache:
         """
         begin = n_bytes = 0
         extents: list[PutExtent] = []
-        waiting: deque[Future[None]] = deque()
         for piece in pieces:
             extents.append((begin, piece))
             begin += memoryview(piece).nbytes
             n_bytes += memoryview(piece).nbytes
             if n_bytes >= FILE_BYTES:
-                if len(waiting) * FILE_BYTES >= _MOST_WAITING_BYTES:
-                    _puts.result(waiting.popleft())
-                waiting.append(_puts.submit(partial(self._put_kept, store_id, pack, extents)))
+                self._put_later(store_id, pack, extents)
                 extents, n_bytes = [], 0
             yield piece
         if extents:
-            _puts.submit(partial(self._put_kept, store_id, pack, extents))
+            self._put_later(store_id, pack, extents)
+
+    def _put_later(self, store_id: str, pack: str, extents: list[PutExtent]) -> None:
+        """Put extents on another thread; wait for the earlier ones first if too many are held in memory."""
+        _puts.wait(most=_MOST_WAITING_BYTES // FILE_BYTES - 1)
+        _puts.submit(partial(self._put_kept, store_id, pack, extents))
 
     def _put_kept(self, store_id: str, pack: str, extents: list[PutExtent]) -> None:
         with contextlib.suppress(MemoryError):

@@ -11,7 +11,7 @@ import stat
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -761,3 +761,31 @@ def test_invalid_bound_of_the_cache_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
     with pytest.raises(ValueError, match="TENSORCAS_CACHE_BYTES"):
         config.cache_bytes()
+
+
+def test_packs_of_many_saves_that_wait_for_a_slow_disk_take_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = ExtentCache.put
+    n_held = n_most = 0
+    lock = threading.Lock()
+
+    def count(n_bytes: int) -> None:
+        nonlocal n_held, n_most
+        with lock:
+            n_held += n_bytes
+            n_most = max(n_most, n_held)
+
+    def slow(self: ExtentCache, store_id: str, pack: str, extents: Iterable[tuple[int, bytes]]) -> None:
+        time.sleep(0.002)
+        put(self, store_id, pack, extents)
+        count(-sum(len(data) for _, data in extents))
+
+    monkeypatch.setattr(ExtentCache, "put", slow)
+    cache = ExtentCache(tmp_path)
+    block = bytes(4 << 20)
+    for number in range(50):
+        count(sum(len(piece) for piece in cache.kept("store", f"pack {number}", [block])))
+
+    assert cache.open_pack("store", "pack 49").n_extents == 1
+    assert n_most <= 64 << 20
