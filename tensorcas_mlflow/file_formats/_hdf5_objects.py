@@ -509,8 +509,9 @@ class Hdf5:
         elif chunks.index in (1, 2):
             if chunks.index == 1 and n_chunks != 1:
                 raise FormatError("a data set of a single chunk has several")
-            _check_address(chunks.address + n_chunks * chunks.chunk_bytes)
-            addresses.flat[:] = chunks.address + chunks.chunk_bytes * np.arange(n_chunks)
+            numbers = _numbers_in(chunks, grid)
+            _check_address(chunks.address + (int(numbers.max()) + 1) * chunks.chunk_bytes)
+            addresses[...] = chunks.address + chunks.chunk_bytes * numbers
         elif chunks.index == 3:
             numbers = _numbers_in(chunks, grid)
             addresses[...] = self._fixed_array(chunks.address, int(numbers.max()) + 1)[numbers]

@@ -179,8 +179,9 @@ def layouts(file: h5py.File) -> None:
     early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     early.set_chunk((20, 40))
     early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    made = h5py.h5d.create(file.id, b"early", h5py.h5t.NATIVE_FLOAT, h5py.h5s.create_simple(WEIGHT.shape), early)
-    made.write(h5py.h5s.ALL, h5py.h5s.ALL, WEIGHT)
+    for name, most in ((b"early", WEIGHT.shape), (b"early, limited", (100, 200))):
+        made = h5py.h5d.create(file.id, name, h5py.h5t.NATIVE_FLOAT, h5py.h5s.create_simple(WEIGHT.shape, most), early)
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, WEIGHT)
     layout = h5py.VirtualLayout(WEIGHT.shape, "f4")
     layout[...] = h5py.VirtualSource("other.h5", "x", WEIGHT.shape)
     with contextlib.suppress(ValueError):  # no version before 1.10 has them
