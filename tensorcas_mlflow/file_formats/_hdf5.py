@@ -16,6 +16,7 @@ import re
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -49,8 +50,6 @@ _MAX_KEPT_BYTES = 32 << 20
 _MAX_FALSE = 50_000
 """Stretches that look like a header and are none, or a group's."""
 _MAX_PENDING = 1 << 17
-_MAX_OVERREAD = 4
-"""Times that the structures of a file may be read; a sound file needs two."""
 _MIN_CUT_BYTES = 64 << 10
 
 # A header of version 1: the version, the number of messages, of references, and of bytes, and padding. A header of
@@ -102,12 +101,13 @@ class _Passing:
         self._n_noted = 0
         self._n_false = 0
         self._n_ahead_bytes = 0
+        self._n_known_bytes = 0
         self._trees: dict[int, DataSet] = {}
         """Data sets by the positions of nodes of their indexes that come later."""
         self._arrays: dict[int, DataSet] = {}
         """Data sets by the addresses of the arrays of their chunks."""
         self._announced: dict[str, tuple[DataSet, Tensor, int | None]] = {}
-        self._file = Hdf5(self._read, tape.peek(_HEAD_BYTES))
+        self._file = Hdf5(self._read, tape.peek(_HEAD_BYTES), lambda: self._n_known_bytes)
 
     def parts(self) -> Iterator[FilePart | Learned]:
         while not self._tape.is_at_end():
@@ -125,6 +125,7 @@ class _Passing:
     def _stretch(self, at: int) -> Skeleton:
         """Announce bytes up to the next elements, and search them for headers."""
         self._window = window = self._tape.peek(_WINDOW_BYTES + _AHEAD_BYTES)
+        self._n_known_bytes = max(self._n_known_bytes, at + len(window))
         stop = self._until_elements(at, min(len(window), _WINDOW_BYTES))
         begin = 0
         while match := _STRUCTURE.search(window, begin, min(len(window), stop + _STRUCTURE_BYTES)):
@@ -362,7 +363,7 @@ def list_hdf5(source: ByteSource) -> Listing:
     Raises:
         FormatError: The file is malformed. The others of `UNREADABLE` say the same.
     """
-    file = Hdf5(_Reads(source), source.read(0, min(_HEAD_BYTES, source.size)))
+    file = Hdf5(partial(_read, source), source.read(0, min(_HEAD_BYTES, source.size)), lambda: source.size)
     if file.end not in (source.size, source.size - file.base):
         raise FormatError(f"it has {source.size} bytes, and should have {file.end}")
     found, elsewhere = file.walk()
@@ -391,21 +392,11 @@ def _position(data_set: DataSet) -> int:
     return data_set.address if data_set.chunks is None else data_set.chunks.address
 
 
-class _Reads:
-    """Reads of a source, all of them together bounded."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self._source = source
-        self._left = _MAX_OVERREAD * source.size + (1 << 20)
-
-    def __call__(self, at: int, n_bytes: int) -> memoryview:
-        self._left -= n_bytes
-        if at < 0 or at + n_bytes > self._source.size:
-            raise FormatError(f"it ends before byte {at + n_bytes}")
-        if self._left < 0:
-            raise FormatError("its structures share bytes")
-        mapped = self._source.view(at, n_bytes)
-        return self._source.read(at, n_bytes) if mapped is None else mapped
+def _read(source: ByteSource, at: int, n_bytes: int) -> memoryview:
+    if at < 0 or at + n_bytes > source.size:
+        raise FormatError(f"it ends before byte {at + n_bytes}")
+    mapped = source.view(at, n_bytes)
+    return source.read(at, n_bytes) if mapped is None else mapped
 
 
 class _Place:
@@ -457,6 +448,11 @@ class _Place:
         sides = (*chunks.sides, *inner)
         if math.prod(sides) * dtype.itemsize != chunks.chunk_bytes:
             raise FormatError("the chunks of a data set have another size than their shape and type want")
+        if math.prod(-(-side // step) for side, step in zip(self._shape, chunks.sides, strict=False)) > (
+            source.size // chunks.chunk_bytes
+        ):
+            self.kind = "not written in part"
+            return
         try:
             addresses = file.chunk_addresses(data_set)
         except UnknownTypeError as error:

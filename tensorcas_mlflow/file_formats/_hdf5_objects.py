@@ -23,6 +23,9 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 NOWHERE = (1 << 64) - 1
 """Address of something that is not in the file."""
 
+_FREE_READ_BYTES = 4 << 20
+_MAX_OVERREAD = 4
+"""Times that the structures of a file may be read; a sound file needs two."""
 _MAX_ADDRESS = 1 << 62
 """Addresses are added to sizes in numbers of 63 bits."""
 _USER_BLOCKS = (0, 512, 1024, 2048)
@@ -125,12 +128,14 @@ def user_block(head: memoryview) -> int | None:
 class Hdf5:
     """Reader of one file's structures."""
 
-    def __init__(self, read: ReadBytes, head: memoryview) -> None:
+    def __init__(self, read: ReadBytes, head: memoryview, known_bytes: Callable[[], int]) -> None:
         """Read the superblock (section II).
 
         Args:
             read: Reads at a position of the file.
             head: The file's first bytes.
+            known_bytes: Returns the number of bytes that the file is known to have. All reads together are bounded by
+                it.
 
         Raises:
             FormatError: It is malformed, or of an unknown version.
@@ -141,6 +146,8 @@ class Hdf5:
         self.base = base
         """Position of the address 0."""
         self._read = read
+        self._known_bytes = known_bytes
+        self._n_read_bytes = 0
         head = head[base:]
         version = head[8]
         if version in (0, 1):
@@ -162,7 +169,14 @@ class Hdf5:
         """Read bytes at an address; raises `FormatError`."""
         if address + n_bytes > _MAX_ADDRESS:
             raise FormatError("an address is outside of the file")
+        self._spend(n_bytes)
         return self._read(self.base + address, n_bytes)
+
+    def _spend(self, n_bytes: int) -> None:
+        """Count work that a hostile file may ask for many times, such as the reads of one header from many places."""
+        self._n_read_bytes += n_bytes
+        if self._n_read_bytes > _FREE_READ_BYTES + _MAX_OVERREAD * self._known_bytes():
+            raise FormatError("its structures share bytes")
 
     # --- object headers (section IV.A.1)
 
@@ -501,6 +515,7 @@ class Hdf5:
         n_chunks = math.prod(grid)
         if n_chunks > MAX_CHUNKS:
             raise FormatError(f"a data set has {n_chunks} chunks")
+        self._spend(n_chunks)
         addresses = np.full(grid, -1, np.int64)
         if not n_chunks or chunks.address == NOWHERE:
             return addresses
@@ -553,6 +568,7 @@ class Hdf5:
         page_bits, n_entries, block = head[7], _u64(head, 8), _u64(head, 16)
         if not n_wanted <= n_entries <= MAX_CHUNKS or page_bits > 32:
             raise FormatError(f"an array has {n_entries} addresses")
+        self._spend(n_entries)
         none = np.full(n_entries, -1, np.int64)
         if block == NOWHERE:
             return none
@@ -582,6 +598,7 @@ class Hdf5:
         powers = (least, n_pointers)
         if bits > 64 or page_bits > 32 or not all(power and not power & (power - 1) for power in powers):
             raise FormatError("an array of addresses has impossible sizes")
+        self._spend(n_wanted)
         found = np.full(n_wanted, -1, np.int64)
         if index == NOWHERE:
             return found
@@ -623,10 +640,9 @@ class Hdf5:
                     break
                 block = _u64(table, 8 * number)
                 if block != NOWHERE:
-                    bitmap = bitmaps[number * bitmap_bytes : (number + 1) * bitmap_bytes]
-                    own = found[at : at + size]
+                    own, first_page = found[at : at + size], number * n_pages
                     try:
-                        self._data_block(block, 14 + offset_bytes, own, page if n_pages else 0, bitmap)
+                        self._data_block(block, 14 + offset_bytes, own, page if n_pages else 0, bitmaps, first_page)
                     except FormatError:
                         if not is_partial:
                             raise
@@ -634,8 +650,13 @@ class Hdf5:
             nth += 1
         return found
 
-    def _data_block(self, address: int, head_bytes: int, out: Any, page: int, bitmap: memoryview) -> None:
-        """Read the addresses of one block of an extensible array, perhaps in pages."""
+    def _data_block(
+        self, address: int, head_bytes: int, out: Any, page: int, bitmaps: memoryview, first_page: int
+    ) -> None:
+        """Read the addresses of one block of an extensible array, perhaps in pages.
+
+        The bits of the pages of all blocks follow each other; a block's do not begin in a byte of their own.
+        """
         if bytes(self.read(address, 4)) != b"EADB":
             raise FormatError(f"there is no array of addresses at the address {address}")
         if not page:
@@ -644,7 +665,8 @@ class Hdf5:
         at = address + head_bytes + 4
         for nth in range(-(-len(out) // page)):
             own = out[nth * page : (nth + 1) * page]
-            if len(bitmap) <= nth // 8 or bitmap[nth // 8] & (128 >> nth % 8):
+            byte, bit = divmod(first_page + nth, 8)
+            if len(bitmaps) <= byte or bitmaps[byte] & (128 >> bit):
                 own[:] = _addresses(self.read(at, 8 * len(own)))
             at += 8 * page + 4
 

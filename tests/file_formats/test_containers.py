@@ -157,6 +157,15 @@ def test_a_member_whose_size_is_a_lie_stays_within_the_archive() -> None:
     assert "b.safetensors/layers/0/a" in tensors(data)
 
 
+def test_a_data_set_of_many_small_chunks_is_listed() -> None:
+    array = np.arange(140_000, dtype=np.uint8)
+    data = hdf5_file(lambda file: file.create_dataset("w", data=array, chunks=(1,), maxshape=(None,)), libver="latest")
+    listing = list_source(Held(data))
+
+    assert listing is not None
+    np.testing.assert_array_equal(listing.array("w"), array)
+
+
 # --- refused
 
 
@@ -215,7 +224,15 @@ def _in_memory() -> Any:
     return access
 
 
-@pytest.mark.parametrize("pattern", [b"\1\0\1\0\1\0\0\0\x40\0\0\0\0\0\0\0", b"OHDR\2\0", b"TREE\1\0"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        b"\1\0\1\0\1\0\0\0\x40\0\0\0\0\0\0\0",
+        b"\1\0\0\0\1\0\0\0\xf0\xff\0\0\0\0\0\0",  # a header, and two messages of the header before it
+        b"OHDR\2\0",
+        b"TREE\1\0",
+    ],
+)
 def test_a_file_full_of_headers_of_nothing_is_soon_plain_bytes(pattern: bytes) -> None:
     head = hdf5_file(hdf5_of({"a": WEIGHT[0]}))
     data = head + pattern * ((3 << 20) // len(pattern))
