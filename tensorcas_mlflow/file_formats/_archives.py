@@ -108,7 +108,7 @@ def split_archive(tape: Tape, members: SplitMember | None = None) -> Iterator[Fi
 
 
 def list_archive(source: ByteSource, members: ListMember | None = None) -> Listing | None:
-    """List a zip archive of any kind; None for an archive without arrays.
+    """List a zip archive of any kind; None for an archive without arrays, and without members that may hold any.
 
     An archive of no kind of its own has the tensors of its members, as ``<member>/<name>``: Keras's and TorchServe's.
 
@@ -135,7 +135,7 @@ def list_archive(source: ByteSource, members: ListMember | None = None) -> Listi
                 table.leave_out(member.name, "deflated")
         else:
             add_member(table, member, members)
-    return table.listing("zip") if table else None
+    return table.listing("zip") if table or table.left_out else None
 
 
 def _is_text(head: bytes) -> bool:

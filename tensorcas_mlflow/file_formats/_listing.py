@@ -420,6 +420,8 @@ class LocationTable(Mapping[str, TensorLocation]):
         self.left_out: dict[str, str] = {}
         """Tensors without a numpy dtype, with the file's own name of their type."""
         self._rows: dict[str, _Row | HeaderEntry] = {}
+        self._last_numbers: dict[str, int] = {}
+        """Last numbers behind names that were taken."""
         self._data_at = 0
         """Position in the file from which each `HeaderEntry` counts."""
 
@@ -610,9 +612,9 @@ class LocationTable(Mapping[str, TensorLocation]):
 
     def unused(self, name: str) -> str:
         """Return a name, with a number if it is taken."""
-        number, unused = 1, name
+        unused = name
         while unused in self._rows or unused in self.left_out:
-            number += 1
+            number = self._last_numbers[name] = self._last_numbers.get(name, 1) + 1
             unused = f"{name} ({number})"
         return unused
 

@@ -81,7 +81,7 @@ def split_tar(tape: Tape, members: SplitMember | None = None) -> Iterator[FilePa
 
 
 def list_tar(source: ByteSource, members: ListMember | None = None) -> Listing | None:
-    """List the tensors of an archive's members as ``<member>/<name>``; None if there are none.
+    """List the tensors of an archive's members as ``<member>/<name>``; None if no member may hold any.
 
     Args:
         source: The archive.
@@ -114,7 +114,7 @@ def list_tar(source: ByteSource, members: ListMember | None = None) -> Listing |
     left = source.size - at
     if not 0 <= left <= _MAX_END_BYTES or left % _BLOCK or (left and bytes(source.read(at, left)).strip(b"\0")):
         raise FormatError("bytes follow the end of the archive")
-    return table.listing("tar") if table else None
+    return table.listing("tar") if table or table.left_out else None
 
 
 def _is_sound(block: bytes) -> bool:

@@ -267,8 +267,29 @@ def test_archives_within_archives_end_somewhere() -> None:
         data = tar_of({"a": data})
     listing = list_source(Held(data))
 
-    assert listing is None
+    assert listing is not None
+    assert listing.left_out == {"a/a/a/a": "archives within archives"}
     assert joined(take_apart(data)) == data
+
+
+@pytest.mark.parametrize("archive_of", [zip_of, tar_of])
+def test_an_archive_within_an_archive_names_what_it_leaves_out(archive_of: Callable[..., bytes]) -> None:
+    deflated = zip_of({"a.safetensors": plain()}, zipfile.ZIP_DEFLATED)
+    listing = list_source(Held(archive_of({"in.zip": deflated, "in.tar": tar_of({"b": bytes(range(256)) * 9})})))
+
+    assert listing is not None
+    assert listing.left_out == {"in.zip/a.safetensors": "deflated", "in.tar/b": "of an unknown format"}
+
+
+def test_many_members_of_one_name_are_soon_listed() -> None:
+    data = tar_of({"a": bytes([1, 0, 255])})
+    data = data[:1024] * 20_000 + data[1024:]
+    begin = time.process_time()
+    listing = list_source(Held(data))
+
+    assert listing is not None
+    assert list(listing.left_out)[::19_999] == ["a", "a (20000)"]
+    assert time.process_time() - begin < 10
 
 
 def test_a_deflated_member_of_a_zip_archive_is_left_out_by_its_name() -> None:
