@@ -36,7 +36,16 @@ from tensorcas_mlflow.file_formats._hdf5_objects import (
 from tensorcas_mlflow.file_formats._headers import name_or_none
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable, record_fields
 from tensorcas_mlflow.file_formats._source import ByteSource
-from tensorcas_mlflow.file_formats._tape import MIN_TENSOR_BYTES, UNREADABLE, FilePart, Learned, Skeleton, Tape, Tensor
+from tensorcas_mlflow.file_formats._tape import (
+    MIN_TENSOR_BYTES,
+    UNREADABLE,
+    FilePart,
+    Learned,
+    PlainBytes,
+    Skeleton,
+    Tape,
+    Tensor,
+)
 
 _HEAD_BYTES = 4096
 _WINDOW_BYTES = 256 << 10
@@ -59,6 +68,8 @@ _STRUCTURE = re.compile(
     rb"|OHDR\x02|TREE\x01|FADB\x00|EA[ID]B\x00"
 )
 _STRUCTURE_BYTES = 16
+_IN_STRUCTURES = bytes(3)
+"""Bytes of each structure: its numbers have 8 bytes and are small. Compressed elements mostly lack them."""
 
 
 def is_hdf5(head: memoryview) -> bool:
@@ -122,22 +133,23 @@ class _Passing:
 
     # --- between data sets
 
-    def _stretch(self, at: int) -> Skeleton:
+    def _stretch(self, at: int) -> Skeleton | PlainBytes:
         """Announce bytes up to the next elements, and search them for headers."""
         self._window = window = self._tape.peek(_WINDOW_BYTES + _AHEAD_BYTES)
         self._n_known_bytes = max(self._n_known_bytes, at + len(window))
         stop = self._until_elements(at, min(len(window), _WINDOW_BYTES))
+        may_hold = _IN_STRUCTURES in bytes(window[: stop + _STRUCTURE_BYTES])
         begin = 0
-        while match := _STRUCTURE.search(window, begin, min(len(window), stop + _STRUCTURE_BYTES)):
+        while may_hold and (match := _STRUCTURE.search(window, begin, min(len(window), stop + _STRUCTURE_BYTES))):
             begin = match.start() + 1
             if match.start() >= stop:
                 break
             self._note(at + match.start())
             stop = self._until_elements(at, stop)
-        if self._n_kept_bytes + stop <= _MAX_KEPT_BYTES:
+        if may_hold and self._n_kept_bytes + stop <= _MAX_KEPT_BYTES:
             self._keep(at, window[:stop])
         self._window = memoryview(b"")
-        return Skeleton(n_bytes=stop)
+        return Skeleton(n_bytes=stop) if may_hold else PlainBytes(n_bytes=stop)
 
     def _until_elements(self, at: int, stop: int) -> int:
         while self._pending and self._pending[0][0] <= at:

@@ -157,6 +157,14 @@ def test_a_member_whose_size_is_a_lie_stays_within_the_archive() -> None:
     assert "b.safetensors/layers/0/a" in tensors(data)
 
 
+def test_compressed_chunks_of_hdf5_are_plain_bytes() -> None:
+    array = np.random.default_rng(0).normal(size=(500, 1000)).astype(np.float32)
+    data = hdf5_file(lambda file: file.create_dataset("w", data=array, chunks=array.shape, compression="gzip"))
+    n_plain = sum(len(taken) for part, taken in take_apart(data) if isinstance(part, PlainBytes))
+
+    assert n_plain > 0.6 * len(data)
+
+
 def test_a_data_set_of_many_small_chunks_is_listed() -> None:
     array = np.arange(140_000, dtype=np.uint8)
     data = hdf5_file(lambda file: file.create_dataset("w", data=array, chunks=(1,), maxshape=(None,)), libver="latest")
