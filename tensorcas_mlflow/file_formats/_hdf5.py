@@ -407,8 +407,8 @@ def _position(data_set: DataSet) -> int:
 def _read(source: ByteSource, at: int, n_bytes: int) -> memoryview:
     if at < 0 or at + n_bytes > source.size:
         raise FormatError(f"it ends before byte {at + n_bytes}")
-    mapped = source.view(at, n_bytes)
-    return source.read(at, n_bytes) if mapped is None else mapped
+    # Mapped bytes would kill the process if another one cuts the file off.
+    return source.read(at, n_bytes)
 
 
 class _Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import time
 import zipfile
@@ -16,8 +17,8 @@ import pytest
 import safetensors.numpy
 import torch
 
-from tensorcas_mlflow.errors import MalformedFileError
-from tensorcas_mlflow.file_formats import PlainBytes, Tensor, list_source, open_listing
+from tensorcas_mlflow.errors import CorruptError, MalformedFileError
+from tensorcas_mlflow.file_formats import LocalFile, PlainBytes, Tensor, list_source, open_listing
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tests.file_formats.hdf5_samples import WEIGHT, hdf5_file, hdf5_of
@@ -210,6 +211,16 @@ def test_a_chunk_far_outside_of_the_file_is_refused(libver: str) -> None:
 
 def test_an_hdf5_file_with_its_end_cut_off_is_refused() -> None:
     refused(hdf5_file(hdf5_of({"a": WEIGHT}))[:-1], "should have")
+
+
+def test_an_hdf5_file_that_is_cut_off_while_it_is_open_raises(tmp_path: Path) -> None:
+    path = tmp_path / "model.h5"
+    path.write_bytes(hdf5_file(hdf5_of({f"{nth}/w": WEIGHT for nth in range(30)})))
+    file = LocalFile(path)
+    os.truncate(path, 8192)
+
+    with pytest.raises(CorruptError, match="ends before"):
+        list_source(file)
 
 
 def test_an_hdf5_file_with_offsets_of_four_bytes_is_refused_and_comes_back() -> None:
