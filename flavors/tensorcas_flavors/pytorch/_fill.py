@@ -28,7 +28,7 @@ from tensorcas_flavors.pytorch._objects import (
     set_state,
     unwrap,
 )
-from tensorcas_flavors.pytorch._tensors import Copy, as_array, check_memory, dtype_name, pytorch_error
+from tensorcas_flavors.pytorch._tensors import Copy, as_array, check_memory, dtype_name, pytorch_error, without_memory
 from tensorcas_flavors.pytorch._tree import ModuleFacts, NamedItems, PickleOnly, StoredObject, find_opaque
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
@@ -489,6 +489,9 @@ class FillPlan:
             )
         if is_expanded(target):
             raise pytorch_error(f"{where} cannot be filled: it is expanded, and its elements share memory. Clone it")
+        reason = without_memory(target)
+        if reason is not None:
+            raise pytorch_error(f"{where} {reason}")
         if loses(stored.dtype, target.dtype):
             self._rounded.append(f"{path} ({dtype_name(stored)} to {dtype_name(target)})")
         self.copies.append(Copy(where=_name(path), target=target, source=stored))

@@ -23,6 +23,7 @@ from tensorcas_flavors.pytorch._tensors import (
     as_array,
     as_tensor,
     check_device,
+    copy_all,
     dtype_name,
     extent_bytes,
     filling_refusal,
@@ -37,6 +38,7 @@ from tensorcas_flavors.pytorch._tensors import (
     row_dtype,
     some,
     torch_dtype,
+    without_memory,
 )
 from tensorcas_flavors.pytorch._tree import NamedItems, PickleOnly, StoredObject
 from tensorcas_mlflow.adapter import STAGED_BYTES, Array, CheckTensors, NotFilled, ReadTensors, StoredTensor
@@ -174,6 +176,10 @@ class ModuleFilling:
             if loses(tensor.dtype, target.dtype):
                 self.rounded.append(f"{name} ({dtype_name(tensor)} to {dtype_name(target)})")
             is_dense = type(target) in plain and target.layout is torch.strided and target.is_contiguous()
+            if target.is_meta or (is_dense and target.untyped_storage().nbytes() < target.nbytes):
+                if self._kind.loads_plainly:  # a module's own code may allocate the memory
+                    raise pytorch_error(f"{self._where}: tensor {name!r} of the model {without_memory(target)}")
+                continue
             if not is_dense and is_expanded(target):
                 self._fill_once(name, target, tensor)
         if doubtful:
@@ -207,12 +213,8 @@ class ModuleFilling:
             return False
         if [target.shape for target in targets] != [source.shape for source in self._state.values()]:
             return False
-        try:
-            with torch.no_grad():
-                torch._foreach_copy_([target.detach() for target in targets], list(self._state.values()))
-        except RuntimeError:
-            return False  # load_state_dict() names the tensor
-        return True
+        # After a refusal, load_state_dict() names the tensor.
+        return copy_all([target.detach() for target in targets], list(self._state.values()))
 
     def _load(self) -> None:
         try:
@@ -262,15 +264,19 @@ class _ModuleKind:
                 if name in vars(part):
                     loaders.add(getattr(part, name))
         loaders.update([getattr(kind, name) for kind in kinds for name in _LOADERS])
-        loads_plainly = not has_pre_hooks and all(
-            getattr(loader, "__func__", loader).__module__.startswith("torch.nn.modules.") for loader in loaders
-        )
+        loads_plainly = not has_pre_hooks and all(map(_is_of_torch, loaders))
         sets_extra = any(kind.set_extra_state is not torch.nn.Module.set_extra_state for kind in kinds)
         only_copies = loads_plainly and not has_hooks and not sets_extra
         return cls(modules=modules, own=own, apart=apart, loads_plainly=loads_plainly, only_copies=only_copies)
 
 
 _LOADERS = ("load_state_dict", "_load_from_state_dict")
+
+
+def _is_of_torch(loader: Any) -> bool:
+    """Tell whether a loader of state dicts is code of torch, and not a function that only has its name."""
+    scope = getattr(getattr(loader, "__func__", loader), "__globals__", {})
+    return str(scope.get("__name__")).startswith("torch.nn.modules.")
 
 
 def _without_tensors(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
@@ -596,16 +602,12 @@ class _WeightsPlan:
             raise
 
     def _copy_all(self, read: ReadTensors) -> None:
-        import torch
-
         arrays = read(self.sources)
         values = all_as_tensors(
             [arrays[target.source] for target in self._filled], [target.stored_as for target in self._filled]
         )
         self._has_changed = bool(self._filled)
-        try:
-            torch._foreach_copy_([target.tensor.detach() for target in self._filled], values)
-        except RuntimeError:  # it does not name the tensor
+        if not copy_all([target.tensor.detach() for target in self._filled], values):
             for target, value in zip(self._filled, values, strict=True):
                 copy_into(target.memory, value, repr(target.names[0]))
 

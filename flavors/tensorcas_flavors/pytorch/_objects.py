@@ -51,8 +51,8 @@ def is_live(value: object) -> bool:
 
 def is_tensor(value: object) -> bool:
     """Tell whether a value is a tensor of any kind, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and issubclass(type(value), torch.Tensor)
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)  # absent while another thread imports torch
+    return kind is not None and issubclass(type(value), kind)
 
 
 def unwrap(model: Any) -> Any:

@@ -403,6 +403,19 @@ def _in_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 _ALIGNMENT = 64
 
 
+NO_MEMORY = "has no memory behind it (its storage was resized): gather the weights before filling them"
+
+
+def without_memory(tensor: torch.Tensor) -> str | None:
+    """Return why nothing can be copied into a tensor of a state to fill; None if it has memory."""
+    if tensor.is_meta:
+        return (
+            "is on the meta device and has no memory: call to_empty(device=...) first, or fill the module with "
+            "load_into() of an open checkpoint, which allocates the memory"
+        )
+    return NO_MEMORY if tensor.is_contiguous() and tensor.untyped_storage().nbytes() < tensor.nbytes else None
+
+
 def filling_refusal(tensor: torch.Tensor) -> str | None:
     """Return why a tensor of a module cannot be filled, None if it can."""
     import torch
@@ -418,8 +431,28 @@ def filling_refusal(tensor: torch.Tensor) -> str | None:
         return None
     n_bytes = tensor.nbytes if tensor.is_contiguous() else extent_bytes(tensor.shape, tensor.stride(), tensor.itemsize)
     if n_bytes > tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize:
-        return "has no memory behind it (its storage was resized): gather the weights before filling them"
+        return NO_MEMORY
     return None
+
+
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> bool:
+    """Copy many tensors in one call; return False if torch has no such call, or refuses. Some may be copied then.
+
+    Args:
+        targets: Tensors without autograd history.
+        sources: A tensor of the same shape for each.
+    """
+    import torch
+
+    copy = getattr(torch, "_foreach_copy_", None)  # private, and the only call of torch that copies many tensors
+    if copy is None:
+        return False
+    try:
+        with torch.no_grad():
+            copy(targets, sources)
+    except RuntimeError:
+        return False
+    return True
 
 
 def made_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import pickle
 import random
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch import nn
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.errors import AdapterError
-from tests.flavors.pytorch.checkpoints import read_into_live_tensors
+from tests.flavors.pytorch.checkpoints import Checkpoint, read_into_live_tensors
 from tests.flavors.pytorch.models import ADAPTER, Holder, Tied, perceptron, raw, same, shares_storage, stored
 from tests.flavors.pytorch.states import (
     OPTIMIZERS,
@@ -407,3 +408,77 @@ class TestOptions:
 
         with pytest.raises(AdapterError, match="load it with its adapter"):
             pickle.loads(skeleton[6:])
+
+
+class TestRefusals:
+    def test_module_on_the_meta_device_is_refused(self) -> None:
+        rows = stored(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+        target = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+        before = raw(target[0].weight)
+
+        with pytest.raises(AdapterError, match=r"'1.weight' of the model is on the meta device.*load_into"):
+            ADAPTER.reconstruct(rows, original=target)
+
+        assert raw(target[0].weight) == before
+
+    def test_tensor_on_the_meta_device_is_refused(self) -> None:
+        rows = stored({"epoch": 3, "scale": torch.ones(2)})
+
+        with pytest.raises(AdapterError, match="'scale' is on the meta device"):
+            ADAPTER.reconstruct(rows, original={"epoch": 0, "scale": torch.zeros(2, device="meta")})
+
+    def test_module_on_the_meta_device_in_another_order_of_memory_is_refused(self) -> None:
+        target = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last).to("meta")
+
+        with pytest.raises(AdapterError, match="'weight' of the model is on the meta device"):
+            ADAPTER.reconstruct(stored(nn.Conv2d(2, 3, 3)), original=target)
+
+    def test_module_whose_storage_was_resized_is_refused(self) -> None:
+        rows = stored(nn.Linear(2, 2))
+        target = nn.Linear(2, 2)
+        target.weight.untyped_storage().resize_(0)
+        bias = raw(target.bias)
+
+        with pytest.raises(AdapterError, match="'weight' of the model has no memory behind it"):
+            ADAPTER.reconstruct(rows, original=target)
+
+        assert raw(target.bias) == bias
+
+    def test_tensor_whose_storage_was_resized_is_refused(self) -> None:
+        rows = stored({"scale": torch.ones(2)})
+        target = torch.zeros(2)
+        target.untyped_storage().resize_(0)
+
+        with pytest.raises(AdapterError, match="'scale' has no memory behind it"):
+            ADAPTER.reconstruct(rows, original={"scale": target})
+
+    def test_loader_that_passes_for_one_of_torch_is_called(self) -> None:
+        @functools.wraps(nn.Module.load_state_dict)
+        def load_doubled(self: nn.Module, state: Any, **options: Any) -> Any:
+            return nn.Module.load_state_dict(self, {name: 2 * value for name, value in state.items()}, **options)
+
+        target, source = nn.Linear(2, 2), nn.Linear(2, 2)
+        vars(target)["load_state_dict"] = functools.partial(load_doubled, target)
+        other = type("Linear", (nn.Linear,), {"load_state_dict": load_doubled})(2, 2)
+        for model in (target, other):
+            ADAPTER.reconstruct(stored(source), original=model)
+
+            assert torch.equal(model.weight, 2 * source.weight)
+
+
+@pytest.mark.parametrize("fails", ["absent", "refusing"])
+def test_states_are_filled_without_the_private_copy_of_torch(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("not implemented")
+
+    if fails == "absent":
+        monkeypatch.delattr(torch, "_foreach_copy_")
+    else:
+        monkeypatch.setattr(torch, "_foreach_copy_", refuse)
+    source, by_state, by_name = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+
+    ADAPTER.reconstruct(stored(source), original=by_state)
+    Checkpoint.of(source).fill(by_name)
+
+    for model in (by_state, by_name):
+        assert all(same(one, other) for one, other in zip(model.parameters(), source.parameters(), strict=True))

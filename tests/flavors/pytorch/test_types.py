@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from tensorcas_flavors.pytorch import PyTorchAdapter
+from tensorcas_flavors.pytorch._objects import is_tensor
 from tensorcas_mlflow.errors import TensorNotFoundError
 from tensorcas_mlflow.reader import diff, open_path
 from tensorcas_mlflow.store import write_payload
@@ -92,3 +95,9 @@ def test_a_self_contained_file_names_tensors_of_torch_dtypes(tmp_path: Path) -> 
     write_payload(tmp_path, tensors, flavor=adapter.name, left_out=adapter.left_out(tensors))
 
     assert dict(open_path(tmp_path / "checkpoint.tensors").left_out) == TYPES
+
+
+def test_no_value_is_a_tensor_while_torch_is_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+
+    assert not is_tensor(3)
