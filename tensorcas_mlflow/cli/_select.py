@@ -165,7 +165,8 @@ def the_one(refs: Sequence[Ref], wanted: CheckpointQuery) -> Ref:
         CheckpointNotFoundError: There is none.
         ValueError: There are several; the message lists them.
     """
-    of_its_run = [ref for ref in of_run(refs, wanted.run_id) if ref.kind == "checkpoint"]
+    of_all_kinds = of_run(refs, wanted.run_id)
+    of_its_run = [ref for ref in of_all_kinds if ref.kind == "checkpoint"]
     found = [ref for ref in of_its_run if wanted.is_named(ref)]
     step = wanted.step
     if step is None:
@@ -176,7 +177,9 @@ def the_one(refs: Sequence[Ref], wanted: CheckpointQuery) -> Ref:
     found = [ref for ref in found if ref.step == step]
     if not found:
         steps = sorted({ref.step for ref in of_its_run if ref.step is not None})
-        raise CheckpointNotFoundError(f"for {wanted}", f"steps {steps_text(steps)}" if steps else "")
+        files = [ref.path for ref in of_all_kinds if ref.path is not None] if not of_its_run else []
+        known = f"steps {steps_text(steps)}" if steps else f"files {_listed(files)}" if files else ""
+        raise CheckpointNotFoundError(f"for {wanted}", known)
     if len(found) > 1:
         names = [ref.name if ref.name is not None else ref.model_id or "" for ref in found]
         if len(set(names)) < len(names):

@@ -34,6 +34,15 @@ _TEXTS: Mapping[Kind, str] = {
     "pruned": "pruned from",
     "fine-tune": "fine-tune of",
 }
+_TEXTS_OF_NEWER: Mapping[Kind, str] = {
+    "copy": "copied to",
+    "cast": "cast to",
+    "head": "given a new head in",
+    "lora": "updated at low rank in",
+    "pruned": "pruned to",
+    "fine-tune": "fine-tuned to",
+}
+"""The same for relatives stored after the model."""
 _N_LIKELY = 12
 """Number of the likeliest relatives to compare by values."""
 _N_TENSORS = 8
@@ -78,8 +87,8 @@ class Relation:
     """Names of the older model's large tensors without a counterpart."""
 
     def __str__(self) -> str:
-        said = f"{_TEXTS[self.kind] if self.is_older else f'older than its {self.kind}'} {self.label}"
-        parts = [f"{self.share_equal:.1%} of words equal"]
+        said = f"{(_TEXTS if self.is_older else _TEXTS_OF_NEWER)[self.kind]} {self.label}"
+        parts = [f"{self.share_equal:.1%} of numbers equal"]
         for names, what in (
             (self.changed, f"of {self.n_compared} differ"),
             (self.added, "new"),

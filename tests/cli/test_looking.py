@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -449,6 +450,26 @@ def test_lineage_prints_the_parent_of_a_model(tensorcas: Tensorcas, tmp_path: Pa
     assert [(each["run_id"], each["kind"], each["changed"]) for each in found["relatives"]] == [
         ("base", "fine-tune", ["model.w"])
     ]
+
+
+def test_lineage_names_the_later_relatives_of_a_model(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.open(tmp_path, create=True)
+    weights = np.random.default_rng(0).normal(0, 0.02, 20_000).astype(np.float32)
+    save(store, {"w": weights}, run_id="base", step=1)
+    save(store, {"model.w": weights * np.float32(1.0001)}, run_id="tuned", step=2)
+    done = tensorcas("lineage", "base", "--root", root(store))
+
+    assert done.out.startswith("run base step 1:\n  fine-tuned to run tuned step 2 (")
+
+
+def test_lineage_of_a_run_with_files_alone_names_the_files(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.open(tmp_path, create=True)
+    with store.write_stream(io.BytesIO(bytes(20_000))) as pending:
+        pending.commit(RefTarget(run_id="run", path="run/artifacts/m.pt"))
+    done = tensorcas("lineage", "run", "--root", root(store))
+
+    assert done.status == 1
+    assert "for the last step of run 'run'; there are files 'run/artifacts/m.pt'" in done.err
 
 
 def test_lineage_of_an_artifact_without_relatives_says_so(tensorcas: Tensorcas, tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def test_lineage_of_a_file_names_the_checkpoint_it_was_made_from() -> None:
     assert found.parent.changed[0] == "base_model.model.embed.weight"
     assert found.parent.n_compared == len(base)
     assert str(found).startswith("tuned.safetensors:\n  fine-tune of run base step 3 (")
+    assert "of numbers equal" in str(found)
 
 
 def test_older_model_names_the_newer_one_and_has_no_parent() -> None:
