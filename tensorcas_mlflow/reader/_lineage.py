@@ -13,6 +13,7 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.base.sketch import is_sketched
 from tensorcas_mlflow.base.tensors import offsets_of
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Manifest, Ref, sketched_rows
@@ -175,6 +176,9 @@ class _Model:
         self.rows: list[int] = sketched_rows(columns).tolist()
         self.n_elements = columns.n_bytes // np.maximum(columns.itemsizes, 1)
         self.is_tensor = columns.is_tensor
+        is_real = np.array([is_sketched(dtype) for dtype in columns.dtypes], dtype=bool)
+        self.holds_reals = is_real[columns.dtype] & (columns.n_bytes > 0)
+        """True for each row of real numbers; tensors of others, and empty ones, are compared by digest."""
 
     def size(self, row: int) -> int:
         """Return the size of a tensor in bytes."""
@@ -261,7 +265,7 @@ class _Pair:
 
     def distance(self) -> float:
         """Return the distance of the two: the norm of the change of the largest tensors, relative to theirs."""
-        largest = sorted(self.rows, key=lambda row: (-self.newer.size(row), row))[:_N_TENSORS]
+        largest = sorted(filter(self._has_reals, self.rows), key=lambda row: (-self.newer.size(row), row))[:_N_TENSORS]
         sums = _Sums()
         for older, newer in self._heads(largest, 1 << 16).values():
             _compare(older, newer, sums)
@@ -305,8 +309,10 @@ class _Pair:
             ):
                 n = int(self.newer.n_elements[row])
                 yield row, "copy", _Sums(n=n, n_equal=n)
-            else:
+            elif self._has_reals(row):
                 waiting.append(row)
+            else:
+                yield row, "fine-tune", _Sums(n=int(self.newer.n_elements[row]))
         while waiting:
             some, waiting = waiting[:_BATCH], waiting[_BATCH:]
             for row, (older, newer) in self._heads(some, _HEAD_BYTES).items():
@@ -320,6 +326,10 @@ class _Pair:
                 # A large tensor is judged by its beginning, and counts whole.
                 n = int(self.newer.n_elements[row])
                 yield row, kind, _Sums(n=n, n_equal=int(sums.n_equal * n / max(1, sums.n)))
+
+    def _has_reals(self, row: int) -> bool:
+        """Tell whether a pair of tensors holds real numbers, so that their differences can be measured."""
+        return bool(self.newer.holds_reals[row] and self.older.holds_reals[self.rows[row]])
 
     def _heads(self, rows: Sequence[int], most_bytes: int) -> dict[int, tuple[Any, Any]]:
         """Read the first elements of paired tensors, as many of each, by the row of the newer one."""

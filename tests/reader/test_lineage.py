@@ -163,3 +163,29 @@ def test_lineage_refuses_a_part_of_a_checkpoint() -> None:
     ref = save(store, model(np.random.default_rng(0)), 0)
     with open_ref(store, ref) as reader, pytest.raises(ValueError, match="open a whole one of a store"):
         lineage(reader.below("layers"))
+
+
+RECORD = np.dtype([("left", "<i4"), ("threshold", "<f8")])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (np.zeros(3, RECORD), np.ones(3, RECORD)),
+        (np.zeros(3, RECORD), np.ones(3, np.float32)),
+        (np.array([b"a"]), np.array([b"b"])),
+        (np.array([1j]), np.array([2j])),
+        (np.array([True]), np.array([False])),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_arrays_of_other_than_real_numbers_are_compared_as_a_whole(before: Any, after: Any) -> None:
+    store = Store.init_backend(MemoryBackend())
+    weights = np.random.default_rng(0).normal(0, 0.02, 20_000).astype(np.float32)
+    refs = [
+        save(store, {"w": weights, "nodes": array, "none": np.empty((0, 3))}, step, run_id=f"run {step}")
+        for step, array in enumerate([before, after])
+    ]
+    [relation] = find(store, refs[1]).relatives
+
+    assert (relation.kind, relation.n_compared, relation.changed) == ("head", 3, ("nodes",))
