@@ -410,60 +410,64 @@ class TestOptions:
             pickle.loads(skeleton[6:])
 
 
-class TestRefusals:
-    def test_module_on_the_meta_device_is_refused(self) -> None:
-        rows = stored(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-        target = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
-        before = raw(target[0].weight)
+def test_module_on_the_meta_device_is_refused() -> None:
+    rows = stored(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    target = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    before = raw(target[0].weight)
 
-        with pytest.raises(AdapterError, match=r"'1.weight' of the model is on the meta device.*load_into"):
-            ADAPTER.reconstruct(rows, original=target)
+    with pytest.raises(AdapterError, match=r"'1.weight' of the model is on the meta device.*load_into"):
+        ADAPTER.reconstruct(rows, original=target)
 
-        assert raw(target[0].weight) == before
+    assert raw(target[0].weight) == before
 
-    def test_tensor_on_the_meta_device_is_refused(self) -> None:
-        rows = stored({"epoch": 3, "scale": torch.ones(2)})
 
-        with pytest.raises(AdapterError, match="'scale' is on the meta device"):
-            ADAPTER.reconstruct(rows, original={"epoch": 0, "scale": torch.zeros(2, device="meta")})
+def test_tensor_on_the_meta_device_is_refused() -> None:
+    rows = stored({"epoch": 3, "scale": torch.ones(2)})
 
-    def test_module_on_the_meta_device_in_another_order_of_memory_is_refused(self) -> None:
-        target = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last).to("meta")
+    with pytest.raises(AdapterError, match="'scale' is on the meta device"):
+        ADAPTER.reconstruct(rows, original={"epoch": 0, "scale": torch.zeros(2, device="meta")})
 
-        with pytest.raises(AdapterError, match="'weight' of the model is on the meta device"):
-            ADAPTER.reconstruct(stored(nn.Conv2d(2, 3, 3)), original=target)
 
-    def test_module_whose_storage_was_resized_is_refused(self) -> None:
-        rows = stored(nn.Linear(2, 2))
-        target = nn.Linear(2, 2)
-        target.weight.untyped_storage().resize_(0)
-        bias = raw(target.bias)
+def test_module_on_the_meta_device_in_another_order_of_memory_is_refused() -> None:
+    target = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last).to("meta")
 
-        with pytest.raises(AdapterError, match="'weight' of the model has no memory behind it"):
-            ADAPTER.reconstruct(rows, original=target)
+    with pytest.raises(AdapterError, match="'weight' of the model is on the meta device"):
+        ADAPTER.reconstruct(stored(nn.Conv2d(2, 3, 3)), original=target)
 
-        assert raw(target.bias) == bias
 
-    def test_tensor_whose_storage_was_resized_is_refused(self) -> None:
-        rows = stored({"scale": torch.ones(2)})
-        target = torch.zeros(2)
-        target.untyped_storage().resize_(0)
+def test_module_whose_storage_was_resized_is_refused() -> None:
+    rows = stored(nn.Linear(2, 2))
+    target = nn.Linear(2, 2)
+    target.weight.untyped_storage().resize_(0)
+    bias = raw(target.bias)
 
-        with pytest.raises(AdapterError, match="'scale' has no memory behind it"):
-            ADAPTER.reconstruct(rows, original={"scale": target})
+    with pytest.raises(AdapterError, match="'weight' of the model has no memory behind it"):
+        ADAPTER.reconstruct(rows, original=target)
 
-    def test_loader_that_passes_for_one_of_torch_is_called(self) -> None:
-        @functools.wraps(nn.Module.load_state_dict)
-        def load_doubled(self: nn.Module, state: Any, **options: Any) -> Any:
-            return nn.Module.load_state_dict(self, {name: 2 * value for name, value in state.items()}, **options)
+    assert raw(target.bias) == bias
 
-        target, source = nn.Linear(2, 2), nn.Linear(2, 2)
-        vars(target)["load_state_dict"] = functools.partial(load_doubled, target)
-        other = type("Linear", (nn.Linear,), {"load_state_dict": load_doubled})(2, 2)
-        for model in (target, other):
-            ADAPTER.reconstruct(stored(source), original=model)
 
-            assert torch.equal(model.weight, 2 * source.weight)
+def test_tensor_whose_storage_was_resized_is_refused() -> None:
+    rows = stored({"scale": torch.ones(2)})
+    target = torch.zeros(2)
+    target.untyped_storage().resize_(0)
+
+    with pytest.raises(AdapterError, match="'scale' has no memory behind it"):
+        ADAPTER.reconstruct(rows, original={"scale": target})
+
+
+def test_loader_that_passes_for_one_of_torch_is_called() -> None:
+    @functools.wraps(nn.Module.load_state_dict)
+    def load_doubled(self: nn.Module, state: Any, **options: Any) -> Any:
+        return nn.Module.load_state_dict(self, {name: 2 * value for name, value in state.items()}, **options)
+
+    target, source = nn.Linear(2, 2), nn.Linear(2, 2)
+    vars(target)["load_state_dict"] = functools.partial(load_doubled, target)
+    other = type("Linear", (nn.Linear,), {"load_state_dict": load_doubled})(2, 2)
+    for model in (target, other):
+        ADAPTER.reconstruct(stored(source), original=model)
+
+        assert torch.equal(model.weight, 2 * source.weight)
 
 
 @pytest.mark.parametrize("fails", ["absent", "refusing"])
