@@ -25,8 +25,8 @@ SKELETON = "__skeleton__"
 """Name under which `extract` returns the skeleton: the rest of a model without its tensors, as 1-d uint8."""
 
 STAGED_BYTES = 32 << 20
-"""Bound on the tensors read into new memory before a live model changes. A load of more reads straight into the model,
-and so checks the stored bytes first."""
+"""Bound on the tensors that a load reads into new memory before a live model changes. A larger load reads straight into
+the model, so it checks the stored bytes first."""
 
 
 class StoredTensor(Protocol):
@@ -171,13 +171,13 @@ class Adapter(ABC):
         """Fill a live model in place like `reconstruct`, with tensors read on demand.
 
         The default reads all tensors into new memory. An adapter that reads some straight into the live model first
-        checks everything else that can fail, then calls ``check`` with their names, then reads.
+        checks everything else that can fail, then calls ``check``, if given, with their names, then reads.
 
         Args:
             original: The live model.
             stored: The result of `extract` without its values, in its order.
             read: Reader of these tensors.
-            check: Check of these tensors; None if only a read finds damage.
+            check: Check of these tensors; None to find damage by the read alone.
             options: As for `reconstruct`.
 
         Raises:

@@ -259,12 +259,13 @@ class TensorCasStore:
             step: A step of this run; by default the highest.
             original: The same as ``into``.
             into: A live model to fill in place, without unpickling. Everything is checked before the model changes:
-                names, dtypes, shapes, and the stored bytes of all tensors. Then most tensors of a PyTorch model are
-                read straight into its memory; at most 32 MiB in all are read into new memory first. If the disk fails
-                after the check, the model is filled in part, and a note of the error says so.
+                names, dtypes, shapes, and the stored bytes of all tensors. A load of at most 32 MiB reads the tensors
+                into new memory first. A larger one reads most tensors of a PyTorch model straight into its memory; if
+                the disk fails after the check, the model is filled in part, and a note of the error says so. A module
+                on the meta device is refused.
             precheck: With ``into``, check the stored bytes of all tensors before the model changes. False reads them
-                once, and checks each chunk as it is read: damage then leaves the model filled in part, and a note of
-                the error says so.
+                once, and checks each chunk as it is read: damage then leaves a model of more than 32 MiB filled in
+                part, and a note of the error says so.
             options: Options of the adapter's framework, such as ``device``; see `Adapter.options`.
 
         Returns:

@@ -512,11 +512,11 @@ class CheckpointReader(Mapping[str, Any]):
     ) -> NotFilled:
         """Fill a live model, or a part of it, in place, without unpickling.
 
-        The tensors are read some at a time, most of them straight into the model's memory; at most 32 MiB in all are
-        read into new memory first. Tensors without memory (PyTorch's meta device) are allocated as they are filled.
-        Everything is checked before the model changes: names, dtypes, shapes and, if they have digests and are on this
-        machine, the stored bytes of all tensors to fill. A reader opened with ``verify=False`` omits the check of
-        stored bytes.
+        A load of at most 32 MiB reads the tensors into new memory first. A larger one reads some at a time, most of
+        them straight into the model's memory. Tensors without memory (PyTorch's meta device) are allocated as they are
+        filled. Everything is checked before the model changes: names, dtypes, shapes and, if they have digests and are
+        on this machine, the stored bytes of all tensors to fill. A reader opened with ``verify=False`` omits the check
+        of stored bytes.
 
         Args:
             model: A PyTorch module.
@@ -527,7 +527,8 @@ class CheckpointReader(Mapping[str, Any]):
                 model.
             device: The device of tensors without memory so far; by default the CPU.
             precheck: Check the stored bytes of all tensors before the model changes. False reads them once, and checks
-                each chunk as it is read: damage then leaves the model filled in part, and a note of the error says so.
+                each chunk as it is read: damage then leaves a model of more than 32 MiB filled in part, and a note of
+                the error says so.
 
         Returns:
             The unfilled names.

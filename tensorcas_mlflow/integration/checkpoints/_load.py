@@ -45,14 +45,14 @@ def load_checkpoint(
         into: A live state of the same structure to fill in place, without unpickling. In ``{"model": model,
             "optimizer": optimizer, "epoch": 0}`` the call fills the model and the optimizer and replaces the epoch.
             Everything is checked before anything changes: names, dtypes, shapes, and the stored bytes of all tensors.
-            Then most tensors of a PyTorch model are read straight into its memory; at most 32 MiB in all are read into
-            new memory first. If the disk fails after the check, the state is filled in part, and a note of the error
-            says so.
+            A load of at most 32 MiB reads the tensors into new memory first. A larger one reads most tensors of a
+            PyTorch model straight into its memory; if the disk fails after the check, the state is filled in part, and
+            a note of the error says so. A module on the meta device is refused.
         weights_only: Return the tensors by name, without unpickling.
         verify: Check each chunk against its digest.
         precheck: With ``into``, check the stored bytes of all tensors before anything changes. False reads them once,
-            and checks each chunk as it is read: damage then leaves the state filled in part, and a note of the error
-            says so.
+            and checks each chunk as it is read: damage then leaves a state of more than 32 MiB filled in part, and a
+            note of the error says so.
         strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True. False also keeps values of
             ``into`` replaceable only by a pickle; True refuses them.
         device: For PyTorch, the device of new tensors; by default the CPU.
