@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.reader._reader import CheckpointReader
     from tensorcas_mlflow.store import Store
 
-Kind = Literal["copy", "cast", "head", "lora", "pruned", "fine-tune"]
+Kind = Literal["copy", "cast", "head", "lora", "pruned", "fine-tune", "shared"]
 
 _TEXTS: Mapping[Kind, str] = {
     "copy": "copy of",
@@ -34,6 +35,7 @@ _TEXTS: Mapping[Kind, str] = {
     "lora": "low-rank update of",
     "pruned": "pruned from",
     "fine-tune": "fine-tune of",
+    "shared": "shares tensors with",
 }
 _TEXTS_OF_NEWER: Mapping[Kind, str] = {
     "copy": "copied to",
@@ -42,6 +44,7 @@ _TEXTS_OF_NEWER: Mapping[Kind, str] = {
     "lora": "updated at low rank in",
     "pruned": "pruned to",
     "fine-tune": "fine-tuned to",
+    "shared": "shares tensors with",
 }
 """The same for relatives stored after the model."""
 _N_LIKELY = 12
@@ -74,7 +77,8 @@ class Relation:
 
     ``copy``: all compared tensors are equal. ``cast``: the same values in another dtype. ``head``: a few tensors are
     new or changed, all others equal. ``lora``: the differences have a low rank, as merged adapters have. ``pruned``:
-    numbers became zero. ``fine-tune``: everything else.
+    numbers became zero. ``shared``: most of what differs is unrelated, so only some tensors are common: a frozen
+    embedding, or tables of constants. ``fine-tune``: everything else.
     """
     share_equal: float
     """Share of equal numbers among the compared ones, after a cast to the dtype of the newer model."""
@@ -112,8 +116,8 @@ class Lineage:
 
     @property
     def parent(self) -> Relation | None:
-        """The nearest relative stored before the model; None if there is none."""
-        return next((each for each in self.relatives if each.is_older), None)
+        """The nearest relative stored before the model, of any kind but ``shared``; None if there is none."""
+        return next((each for each in self.relatives if each.is_older and each.kind != "shared"), None)
 
     def __bool__(self) -> bool:
         return bool(self.relatives)
@@ -228,6 +232,11 @@ class _Sums:
     """Sum of the squared differences; a number that became zero counts nothing."""
     square_before: float = 0.0
 
+    @property
+    def change(self) -> float:
+        """Norm of the change, relative to that of the numbers before; at most 1: unrelated numbers have more."""
+        return min(1.0, math.sqrt(self.square / self.square_before)) if self.square_before else float(self.square > 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
@@ -264,12 +273,15 @@ class _Pair:
         return cls(older=older, newer=newer, rows=pairs)
 
     def distance(self) -> float:
-        """Return the distance of the two: the norm of the change of the largest tensors, relative to theirs."""
+        """Return the distance of the two: the mean of the relative changes of the largest tensors."""
         largest = sorted(filter(self._has_reals, self.rows), key=lambda row: (-self.newer.size(row), row))[:_N_TENSORS]
-        sums = _Sums()
-        for older, newer in self._heads(largest, 1 << 16).values():
+        total = n_bytes = 0.0
+        for row, (older, newer) in self._heads(largest, 1 << 16).items():
+            sums = _Sums()
             _compare(older, newer, sums)
-        return (sums.square / sums.square_before) ** 0.5 if sums.square_before else float("inf")
+            total += self.newer.size(row) * sums.change
+            n_bytes += self.newer.size(row)
+        return total / n_bytes if n_bytes else math.inf
 
     def relation(self, ref: Ref, *, is_older: bool) -> Relation:
         """Compare all tensors; the arguments describe the relative."""
@@ -351,8 +363,9 @@ def _plain_kind(older: Any, newer: Any, cast: Any, sums: _Sums) -> Kind:
     if sums.n_equal >= 0.99 * sums.n and older.dtype != newer.dtype:
         return "cast"
     differs = cast != newer
-    is_pruned = float((newer[differs] == 0).mean()) > 0.95 and int(differs.sum()) > sums.n // 100
-    return "pruned" if is_pruned else "fine-tune"
+    if float((newer[differs] == 0).mean()) > 0.95 and int(differs.sum()) > sums.n // 100:
+        return "pruned"
+    return "shared" if sums.change >= 1 else "fine-tune"
 
 
 def _prefixes(one: str, other: str) -> tuple[str, str]:
@@ -408,5 +421,5 @@ def _kind_of(sizes: Mapping[str, int], *, n_compared: int, n_changed: int, n_add
         return "cast" if sizes["cast"] > sizes["copy"] else "copy"
     if n_changed + n_added <= max(2, n_compared // 10) and 2 * equal >= n_bytes:
         return "head"
-    changes: tuple[Kind, ...] = ("pruned", "lora", "fine-tune")
+    changes: tuple[Kind, ...] = ("pruned", "lora", "fine-tune", "shared")
     return max(changes, key=lambda kind: sizes[kind])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
 import subprocess
 import sys
@@ -173,7 +174,7 @@ def test_an_interrupt_between_any_two_calls_leaves_no_job_that_is_waited_for_for
     for n_calls in itertools.count(1):
         background = Background("test")
         done: list[int] = []
-        was_interrupted = interrupted_after(n_calls, background, lambda done=done: done.append(1))
+        was_interrupted = interrupted_after(n_calls, background, functools.partial(done.append, 1))
         waiter = threading.Thread(target=background.wait, daemon=True)
         waiter.start()
         waiter.join(10)

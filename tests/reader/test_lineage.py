@@ -148,6 +148,36 @@ def test_models_with_one_table_of_constants_in_common_are_no_relatives() -> None
     assert str(find(store, refs[0])) == "run run 0 step 0: no relative in the store"
 
 
+def tables(n_columns: int) -> Tensors:
+    """Return rotary position tables."""
+    angles = np.arange(512)[:, None] * np.exp(-9 * np.arange(n_columns) / n_columns)[None, :]
+    return {"rope.cos": np.cos(angles).astype(np.float32), "rope.sin": np.sin(angles).astype(np.float32)}
+
+
+@pytest.mark.parametrize("n_columns", [16, 256], ids=["small tables", "large tables"])
+def test_models_with_several_tables_in_common_are_no_parents(n_columns: int) -> None:
+    store = Store.init_backend(MemoryBackend())
+    refs = [
+        save(store, model(np.random.default_rng(seed)) | tables(n_columns), 0, run_id=f"run {seed}")
+        for seed in range(3)
+    ]
+    found = [find(store, ref) for ref in refs]
+
+    assert [each.parent for each in found] == [None] * 3
+    assert {relation.kind for each in found for relation in each.relatives} == {"shared"}
+
+
+def test_parent_comes_before_a_model_with_large_tables_in_common() -> None:
+    store, rng = Store.init_backend(MemoryBackend()), np.random.default_rng(0)
+    base = model(rng) | tables(256)
+    save(store, base, 0, run_id="base")
+    save(store, model(rng) | tables(256), 0, run_id="stranger")
+    child = save(store, tuned(base, rng, 1e-4), 0, run_id="child")
+    found = find(store, child)
+
+    assert [(each.run_id, each.kind) for each in found.relatives] == [("base", "fine-tune"), ("stranger", "shared")]
+
+
 def test_lineage_survives_a_damaged_relative() -> None:
     store, rng = Store.init_backend(MemoryBackend()), np.random.default_rng(0)
     base = model(rng)
