@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -34,6 +35,12 @@ def folder(tmp_path: Path, empty_database: Path) -> Path:
         for step in (10, 20):
             with store.write_checkpoint({"w": np.arange(300.0) + step}, flavor="generic") as pending:
                 pending.commit(RefTarget(run_id=run, step=step))
+    with store.write_checkpoint({"w": np.arange(9000.0)}, flavor="generic") as pending:
+        pending.commit(RefTarget(path="models/m-2fd1/artifacts/data/checkpoint.arrow", model_id="m-2fd1"))
+    weights = io.BytesIO()
+    torch.save({"w": torch.arange(9000.0)}, weights)
+    with store.write_stream(io.BytesIO(weights.getvalue())) as pending:
+        pending.commit(RefTarget(path="models/m-2fd1/artifacts/data/model.pth"))
     shutil.copytree(tmp_path / "data", tmp_path / "backup")
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     torch.save({"w": torch.ones(3)}, tmp_path / "pytorch_model.bin")
@@ -74,4 +81,4 @@ def test_the_commands_on_documentation_pages_run(block: str, folder: Path) -> No
 
 
 def test_documentation_pages_have_commands_to_run() -> None:
-    assert sum(not SYNOPSIS.search(block) for block in BLOCKS) == 7
+    assert sum(not SYNOPSIS.search(block) for block in BLOCKS) == 8
