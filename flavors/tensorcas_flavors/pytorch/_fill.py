@@ -171,9 +171,17 @@ class FillPlan:
         return self._once(target, stored, path, self._mapping if isinstance(target, Mapping) else self._list)
 
     def execute(self) -> None:
-        """Fill all parts."""
-        for step in self._steps:
-            step()
+        """Fill all parts.
+
+        Raises:
+            AdapterError: The own code of a part refuses; a note says that the object may be filled in part.
+        """
+        try:
+            for step in self._steps:
+                step()
+        except AdapterError as error:
+            error.add_note("the code of the live object refused, so the object may be filled in part: load a new one")
+            raise
         warn_of_rounding(self._rounded)
 
     def _once(self, target: Any, stored: Any, path: str, plan: Callable[[Any, Any, str], Any]) -> Any:

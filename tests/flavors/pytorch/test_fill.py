@@ -486,3 +486,16 @@ def test_states_are_filled_without_the_private_copy_of_torch(fails: str, monkeyp
 
     for model in (by_state, by_name):
         assert all(same(one, other) for one, other in zip(model.parameters(), source.parameters(), strict=True))
+
+
+def test_error_of_a_modules_own_code_says_that_the_state_may_be_filled_in_part() -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("refused by a hook")
+
+    target = nn.Linear(2, 2)
+    target.register_load_state_dict_post_hook(refuse)
+
+    with pytest.raises(AdapterError, match="refused by a hook") as raised:
+        ADAPTER.reconstruct(stored(nn.Linear(2, 2)), original=target)
+
+    assert any("filled in part" in note for note in raised.value.__notes__)
