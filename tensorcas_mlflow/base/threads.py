@@ -276,6 +276,8 @@ class Background:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         """Held while a job runs."""
+        self._runner: int | None = None
+        """The thread of the job that runs."""
         self._has_job = threading.Condition(self._lock)
         self._jobs: deque[_Queued] = deque()
         self._thread: threading.Thread | None = None
@@ -337,11 +339,17 @@ class Background:
         """Wait for one job; raise its exception, once: `wait` does not raise it again.
 
         Raises:
-            RuntimeError: The job belongs to another process, the parent of this one.
+            RuntimeError: The job belongs to another process, the parent of this one; or a job waits for itself or a
+                later one, as a signal handler does that comes while a job runs in the caller.
         """
         with self._lock:
             if not future.done() and future not in self._open:
                 raise RuntimeError("this is done by the process that began it; wait for it there")
+            if not future.done() and self._runner == threading.get_ident():
+                raise RuntimeError(
+                    "this thread is in the middle of an earlier job, and cannot wait for its end; "
+                    "in a signal handler, set a flag, and do the work once the interrupted call has returned"
+                )
             self._n_waiting += 1
         try:
             self._see_to_it()  # whoever gave it may have been interrupted before
@@ -402,6 +410,7 @@ class Background:
                     future.set_exception(RuntimeError("the job was interrupted"))
                 elif not future.done():
                     future.set_running_or_notify_cancel()
+                    self._runner = threading.get_ident()
                     future.set_result(job())
                 self._forget(future)
             except BaseException as error:
@@ -412,4 +421,5 @@ class Background:
                     self._forget(future)
                     raise
             finally:
+                self._runner = None
                 self._jobs.popleft()

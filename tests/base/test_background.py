@@ -170,6 +170,16 @@ def test_a_job_whose_giver_was_interrupted_is_done_when_somebody_waits(monkeypat
     assert done == [1]
 
 
+@pytest.mark.parametrize("runs_here", [True, False])
+def test_job_that_waits_for_itself_is_refused(runs_here: bool) -> None:
+    background = Background("test")
+    background.submit(background.wait, runs_here=runs_here)
+
+    with pytest.raises(RuntimeError, match="in a signal handler, set a flag"):
+        background.wait()
+    assert background.result(background.submit(lambda: 7, runs_here=runs_here)) == 7
+
+
 def test_an_interrupt_between_any_two_calls_leaves_no_job_that_is_waited_for_forever() -> None:
     for n_calls in itertools.count(1):
         background = Background("test")
