@@ -513,6 +513,9 @@ class _ChunkedSource(ByteSource):
             return
         row_bytes = self.size // self._shape[0]
         first, last = start // row_bytes, -(-stop // row_bytes)
+        if last - first == 1 and len(self._shape) > 1:
+            self._row(first).read_into(start - first * row_bytes, out)
+            return
         block = np.empty((last - first, *self._shape[1:]), self._dtype)
         step = self._sides[0]
         for nth in range(first // step, -(-last // step)):
@@ -527,6 +530,12 @@ class _ChunkedSource(ByteSource):
                 own = tuple(slice(each.stop - each.start) for each in box)
                 block[(slice(low - first, high - first), *box)] = chunk[(slice(None), *own)]
         out[:] = bytes_of(block)[start - first * row_bytes : stop - first * row_bytes]
+
+    def _row(self, nth: int) -> _ChunkedSource:
+        """Return the source of one row, of which a reader may want small pieces."""
+        chunk, own = divmod(nth, self._sides[0])
+        at = self._at[chunk] + own * math.prod(self._sides[1:]) * self._dtype.itemsize
+        return _ChunkedSource(self._source, self._dtype, self._shape[1:], self._sides[1:], at)
 
     def _rows(self, begin: int, low: int, high: int) -> Any:
         """Read some rows of a chunk."""

@@ -175,6 +175,21 @@ def test_a_data_set_of_many_small_chunks_is_listed() -> None:
     np.testing.assert_array_equal(listing.array("w"), array)
 
 
+@pytest.mark.parametrize("shape", [(1, 40, 60_000), (2, 1_200_000)])
+def test_pieces_of_a_long_row_in_chunks_read_only_the_bytes_they_need(shape: tuple[int, ...]) -> None:
+    array = np.arange(2_400_000, dtype=np.float32).reshape(shape)
+    sides = (*[1] * (len(shape) - 1), 6000)
+    held = Held(hdf5_file(lambda file: file.create_dataset("w", data=array, chunks=sides)))
+    listing = list_source(held)
+    assert listing is not None
+    place = listing.locations["w"]
+    source, read_before = listing.sources[place.source], held.n_read_bytes
+    pieces = [bytes(source.read(at, 10_000)) for at in range(0, source.size, 10_000)]
+
+    assert b"".join(pieces) == array.tobytes()
+    assert held.n_read_bytes - read_before < 4 * array.nbytes
+
+
 # --- refused
 
 

@@ -26,10 +26,12 @@ class Held(ByteSource):
     def __init__(self, data: bytes) -> None:
         self.name = "held"
         self.size = len(data)
+        self.n_read_bytes = 0
         self._data = memoryview(data)
 
     def read_into(self, start: int, out: memoryview) -> None:
         assert start + len(out) <= self.size
+        self.n_read_bytes += len(out)
         out[:] = self._data[start : start + len(out)]
 
     def view(self, start: int, n_bytes: int) -> memoryview | None:
