@@ -25,13 +25,11 @@ from tensorcas_mlflow.chunk_io import (
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import (
     PACK_NAME_BYTES,
-    STAND_INS,
     Condemnation,
     Manifest,
     Mask,
     Ref,
     Row,
-    list_blobs,
     pack_key,
     pack_name,
 )
@@ -46,7 +44,7 @@ from tensorcas_mlflow.store._choose import (
     share_against,
 )
 from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
-from tensorcas_mlflow.store._sketches import Relative, find_relative, query_of
+from tensorcas_mlflow.store._sketches import Relative, find_relative, listed_refs, query_of, sketches_of
 from tensorcas_mlflow.store._sources import Source
 
 _N_LARGEST = 4
@@ -777,8 +775,8 @@ class Parents:
         """Read the latest checkpoints and files with different tensors: by their digests, the latest first."""
         found: dict[str, Manifest] = {}
         with suppress(NotFoundError, FormatError, BackendError):
-            refs = [info for info in list_blobs(self.store.backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
-            refs.sort(key=lambda info: -info.modified_s)
+            refs = listed_refs(self.store.backend)
+            sketches_of(self.store.id).take(refs)
             backend, keys = self.store.backend, [info.key for info in refs[:_N_LOOKED_AT]]
             read: Iterable[Ref | None] = map(self.store.ref, keys)
             if backend.is_remote:

@@ -188,7 +188,7 @@ _MOST_READ = 256
 """Bound of the manifests read by one search; the next one reads more of them."""
 _LEAST_READ = 8
 """The same for a small save."""
-_READ_BYTES = 2 << 20
+_READ_BYTES = 4 << 20
 """Size of a save for each manifest that its search reads: a search takes a few percent of the time of a save."""
 _REFS_A_READ = 8
 """Number of refs a search looks at for each manifest; a logged model is some ten files."""
@@ -311,19 +311,20 @@ class Sketches:
 
         The refs are listed anew once these are read, but not at every search.
         """
+        if not self._unread and time.monotonic() - self._listed_s >= _LISTING_S:
+            self.take(listed_refs(backend))
+        return self._unread
+
+    def take(self, refs: Sequence[BlobInfo]) -> None:
+        """Take a listing of all refs, the latest first, that somebody has made."""
+        latest: dict[str, BlobInfo] = {}
+        for info in refs:
+            latest.setdefault(info.key.rpartition("/")[0] if info.key.startswith("refs/runs/") else info.key, info)
+        listed = list(latest.values())[:_MOST_LISTED]
         with self._lock:
-            if not self._unread and time.monotonic() - self._listed_s >= _LISTING_S:
-                refs = [info for info in list_blobs(backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
-                self._listed_s = time.monotonic()
-                latest: dict[str, BlobInfo] = {}
-                for info in sorted(refs, key=lambda info: -info.modified_s):
-                    latest.setdefault(
-                        info.key.rpartition("/")[0] if info.key.startswith("refs/runs/") else info.key, info
-                    )
-                listed = list(latest.values())[:_MOST_LISTED]
-                self._unread = [info for info in listed if _facts(info) not in self._seen]
-                self._seen.intersection_update(map(_facts, listed))
-            return self._unread
+            self._listed_s = time.monotonic()
+            self._unread = [info for info in listed if _facts(info) not in self._seen]
+            self._seen.intersection_update(map(_facts, listed))
 
     def see(self, infos: Iterable[BlobInfo]) -> None:
         """Remember that refs have been looked at."""
@@ -481,6 +482,12 @@ class SketchedStore(Protocol):
 
     def ref(self, key: str) -> Ref | None:
         """Read a ref; see `Store.ref`."""
+
+
+def listed_refs(backend: Backend) -> list[BlobInfo]:
+    """List the refs of a store, the latest first."""
+    refs = [info for info in list_blobs(backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
+    return sorted(refs, key=lambda info: -info.modified_s)
 
 
 def read_more(store: SketchedStore, n_bytes: int) -> None:

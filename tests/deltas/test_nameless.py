@@ -262,7 +262,7 @@ def test_search_of_a_larger_save_reads_more_manifests(
     for seed in range(10):
         save(store, {"w": model(seed)["embed.weight"]}, 0, run_id=f"run {seed}")
     again = in_another_process(store)
-    _sketches.read_more(again, 32 << 20)
+    _sketches.read_more(again, 64 << 20)
 
     assert len(_sketches.sketches_of(store.id)._by_key) == 10
 
