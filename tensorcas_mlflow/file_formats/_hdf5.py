@@ -68,6 +68,9 @@ _STRUCTURE = re.compile(
     rb"|OHDR\x02|TREE\x01|FADB\x00|EA[ID]B\x00"
 )
 _STRUCTURE_BYTES = 16
+_MIN_PLAIN_BYTES = 64 << 10
+_STRUCTURE_EVERY_BYTES = 16 << 10
+"""A long stretch with fewer structures has elements, which no index before them announces."""
 _IN_STRUCTURES = bytes(3)
 """Bytes of each structure: its numbers have 8 bytes and are small. Compressed elements mostly lack them."""
 
@@ -139,17 +142,19 @@ class _Passing:
         self._n_known_bytes = max(self._n_known_bytes, at + len(window))
         stop = self._until_elements(at, min(len(window), _WINDOW_BYTES))
         may_hold = _IN_STRUCTURES in bytes(window[: stop + _STRUCTURE_BYTES])
-        begin = 0
+        begin = n_found = 0
         while may_hold and (match := _STRUCTURE.search(window, begin, min(len(window), stop + _STRUCTURE_BYTES))):
             begin = match.start() + 1
             if match.start() >= stop:
                 break
+            n_found += 1
             self._note(at + match.start())
             stop = self._until_elements(at, stop)
         if may_hold and self._n_kept_bytes + stop <= _MAX_KEPT_BYTES:
             self._keep(at, window[:stop])
         self._window = memoryview(b"")
-        return Skeleton(n_bytes=stop) if may_hold else PlainBytes(n_bytes=stop)
+        is_plain = not may_hold or (stop >= _MIN_PLAIN_BYTES and stop > n_found * _STRUCTURE_EVERY_BYTES)
+        return PlainBytes(n_bytes=stop) if is_plain else Skeleton(n_bytes=stop)
 
     def _until_elements(self, at: int, stop: int) -> int:
         while self._pending and self._pending[0][0] <= at:

@@ -18,7 +18,7 @@ import safetensors.numpy
 import torch
 
 from tensorcas_mlflow.errors import CorruptError, MalformedFileError
-from tensorcas_mlflow.file_formats import LocalFile, PlainBytes, Tensor, list_source, open_listing
+from tensorcas_mlflow.file_formats import LocalFile, PlainBytes, Skeleton, Tensor, list_source, open_listing
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tests.file_formats.hdf5_samples import WEIGHT, hdf5_file, hdf5_of
@@ -164,6 +164,20 @@ def test_compressed_chunks_of_hdf5_are_plain_bytes() -> None:
     n_plain = sum(len(taken) for part, taken in take_apart(data) if isinstance(part, PlainBytes))
 
     assert n_plain > 0.6 * len(data)
+
+
+def test_chunks_that_no_index_before_them_announces_are_plain_bytes() -> None:
+    array = np.random.default_rng(0).normal(size=(4096, 1024)).astype(np.float32)
+
+    def write(file: h5py.File) -> None:
+        data_set = file.create_dataset("w", array.shape, "f4", chunks=(50, 200))
+        for begin in range(0, len(array), 512):
+            data_set[begin : begin + 512] = array[begin : begin + 512]
+
+    data = hdf5_file(write)
+    n_skeleton_bytes = sum(len(taken) for part, taken in take_apart(data) if isinstance(part, Skeleton))
+
+    assert n_skeleton_bytes < 0.05 * len(data)
 
 
 def test_a_data_set_of_many_small_chunks_is_listed() -> None:
