@@ -103,19 +103,21 @@ class RunReader(RunStore):
         name: Name in tables.
         policy: See `RunStore`.
         verify: The ``verify`` of `TensorCasStore.open`.
+        precheck: The ``precheck`` of `CheckpointReader.load_into`.
     """
 
     loads_specially = True
 
-    def __init__(self, name: str, *, policy: str | None = None, verify: bool = True) -> None:
+    def __init__(self, name: str, *, policy: str | None = None, verify: bool = True, precheck: bool = True) -> None:
         super().__init__(name, policy=policy)
         self._verify = verify
+        self._precheck = precheck
 
     def load(self, folder: Path) -> Mapping[str, Any]:
         return self.opened(folder).full()
 
     def load_into(self, folder: Path, out: Case) -> None:
-        self.opened(folder).load_into(out.module)
+        self.opened(folder).load_into(out.module, precheck=self._precheck)
 
     def opened(self, folder: Path) -> CheckpointReader:
         return TensorCasStore(folder, _RUN).open(verify=self._verify)
@@ -172,8 +174,10 @@ class StoreCalls(Ours):
 OURS: tuple[Ours, ...] = (
     RunStore("tensorcas"),
     RunReader("tensorcas, load_into"),
+    RunReader("tensorcas, load_into, no precheck", precheck=False),
     RunStore("tensorcas fast", policy="fast"),
     RunReader("tensorcas fast, load_into", policy="fast"),
+    RunReader("tensorcas fast, load_into, no precheck", policy="fast", precheck=False),
     RunReader("tensorcas fast, load_into, verify off", policy="fast", verify=False),
     RunStore("tensorcas small", policy="small"),
     StoreCalls("tensorcas Store"),
