@@ -19,6 +19,7 @@ import pytest
 from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
+from tests.cli.conftest import save
 
 Tensorcas = Callable[..., Any]
 
@@ -293,6 +294,7 @@ def keys_of(value: Any) -> Any:
         ("show", ["--run", "train", "--step", "1"]),
         ("explain", ["--run", "train", "--step", "1"]),
         ("diff", ["--run", "train", "--steps", "1", "2"]),
+        ("lineage", ["tuned"]),
         ("verify", []),
         ("delete", ["--run", "train", "--step", "1", "--yes"]),
         ("gc", ["--yes"]),
@@ -315,6 +317,10 @@ def test_the_documentation_page_shows_the_json_keys_of_each_command(
     if command == "gc":
         for ref in store.checkpoints():
             store.drop(ref)
+    if command == "lineage":
+        weights = {name: np.random.default_rng(9).normal(size=5000) for name in ("a", "b")}
+        save(store, weights | {"head": np.ones(5000)}, run_id="base", step=1)
+        save(store, weights | {"new": np.arange(5000.0), "head": np.zeros(5000)}, run_id="tuned", step=1)
     place = [] if command == "copy" else ["--root", store.uri]
     answered = tensorcas(*place, "--json", command, *words).json
 
