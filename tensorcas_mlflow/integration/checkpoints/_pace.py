@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable
-from statistics import median
+from statistics import fmean, median
 
 from tensorcas_mlflow.base.threads import Lock
 
-_N_NEAR = 5
-"""A trial is compared with the median of so many steps before it."""
-_N_TRIALS = 5
-_N_WINS = 4
-"""The other way is taken once it has won so many of the last trials."""
-_LEAST_GAP = 2
-_MOST_GAP = 128
-"""Bounds of the number of steps between two trials: each lost trial doubles it, and a won one makes it the least."""
+_N_NEAR = 12
+"""A trial is compared with so many steps before it."""
+_N_STEPS = 4
+"""Number of steps of a trial."""
+_LEAST_TRIALS = 3
+_MOST_TRIALS = 5
+"""The last trials decide together, once there are enough of them."""
+_LEAST_GAP = 4
+_MOST_GAP = 256
+"""Bounds of the number of steps between two trials: each lost trial quadruples it, and a won one makes it the least."""
 _CLEARLY_FASTER = 0.9
-"""A save in the caller wins only if its step takes less than this share of a step with its save on the thread."""
+"""Saves in the caller win only if their steps take less than this share of steps with saves on the thread."""
+_OUTLIER = 2.5
+"""A longer step counts as so many medians: an evaluation of the model says nothing about saves."""
 
 
 class Pace:
@@ -28,8 +32,9 @@ class Pace:
     save for the cores. A step is the time from one save's submission to the next one's: it contains the save, or
     everything that the save slows down, and the wait for it.
 
-    Now and then one save runs in the other way, as a trial, less and less often. The caller must win clearly,
-    and the thread returns once it is as fast, so the choice does not flap. For one thread at a time.
+    Now and then a few saves run in the other way, as a trial, less and less often. Means are compared, not medians: the
+    competition for the cores makes some steps of a loop much longer, and leaves most as they are. The caller must win
+    clearly, and the thread returns once it is as fast, so the choice does not flap. For one thread at a time.
     """
 
     def __init__(self, *, is_here: bool = False) -> None:
@@ -43,7 +48,10 @@ class Pace:
         self._began_s: float | None = None
         self._near: deque[float] = deque(maxlen=_N_NEAR)
         """The last steps without a trial."""
-        self._wins: deque[bool] = deque(maxlen=_N_TRIALS)
+        self._trial: list[float] = []
+        """The steps of the trial under way."""
+        self._trials: deque[tuple[float, float]] = deque(maxlen=_MOST_TRIALS)
+        """Mean step of each trial, and of the steps before it."""
         self._gap = self._n_left = _LEAST_GAP
 
     def next(self, now_s: float) -> bool:
@@ -63,13 +71,20 @@ class Pace:
         if not self._is_trial:
             self._near.append(step_s)
             return
-        is_won = step_s < median(self._near) * (1 if self._is_here else _CLEARLY_FASTER)
-        self._wins.append(is_won)
-        if sum(self._wins) >= _N_WINS:
+        self._trial.append(step_s)
+        if len(self._trial) < _N_STEPS:
+            return
+        most_s = _OUTLIER * median(self._near)
+        tried_s, near_s = (fmean(min(each, most_s) for each in steps) for steps in (self._trial, self._near))
+        self._trial.clear()
+        self._trials.append((tried_s, near_s))
+        self._gap = self._n_left = _LEAST_GAP if tried_s < near_s else min(4 * self._gap, _MOST_GAP)
+        all_tried_s, all_near_s = map(sum, zip(*self._trials, strict=True))
+        share = 1 if self._is_here else _CLEARLY_FASTER
+        if len(self._trials) >= _LEAST_TRIALS and all_tried_s < share * all_near_s:
             self._is_here = not self._is_here
-            self._wins.clear()
+            self._trials.clear()
             self._near.clear()
-        self._gap = self._n_left = _LEAST_GAP if is_won else min(2 * self._gap, _MOST_GAP)
 
 
 _MOST_PACES = 16
