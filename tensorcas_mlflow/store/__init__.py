@@ -10,7 +10,9 @@ no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
 | `_save`, `_batch`, `_pending` | one save, many in step, and saves that wait for their manifest |
 | `_ingest`, `_sources` | bytes of a save: files, streams, arrays |
 | `_bases`, `_choose`, `_encode` | bases of deltas, choice of codecs, encoding |
+| `_sketching` | sketches of the tensors of a save |
 | `_sketches` | search for related checkpoints by sketches |
+| `_relatives` | relatives of a model, for its lineage |
 | `_deltas` | deltas for maintenance |
 | `_payload` | self-contained checkpoints |
 | `protocol` | records, lists and tables that savers and collectors share |
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
         write_payload,
     )
     from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
+    from tensorcas_mlflow.store._relatives import Likely, find_likely
     from tensorcas_mlflow.store._save import PendingSave
-    from tensorcas_mlflow.store._sketches import Likely, find_likely
     from tensorcas_mlflow.store._sources import TensorCopy
     from tensorcas_mlflow.store._store import Store, stores_below
 
@@ -48,8 +50,8 @@ _NAMES = {
         "MANIFEST_FILE PAYLOAD_FILE PAYLOAD_FILES copy_payload payload_bytes payload_pieces read_payload write_payload"
     ),
     "_pending": "abandon_pending has_pending hold_pending take_pending",
+    "_relatives": "Likely find_likely",
     "_save": "PendingSave",
-    "_sketches": "Likely find_likely",
     "_sources": "TensorCopy",
     "_store": "Store stores_below",
 }

@@ -28,7 +28,7 @@ from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
 from tensorcas_mlflow.store._save import WrittenIntent, declare, look, probe, write_packs
-from tensorcas_mlflow.store._sketches import Words, merged, sketch_rows
+from tensorcas_mlflow.store._sketching import Words, merged, sketch_rows
 from tensorcas_mlflow.store._sources import ReadRows, Source
 
 _LOOK_BYTES = 64 << 10

@@ -41,7 +41,8 @@ from tensorcas_mlflow.layout import (
 from tensorcas_mlflow.store._bases import BasePlan, Parents
 from tensorcas_mlflow.store._choose import Chooser, Policy
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
-from tensorcas_mlflow.store._sketches import note_saved, sketched
+from tensorcas_mlflow.store._sketches import note_saved
+from tensorcas_mlflow.store._sketching import sketched
 from tensorcas_mlflow.store._sources import CountBytes, NoSource, Source
 
 WrittenIntent = tuple[str, Token]

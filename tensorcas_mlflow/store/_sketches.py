@@ -18,15 +18,12 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base.digest import unique_rows
-from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.base.sketch import (
     LEAST_SKETCHED_BYTES,
     LIKELY_BITS,
     N_WORDS,
     SURE_BITS,
     compare,
-    positions,
-    words_of,
 )
 from tensorcas_mlflow.base.tensors import offsets_of
 from tensorcas_mlflow.base.threads import Lock
@@ -41,124 +38,10 @@ from tensorcas_mlflow.layout import (
     Row,
     list_blobs,
     read_sketches,
-    sketch_bytes,
     sketched_rows,
 )
-from tensorcas_mlflow.store._sources import Source, TensorSource
-
-_STEP_BYTES = 256 << 10
-"""Least number of new bytes for each sketched tensor with which a step of a series gets sketches."""
-_FIRST_BYTES = 8 << 10
-"""The same for any other save."""
-
-Words = Mapping[int, Any]
-"""Sketches by the number of their row."""
-
-
-def is_worth_sketching(n_sketched: int, n_new_bytes: int, *, is_step: bool) -> bool:
-    """Tell whether a save gets sketches: small steps do not, since their series finds its bases by itself.
-
-    Args:
-        n_sketched: Number of tensors to sketch.
-        n_new_bytes: Number of bytes the save adds, before encoding.
-        is_step: Whether it continues a series.
-    """
-    return 0 < n_sketched * (_STEP_BYTES if is_step else _FIRST_BYTES) <= n_new_bytes
-
-
-def sketch_rows(source: Source, rows: Any) -> Words:
-    """Sketch tensors of a source; those without their first bytes at hand are left out.
-
-    Args:
-        source: The rows of a save, and their bytes.
-        rows: Numbers of rows that `sketched_rows` returns, or some of them.
-    """
-    columns = source.columns
-    if isinstance(source, TensorSource):
-        return {row: words_of(source.elements(row, positions(_n_elements(columns, row)))) for row in rows.tolist()}
-    return _words_in(columns, rows, source.sizes, lambda chunks: _held_pieces(source, chunks))
-
-
-def _n_elements(columns: Columns, row: int) -> int:
-    return int(columns.n_bytes[row] // columns.itemsizes[row])
-
-
-def _held_pieces(source: Source, chunks: Any) -> dict[int, Any]:
-    held = chunks[source.holds(chunks)]
-    return {
-        chunk: data for some in source.pieces(held) for chunk, data in zip(some.chunks.tolist(), some.data, strict=True)
-    }
-
-
-def _words_in(columns: Columns, rows: Any, sizes: Any, read: Any) -> Words:
-    """Return the sketches of rows from their chunks.
-
-    Args:
-        columns: All rows.
-        rows: Numbers of the rows to sketch.
-        sizes: Sizes of the chunks of all rows.
-        read: Returns the bytes of some chunks, by their numbers; not of all of them, if some are not at hand.
-    """
-    if not len(rows):
-        return {}
-    ends = np.cumsum(sizes)
-    begins = np.concatenate([[0], ends])
-    itemsizes = columns.itemsizes[rows]
-    at = positions(columns.n_bytes[rows] // itemsizes) * itemsizes[:, None] + begins[columns.chunk_at[rows]][:, None]
-    chunks = ends.searchsorted(at, side="right")
-    # A stream may not have brought all chunks of its last row yet.
-    wanted = np.unique(chunks)
-    data = read(wanted[wanted < len(sizes)])
-    found: dict[int, Any] = {}
-    for number, (row, dtype) in enumerate(zip(rows.tolist(), columns.dtype[rows].tolist(), strict=True)):
-        mine = chunks[number]
-        parts = np.zeros(N_WORDS, dtype=np.uint16)
-        for chunk in {*mine.tolist()} & data.keys():
-            here = mine == chunk
-            parts[here] = _taken(data[chunk], at[number][here] - begins[chunk], parse_dtype(columns.dtypes[dtype]))
-        if parts.any():
-            found[row] = parts
-    return found
-
-
-def _taken(piece: Any, at: Any, dtype: Any) -> Any:
-    """Return the words of elements of a chunk, given by their first bytes; 0 for one that ends in another chunk."""
-    size = dtype.itemsize
-    raw = np.frombuffer(piece, np.uint8)
-    if len(raw) % size == 0 and not (at % size).any():
-        return words_of(raw.view(dtype)[at // size])
-    is_whole = at + size <= len(raw)
-    words = np.zeros(len(at), dtype=np.uint16)
-    words[is_whole] = words_of(np.ascontiguousarray(raw[at[is_whole][:, None] + np.arange(size)]).view(dtype)[:, 0])
-    return words
-
-
-def words_matrix(found: Words, rows: Any) -> Any:
-    """Return sketches as an array with a line for each of some rows, zeros for those that are not known."""
-    matrix = np.zeros((len(rows), N_WORDS), dtype=np.uint16)
-    for line, row in enumerate(rows.tolist()):
-        if row in found:
-            matrix[line] = found[row]
-    return matrix
-
-
-def sketched(manifest: Manifest, source: Source, n_new_bytes: int, *, is_step: bool) -> Manifest:
-    """Return the manifest of a save with sketches, if they are worth their bytes.
-
-    Args:
-        manifest: The manifest.
-        source: Its rows, and bytes of them.
-        n_new_bytes: See `is_worth_sketching`.
-        is_step: See there.
-    """
-    is_stream = bool(source.known_words)  # of a long stream, most bytes are stored already
-    if n_new_bytes < LEAST_SKETCHED_BYTES // 2 and not is_stream:
-        return manifest
-    rows = sketched_rows(manifest.columns)
-    if not (is_stream or is_worth_sketching(len(rows), n_new_bytes, is_step=is_step)):
-        return manifest
-    words = words_matrix(merged(source.known_words, sketch_rows(source, rows)), rows)
-    return manifest.sketched(sketch_bytes(words))
+from tensorcas_mlflow.store._sketching import sketch_rows, words_in, words_matrix
+from tensorcas_mlflow.store._sources import Source
 
 
 def query_of(source: Source, rows: Mapping[int, Row]) -> Sketched:
@@ -176,12 +59,6 @@ def query_of(source: Source, rows: Mapping[int, Row]) -> Sketched:
     return Sketched.of("", columns, numbers, words_matrix(words, numbers))
 
 
-def merged(one: Words, other: Words) -> Words:
-    """Return the sketches of two sources of words; a tensor may have some of its words in each."""
-    both = {row: np.where(one[row] != 0, one[row], other[row]) for row in one.keys() & other.keys()}
-    return {**one, **other, **both}
-
-
 _MOST_SKETCHES = 200_000
 """Bound of the sketches a process keeps for a store; the oldest of too many are forgotten."""
 _MOST_READ = 256
@@ -196,7 +73,7 @@ _LEAST_SHARE = 1 / 4
 """Models of less than this share of a save's size are read after all others."""
 _MOST_READ_BYTES = 64 << 20
 _LEAST_DECODED_BYTES = 1 << 20
-_MOST_DECODED_BYTES = 32 << 20
+MOST_DECODED_BYTES = 32 << 20
 """Bounds of the chunks read by one search, for checkpoints without sketches; between them it is a share of the save."""
 _DECODED_SHARE = 1 / 4
 _MOST_LISTED = 20_000
@@ -451,7 +328,7 @@ def sketches_of(store_id: str) -> Sketches:
         return _of_store.setdefault(store_id, Sketches())
 
 
-def _all_of(store_id: str) -> Sketches:
+def listed_sketches_of(store_id: str) -> Sketches:
     """Return the sketches of all manifests of a store that a search for relatives has read."""
     with _lock:
         return _listed.setdefault(store_id, Sketches())
@@ -513,7 +390,7 @@ def read_more(store: SketchedStore, n_bytes: int) -> None:
     refs.sort(key=lambda each: each[1].n_bytes < _LEAST_SHARE * n_bytes)
     found: list[tuple[str, Sketched]] = []
     left_bytes = _MOST_READ_BYTES
-    left_decoded_bytes = min(_MOST_DECODED_BYTES, max(_LEAST_DECODED_BYTES, int(_DECODED_SHARE * n_bytes)))
+    left_decoded_bytes = min(MOST_DECODED_BYTES, max(_LEAST_DECODED_BYTES, int(_DECODED_SHARE * n_bytes)))
     for info, ref in refs[:most]:
         if left_bytes < 0:
             break
@@ -570,7 +447,7 @@ def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: 
         store.chunks.read(unique, outs, verify=True)
         return {chunk: outs[place] for chunk, place in zip(chunks.tolist(), number.tolist(), strict=True)}
 
-    words = _words_in(columns, rows, sizes, read)
+    words = words_in(columns, rows, sizes, read)
     return Sketched.of(name, columns, rows, words_matrix(words, rows)) if words else None
 
 
@@ -644,98 +521,3 @@ def find_relative(
     relative = Relative(parent, sketches)
     relative.learn(query, rows)
     return relative
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Likely:
-    """A checkpoint or file with tensors related to those of a model."""
-
-    refs: Sequence[Ref]
-    """Its refs, the oldest first."""
-    manifest: Manifest
-    likeness: float
-    """See `Match`."""
-    rows: Mapping[int, int]
-    """Its rows by those of the model, for related tensors."""
-
-
-class ListedStore(SketchedStore, Protocol):
-    """The parts of an open store that a search of all its refs needs."""
-
-    def checkpoints(self) -> list[Ref]:
-        """List every ref; see `Store.checkpoints`."""
-
-
-def find_likely(store: ListedStore, manifest: Manifest, *, most: int) -> tuple[list[Ref], list[Likely]]:
-    """Compare a model with all checkpoints and files of its store by their sketches.
-
-    A checkpoint without sketches is read if it is the last of its series.
-
-    Args:
-        store: The store.
-        manifest: The manifest of the model.
-        most: Maximum number of results.
-
-    Returns:
-        The refs of the model itself; and others, the nearest first.
-    """
-    query = Sketched.stored("", manifest) or compute(store, "", manifest, most_bytes=1 << 62)
-    by_manifest: dict[str, list[Ref]] = {}
-    last: dict[Any, str] = {}
-    refs = store.checkpoints()
-    for ref in refs:
-        by_manifest.setdefault(ref.manifest, []).append(ref)
-        last[(ref.run_id, ref.name) if ref.path is None else ref.key] = ref.manifest
-    own = [ref for ref in refs if ref.manifest.partition(".")[0] == manifest.digest]
-    if query is None:
-        return own, []
-    ends = {*last.values()}
-    everything = _all_of(store.id)
-    for name in by_manifest.keys() - everything.keys():
-        if all(ref.kind == "file" and ref.n_bytes < LEAST_SKETCHED_BYTES for ref in by_manifest[name]):
-            continue
-        with suppress(NotFoundError, FormatError, BackendError):
-            other = read_manifest(store, name)
-            each = Sketched.stored(name, other)
-            if each is None and name in ends:
-                each = compute(store, name, other, most_bytes=_MOST_DECODED_BYTES)
-            if each is not None:
-                everything.note(name, each)
-    likely: list[Likely] = []
-    is_own = {ref.manifest for ref in own}
-    for match in everything.relatives(query):
-        each = match.sketched
-        if len(likely) == most:
-            break
-        if each.manifest in is_own or each.manifest not in by_manifest:
-            continue
-        with suppress(NotFoundError, FormatError, BackendError):
-            other = read_manifest(store, each.manifest)
-            pairs = pairs_of(query, manifest.columns, each, other.columns)
-            refs_of = by_manifest[each.manifest]
-            likely.append(Likely(refs=refs_of, manifest=other, likeness=match.likeness, rows=pairs))
-    return own, likely
-
-
-def pairs_of(one: Sketched, columns: Columns, other: Sketched, other_columns: Columns) -> dict[int, int]:
-    """Pair the related tensors of two models: rows of the other one by those of the first; one name wins a tie."""
-    words = np.ascontiguousarray(other.words.T)
-    taken: set[int] = set()
-    pairs: dict[int, int] = {}
-    for at, row in enumerate(one.rows.tolist()):
-        places = (other.n_elements == one.n_elements[at]).nonzero()[0]
-        if not len(places) or not one.words[at].any():
-            continue
-        likeness = compare(one.words[at], words[:, places])
-        name = columns.name(row)
-        related = (likeness.evidence >= LIKELY_BITS).nonzero()[0]
-        shares, numbers = likeness.share[related].tolist(), other.rows[places][related].tolist()
-        ranked = sorted(
-            (-share, other_columns.name(number) != name, number)
-            for share, number in zip(shares, numbers, strict=True)
-            if number not in taken
-        )
-        if ranked:
-            pairs[row] = ranked[0][2]
-            taken.add(ranked[0][2])
-    return pairs

@@ -15,7 +15,7 @@ from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.sketch import SKETCH_BYTES
 from tensorcas_mlflow.layout import Ref, RefTarget, is_delta, sketch_bytes
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, read_source, verify
-from tensorcas_mlflow.store import Store, _bases, _ingest, _sketches
+from tensorcas_mlflow.store import Store, _bases, _ingest, _sketches, _sketching
 from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store.protocol import read_pack_table
 from tests.deltas.made import packs_of, save
@@ -165,7 +165,7 @@ def test_search_finds_the_last_step_of_a_series_without_sketches(
     store: Store, in_another_process: Callable[[Store], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as without:
-        without.setattr("tensorcas_mlflow.store._sketches.is_worth_sketching", lambda *_, **__: False)
+        without.setattr("tensorcas_mlflow.store._sketching.is_worth_sketching", lambda *_, **__: False)
         save(store, model(0), 0)
     assert not store.manifest(store.checkpoints()[0]).sketches
     save(in_another_process(store), renamed(tuned(model(0), 1)), 0, run_id="other")
@@ -214,7 +214,7 @@ def test_damaged_sketches_cost_only_bytes(
         return bytes(data)
 
     with monkeypatch.context() as damage:
-        damage.setattr(_sketches, "sketch_bytes", damaged)
+        damage.setattr(_sketching, "sketch_bytes", damaged)
         save(store, model(0), 0)
     fresh = in_another_process(store)
     tensors = renamed(tuned(model(0), 1))
