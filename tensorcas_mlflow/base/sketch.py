@@ -105,7 +105,7 @@ def compare(words: Any, others: Any) -> Likeness:
     """
     n = others.shape[1]
     evidence, share = np.zeros(n), np.zeros(n)
-    bits = -math.log2(chance_of(words))
+    bits = -math.log2(chance_of(words)) if n else 0.0
     if bits * N_WORDS < SURE_BITS:
         return Likeness(evidence=evidence, share=share)
     # Of unrelated tensors, few have one of the first words in common.

@@ -45,7 +45,7 @@ from tensorcas_mlflow.store._choose import (
 )
 from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
 from tensorcas_mlflow.store._sketches import Relative, find_relative, listed_refs, query_of, sketches_of
-from tensorcas_mlflow.store._sources import Source
+from tensorcas_mlflow.store._sources import Source, Words
 
 _N_LARGEST = 4
 """Number of tensors, the largest changed ones, used to find the nearest earlier checkpoint."""
@@ -675,6 +675,8 @@ class Parents:
     """Reads the last checkpoint of that series, if this process has not written it."""
     nearest: Manifest | None = field(default=None, init=False)
     """Result of the search for the last save, or the last batch of a stream."""
+    words: Words | None = field(default=None, init=False)
+    """Sketches of the tensors of a save, made by the search; None for a stream, whose batches have parts of them."""
     _relative: Relative | None = field(default=None, init=False)
     """The checkpoint or file found by its sketches."""
 
@@ -738,6 +740,8 @@ class Parents:
         if self.is_step:
             return candidates
         query = query_of(source, wanted.rows)
+        if source.first_row is None:
+            self.words = Words(query.rows, query.words)
         self._relative = find_relative(self.store, query, wanted.rows, candidates) if len(query.rows) else None
         if self._relative is None:
             return candidates

@@ -28,8 +28,8 @@ from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
 from tensorcas_mlflow.store._save import WrittenIntent, declare, look, probe, write_packs
-from tensorcas_mlflow.store._sketching import Words, merged, sketch_rows
-from tensorcas_mlflow.store._sources import ReadRows, Source
+from tensorcas_mlflow.store._sketching import sketch_rows
+from tensorcas_mlflow.store._sources import ReadRows, Source, Words
 
 _LOOK_BYTES = 64 << 10
 """Size to which many small parts of a skeleton are joined before they are cut."""
@@ -334,8 +334,8 @@ class Ingest:
         self._announced: dict[str, int] = {}
         """Numbers of the rows by their announced names; of two with one name the last one's."""
         self._batch = _Batch()
-        self._words: Words = {}
-        """Sketches of the rows in earlier batches, by number."""
+        self._words: list[Words] = []
+        """Sketches of the rows in each earlier batch."""
         self._n_bytes = 0
 
     def __enter__(self) -> Ingest:
@@ -478,8 +478,8 @@ class Ingest:
         self._batch = _Batch()
         if self._parents is not None:
             assert source.first_row is not None
-            found = sketch_rows(source, sketched_rows(source.columns))
-            self._words = merged(self._words, {source.first_row + row: words for row, words in found.items()})
+            rows = sketched_rows(source.columns)
+            self._words.append(Words(source.first_row + rows, sketch_rows(source, rows)))
         digests = self._digests[-1]
         unique, first, _ = unique_rows(digests)
         first += len(source.sizes) - len(digests)

@@ -461,7 +461,8 @@ class PendingSave:
         key = f"manifests/{self._manifest_name}"
         if with_manifest and self._parents is not None:
             is_step = self._parents.is_step
-            self.manifest = sketched(self.manifest, self._source, self.n_new_bytes, is_step=is_step)
+            known = self._parents.words
+            self.manifest = sketched(self.manifest, self._source, self.n_new_bytes, is_step=is_step, known=known)
         beside = {key: manifest_blob(self._backend, self._catalog, self.manifest)} if with_manifest else {}
         # Imported only for a remote store: other saves need no reader.
         keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None

@@ -40,7 +40,7 @@ from tensorcas_mlflow.layout import (
     read_sketches,
     sketched_rows,
 )
-from tensorcas_mlflow.store._sketching import sketch_rows, words_in, words_matrix
+from tensorcas_mlflow.store._sketching import sketch_rows, words_in
 from tensorcas_mlflow.store._sources import Source
 
 
@@ -55,8 +55,8 @@ def query_of(source: Source, rows: Mapping[int, Row]) -> Sketched:
     numbers = sketched_rows(columns)
     numbers = numbers[np.isin(numbers, list(rows))]
     words = sketch_rows(source, numbers)
-    numbers = numbers[np.array([number in words for number in numbers.tolist()], dtype=bool)]
-    return Sketched.of("", columns, numbers, words_matrix(words, numbers))
+    are_known = words.any(axis=1)
+    return Sketched.of("", columns, numbers[are_known], words[are_known])
 
 
 _MOST_SKETCHES = 200_000
@@ -448,7 +448,7 @@ def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: 
         return {chunk: outs[place] for chunk, place in zip(chunks.tolist(), number.tolist(), strict=True)}
 
     words = words_in(columns, rows, sizes, read)
-    return Sketched.of(name, columns, rows, words_matrix(words, rows)) if words else None
+    return Sketched.of(name, columns, rows, words) if words.any() else None
 
 
 class Relative:
@@ -505,7 +505,7 @@ def find_relative(
     match = known.nearest(query)
     if (match is None or match.likeness < _SURE) and not store.backend.is_remote:
         with suppress(NotFoundError, FormatError, BackendError):
-            read_more(store, sum(row.spec.n_bytes for row in rows.values()))
+            read_more(store, int(query.n_bytes.sum()))
         match = known.nearest(query)
     if match is None:
         return None

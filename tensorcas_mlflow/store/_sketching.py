@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.base.dtypes import DType, parse_dtype
 from tensorcas_mlflow.base.sketch import LEAST_SKETCHED_BYTES, N_WORDS, positions, words_of
+from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.layout import Columns, Manifest, sketch_bytes, sketched_rows
-from tensorcas_mlflow.store._sources import Source, TensorSource
+from tensorcas_mlflow.store._sources import Source, TensorSource, Words
 
 _STEP_BYTES = 256 << 10
 """Least number of new bytes for each sketched tensor with which a step of a series gets sketches."""
 _FIRST_BYTES = 8 << 10
 """The same for any other save."""
-
-Words = Mapping[int, Any]
-"""Sketches by the number of their row."""
 
 
 def is_worth_sketching(n_sketched: int, n_new_bytes: int, *, is_step: bool) -> bool:
@@ -32,21 +30,41 @@ def is_worth_sketching(n_sketched: int, n_new_bytes: int, *, is_step: bool) -> b
     return 0 < n_sketched * (_STEP_BYTES if is_step else _FIRST_BYTES) <= n_new_bytes
 
 
-def sketch_rows(source: Source, rows: Any) -> Words:
-    """Sketch tensors of a source; those without their first bytes at hand are left out.
+def sketch_rows(source: Source, rows: Any) -> Any:
+    """Sketch tensors of a source.
 
     Args:
         source: The rows of a save, and their bytes.
         rows: Numbers of rows that `sketched_rows` returns, or some of them.
+
+    Returns:
+        The words of each, shape ``(n, 32)``; 0 for each word whose bytes are not at hand.
     """
     columns = source.columns
-    if isinstance(source, TensorSource):
-        return {row: words_of(source.elements(row, positions(_n_elements(columns, row)))) for row in rows.tolist()}
-    return words_in(columns, rows, source.sizes, lambda chunks: _held_pieces(source, chunks))
+    if not isinstance(source, TensorSource):
+        return words_in(columns, rows, source.sizes, lambda chunks: _held_pieces(source, chunks))
+    at = positions(_n_elements(columns, rows))
+    return _words_by_dtype(columns, rows, lambda lines, dtype: source.elements(rows[lines], at[lines], dtype))
 
 
-def _n_elements(columns: Columns, row: int) -> int:
-    return int(columns.n_bytes[row] // columns.itemsizes[row])
+def _n_elements(columns: Columns, rows: Any) -> Any:
+    return columns.n_bytes[rows] // columns.itemsizes[rows]
+
+
+def _words_by_dtype(columns: Columns, rows: Any, take: Callable[[Any, DType], Any]) -> Any:
+    """Return the words of rows, all rows of a dtype at once.
+
+    Args:
+        columns: All rows.
+        rows: Numbers of some.
+        take: Returns the sampled elements of some of these rows, given by their places, all of one dtype.
+    """
+    words = np.zeros((len(rows), N_WORDS), dtype=np.uint16)
+    dtypes = columns.dtype[rows]
+    for number in distinct(dtypes).tolist():
+        lines = (dtypes == number).nonzero()[0]
+        words[lines] = words_of(take(lines, parse_dtype(columns.dtypes[number])))
+    return words
 
 
 def _held_pieces(source: Source, chunks: Any) -> dict[int, Any]:
@@ -56,8 +74,8 @@ def _held_pieces(source: Source, chunks: Any) -> dict[int, Any]:
     }
 
 
-def words_in(columns: Columns, rows: Any, sizes: Any, read: Any) -> Words:
-    """Return the sketches of rows from their chunks.
+def words_in(columns: Columns, rows: Any, sizes: Any, read: Callable[[Any], dict[int, Any]]) -> Any:
+    """Return the sketches of rows from their chunks; see `sketch_rows`.
 
     Args:
         columns: All rows.
@@ -65,26 +83,37 @@ def words_in(columns: Columns, rows: Any, sizes: Any, read: Any) -> Words:
         sizes: Sizes of the chunks of all rows.
         read: Returns the bytes of some chunks, by their numbers; not of all of them, if some are not at hand.
     """
-    if not len(rows):
-        return {}
-    ends = np.cumsum(sizes)
-    begins = np.concatenate([[0], ends])
-    itemsizes = columns.itemsizes[rows]
-    at = positions(columns.n_bytes[rows] // itemsizes) * itemsizes[:, None] + begins[columns.chunk_at[rows]][:, None]
-    chunks = ends.searchsorted(at, side="right")
     # A stream may not have brought all chunks of its last row yet.
-    wanted = np.unique(chunks)
+    known = np.append(sizes, 0)
+    first = np.minimum(columns.chunk_at[rows], len(sizes))
+    itemsizes = columns.itemsizes[rows]
+    places = positions(_n_elements(columns, rows))
+    at = places * itemsizes[:, None]
+    is_whole = at.max(axis=1, initial=0) + itemsizes <= known[first]
+    rest = (~is_whole).nonzero()[0]
+    ends = np.cumsum(sizes)
+    begins = np.append(0, ends)
+    at = at[rest] + begins[first[rest]][:, None]
+    chunks = ends.searchsorted(at, side="right")
+    wanted = distinct(np.concatenate([first[is_whole], chunks.ravel()]))
     data = read(wanted[wanted < len(sizes)])
-    found: dict[int, Any] = {}
-    for number, (row, dtype) in enumerate(zip(rows.tolist(), columns.dtype[rows].tolist(), strict=True)):
-        mine = chunks[number]
-        parts = np.zeros(N_WORDS, dtype=np.uint16)
-        for chunk in {*mine.tolist()} & data.keys():
-            here = mine == chunk
-            parts[here] = _taken(data[chunk], at[number][here] - begins[chunk], parse_dtype(columns.dtypes[dtype]))
-        if parts.any():
-            found[row] = parts
-    return found
+
+    def take(lines: Any, dtype: DType) -> Any:
+        taken = np.zeros((len(lines), N_WORDS), dtype)
+        for out, chunk, place in zip(taken, first[lines].tolist(), places[lines], strict=True):
+            if (piece := data.get(chunk)) is not None:
+                np.frombuffer(piece, dtype, len(piece) // dtype.itemsize).take(place, None, out, "clip")
+        return taken
+
+    words = np.zeros((len(rows), N_WORDS), dtype=np.uint16)
+    whole = is_whole.nonzero()[0]
+    words[whole] = _words_by_dtype(columns, rows[whole], lambda lines, dtype: take(whole[lines], dtype))
+    for number, line in enumerate(rest.tolist()):
+        dtype = parse_dtype(columns.dtypes[columns.dtype[rows[line]]])
+        for chunk in {*chunks[number].tolist()} & data.keys():
+            here = chunks[number] == chunk
+            words[line, here] = _taken(data[chunk], at[number][here] - begins[chunk], dtype)
+    return words
 
 
 def _taken(piece: Any, at: Any, dtype: Any) -> Any:
@@ -99,16 +128,9 @@ def _taken(piece: Any, at: Any, dtype: Any) -> Any:
     return words
 
 
-def words_matrix(found: Words, rows: Any) -> Any:
-    """Return sketches as an array with a line for each of some rows, zeros for those that are not known."""
-    matrix = np.zeros((len(rows), N_WORDS), dtype=np.uint16)
-    for line, row in enumerate(rows.tolist()):
-        if row in found:
-            matrix[line] = found[row]
-    return matrix
-
-
-def sketched(manifest: Manifest, source: Source, n_new_bytes: int, *, is_step: bool) -> Manifest:
+def sketched(
+    manifest: Manifest, source: Source, n_new_bytes: int, *, is_step: bool, known: Words | None = None
+) -> Manifest:
     """Return the manifest of a save with sketches, if they are worth their bytes.
 
     Args:
@@ -116,6 +138,7 @@ def sketched(manifest: Manifest, source: Source, n_new_bytes: int, *, is_step: b
         source: Its rows, and bytes of them.
         n_new_bytes: See `is_worth_sketching`.
         is_step: See there.
+        known: Sketches that the save has made already.
     """
     is_stream = bool(source.known_words)  # of a long stream, most bytes are stored already
     if n_new_bytes < LEAST_SKETCHED_BYTES // 2 and not is_stream:
@@ -123,11 +146,17 @@ def sketched(manifest: Manifest, source: Source, n_new_bytes: int, *, is_step: b
     rows = sketched_rows(manifest.columns)
     if not (is_stream or is_worth_sketching(len(rows), n_new_bytes, is_step=is_step)):
         return manifest
-    words = words_matrix(merged(source.known_words, sketch_rows(source, rows)), rows)
+    words = np.zeros((len(rows), N_WORDS), dtype=np.uint16)
+    for some in [*source.known_words, *([] if known is None else [known])]:
+        _add_words(words, rows, some)
+    missing = rows[~words.all(axis=1)]
+    _add_words(words, rows, Words(missing, sketch_rows(source, missing)))
     return manifest.sketched(sketch_bytes(words))
 
 
-def merged(one: Words, other: Words) -> Words:
-    """Return the sketches of two sources of words; a tensor may have some of its words in each."""
-    both = {row: np.where(one[row] != 0, one[row], other[row]) for row in one.keys() & other.keys()}
-    return {**one, **other, **both}
+def _add_words(words: Any, rows: Any, others: Words) -> None:
+    """Add the words missing from sketches; two batches of a stream may each have some of the words of a tensor."""
+    lines = np.minimum(rows.searchsorted(others.rows), len(rows) - 1)
+    are_mine = rows[lines] == others.rows
+    mine = words[lines[are_mine]]
+    words[lines[are_mine]] = np.where(mine != 0, mine, others.words[are_mine])

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, copy_and_digest, digest_all, digest_each, hex_of
+from tensorcas_mlflow.base.dtypes import DType
 from tensorcas_mlflow.base.tensors import Offsets, bytes_of, chunk_begins, chunk_counts, chunk_sizes, offsets_of
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
@@ -65,6 +65,15 @@ class Pieces:
         )
 
 
+class Words(NamedTuple):
+    """Sketches of some rows."""
+
+    rows: Any
+    """Their numbers, ascending."""
+    words: Any
+    """The words of each, shape ``(n, 32)``; 0 for a word that is not known."""
+
+
 class Source(ABC):
     """The rows of one checkpoint or file, and their bytes."""
 
@@ -75,8 +84,8 @@ class Source(ABC):
     """True if the bytes may have changed after hashing; if so, they are hashed again before they are stored."""
     first_row: int | None = None
     """Number of the first row in its file; None if names alone identify rows."""
-    known_words: Mapping[int, Any] = MappingProxyType({})
-    """Words of the sketches of rows whose bytes are not here any more, by the number of the row."""
+    known_words: Sequence[Words] = ()
+    """Sketches of rows whose bytes are not here any more."""
 
     @Lazy
     def columns(self) -> Columns:
@@ -256,10 +265,22 @@ class TensorSource(Source):
         digests[together] = hash_all(pieces)
         return digests
 
-    def elements(self, row: int, at: Any) -> Any:
-        """Return elements of an array, given by their positions in C order."""
-        array = self._arrays[row]
-        return array.reshape(-1)[at] if array.flags.c_contiguous else array[np.unravel_index(at, array.shape)]
+    def elements(self, rows: Any, at: Any, dtype: DType) -> Any:
+        """Return elements of arrays.
+
+        Args:
+            rows: Numbers of rows of one dtype.
+            at: For each row the positions of some elements in C order.
+            dtype: The dtype.
+        """
+        taken = np.empty(at.shape, dtype)
+        for out, row, places in zip(taken, rows.tolist(), at, strict=True):
+            array = self._arrays[row]
+            if array.flags.c_contiguous:
+                array.take(places, None, out, "clip")  # with "raise", numpy copies the result once more
+            else:
+                out[:] = array[np.unravel_index(places, array.shape)]
+        return taken
 
     def _small(self, rows: Any) -> list[Any]:
         if self._kept is None:
