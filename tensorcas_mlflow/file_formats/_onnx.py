@@ -1,8 +1,6 @@
 """ONNX models: a protobuf message that holds the tensors' bytes, or names files beside it that do.
 
-Sources: ``onnx-ml.proto`` of ONNX (github.com/onnx/onnx), IR versions 3 to 14, its ``docs/ExternalData.md``, and
-protobuf's wire format (protobuf.dev/programming-guides/encoding). A field is a varint of its number and wire type, and
-its value.
+Sources: ``onnx-ml.proto`` of ONNX (github.com/onnx/onnx), IR versions 3 to 14, and its ``docs/ExternalData.md``.
 
 The splitter walks forward, into messages that may hold large tensors and past all others. Fields mostly come in the
 order of their numbers: a tensor's name stands before ``raw_data``, and behind ``float_data``, which is looked past for
@@ -24,6 +22,7 @@ from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import item_bytes
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable
+from tensorcas_mlflow.file_formats._protobuf import BYTES, FIXED64, VARINT, read_field, read_varint, read_varints
 from tensorcas_mlflow.file_formats._source import ByteSource, MemorySource, OpenSibling
 from tensorcas_mlflow.file_formats._tape import MIN_TENSOR_BYTES, FilePart, Skeleton, Tape, Tensor
 
@@ -51,8 +50,6 @@ _MAX_DATA_BYTES = 16 << 20
 """Limit for one such tensor."""
 _MIN_NUMBERS = 16
 """An attribute with this many numbers may hold weights, as trees' attributes do."""
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 # The messages that may hold tensors: field number -> kind of the message.
 _CHILDREN: dict[str, dict[int, str]] = {
@@ -128,10 +125,10 @@ def is_onnx(head: memoryview) -> bool:
                 return False
             if number == _GRAPH:
                 first, wire_type, _, _ = read_field(head, at)
-                return first in _GRAPH_FIELDS and wire_type == _BYTES
+                return first in _GRAPH_FIELDS and wire_type == BYTES
             if number in _TEXTS:
                 bytes(head[at : at + value]).decode()
-            at += value if wire_type == _BYTES else 0
+            at += value if wire_type == BYTES else 0
     except (FormatError, IndexError, UnicodeDecodeError):
         return False
 
@@ -215,7 +212,7 @@ class _ModelSplitter:
                     return
             message = self._innermost()
             number, wire_type, value, self._at = read_field(self._window, self._at)
-            if wire_type != _BYTES:
+            if wire_type != BYTES:
                 message.note(number, value)
             else:
                 end = self._start + self._at + value
@@ -274,56 +271,11 @@ class _ModelSplitter:
         with contextlib.suppress(FormatError, IndexError):
             while at < len(ahead):
                 number, wire_type, value, at = read_field(ahead, at)
-                if wire_type == _BYTES:
+                if wire_type == BYTES:
                     message.note_bytes(number, ahead[at : at + value])
                     at += value
                 else:
                     message.note(number, value)
-
-
-def read_field(view: memoryview, at: int) -> tuple[int, int, int, int]:
-    """Read the beginning of a field.
-
-    Returns:
-        The field's number; its wire type; the value of a varint, the length of bytes, or 0; and the position behind
-        them, which for bytes is their first.
-
-    Raises:
-        FormatError: The bytes do not begin a field.
-        IndexError: The view ends first.
-    """
-    tag = view[at]
-    at += 1
-    if tag > 127:
-        tag, at = read_varint(view, at - 1)
-    wire_type = tag & 7
-    value = 0
-    if wire_type in (_VARINT, _BYTES):
-        value = view[at]
-        at += 1
-        if value > 127:
-            value, at = read_varint(view, at - 1)
-    elif wire_type == _FIXED32:
-        at += 4
-    elif wire_type == _FIXED64:
-        at += 8
-    else:
-        raise FormatError(f"no field of a model has the wire type {wire_type}")
-    if tag < 8:
-        raise FormatError("no field has the number 0")
-    return tag >> 3, wire_type, value, at
-
-
-def read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    """Read a varint, and return it with the position behind it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = view[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-    raise FormatError("a varint of more than 10 bytes")
 
 
 class _Field(NamedTuple):
@@ -430,7 +382,7 @@ class _ModelReader:
             if each.number == 1:
                 own = self._text(each)
             elif each.number in (7, 8):
-                n_numbers += each.value // 4 if each.number == 7 and each.wire_type == _BYTES else 1
+                n_numbers += each.value // 4 if each.number == 7 and each.wire_type == BYTES else 1
             elif each.number in (5, 6, 10, 11, 22, 23):
                 parts.append(each)
         name = owner if own == "value" else ".".join(filter(None, (owner, own)))
@@ -521,10 +473,10 @@ class _ModelReader:
         if not tensor.typed or len({each.number for each in tensor.typed}) > 1:
             raise FormatError(f"tensor {name[:80]!r} has no data, or some of two kinds")
         number, first = tensor.typed[0].number, tensor.typed[0]
-        if number in _WIDTHS and len(tensor.typed) == 1 and first.wire_type == _BYTES:
+        if number in _WIDTHS and len(tensor.typed) == 1 and first.wire_type == BYTES:
             self._check(name, n_bytes, first.value)
             return 0, first.start
-        n_held = sum(each.value if each.wire_type == _BYTES else 8 for each in tensor.typed)
+        n_held = sum(each.value if each.wire_type == BYTES else 8 for each in tensor.typed)
         held = 0 if self._held is None else self._table.sources[self._held].size
         if max(n_held, n_bytes) > _MAX_DATA_BYTES or held + n_bytes > _MAX_HELD_BYTES:
             return None
@@ -544,11 +496,11 @@ class _ModelReader:
 
     def _numbers_of(self, each: _Field) -> bytes:
         if each.number in _WIDTHS:
-            n_bytes = each.value if each.wire_type == _BYTES else _WIDTHS[each.number]
+            n_bytes = each.value if each.wire_type == BYTES else _WIDTHS[each.number]
             return bytes(self._source.read(each.start, n_bytes))
-        if each.wire_type == _VARINT:
+        if each.wire_type == VARINT:
             return each.value.to_bytes(8, "little")
-        return _varints(self._source.read(each.start, each.value)).tobytes()
+        return read_varints(self._source.read(each.start, each.value)).tobytes()
 
     def _check(self, name: str, wanted: int, n_bytes: int) -> None:
         if wanted != n_bytes:
@@ -557,7 +509,7 @@ class _ModelReader:
     # --- fields
 
     def _inside(self, message: _Field) -> Iterator[_Field]:
-        if message.wire_type != _BYTES:
+        if message.wire_type != BYTES:
             raise FormatError("a message has the wire type of a number")
         return self._fields(message.start, message.start + message.value)
 
@@ -574,38 +526,24 @@ class _ModelReader:
             number, wire_type, value, end = read_field(self._window, offset)
             at = self._window_at + end
             found = _Field(number, wire_type, value, at)
-            if wire_type == _BYTES:
+            if wire_type == BYTES:
                 at += value
-            elif wire_type != _VARINT:
-                width = 8 if wire_type == _FIXED64 else 4
+            elif wire_type != VARINT:
+                width = 8 if wire_type == FIXED64 else 4
                 found = found._replace(start=at - width)
             if at > stop:
                 raise FormatError("a field exceeds its message")
             yield found
 
     def _text(self, each: _Field) -> str:
-        if each.wire_type != _BYTES or each.value > _MAX_TEXT_BYTES:
+        if each.wire_type != BYTES or each.value > _MAX_TEXT_BYTES:
             raise FormatError(f"a text of {each.value} bytes")
         return bytes(self._source.read(each.start, each.value)).decode("utf-8")
 
     def _whole_numbers(self, each: _Field) -> list[int]:
-        if each.wire_type == _VARINT:
+        if each.wire_type == VARINT:
             return [each.value]
         if each.value > _MAX_TEXT_BYTES:
             raise FormatError("a tensor of too many dimensions")
-        values: list[int] = _varints(self._source.read(each.start, each.value)).tolist()
+        values: list[int] = read_varints(self._source.read(each.start, each.value)).tolist()
         return values
-
-
-def _varints(data: memoryview) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Read consecutive varints."""
-    raw = np.frombuffer(data, np.uint8)
-    if not len(raw):
-        return np.empty(0, np.uint64)
-    ends = np.flatnonzero(raw < 128) + 1
-    starts = np.concatenate(([0], ends[:-1]))
-    if not len(ends) or ends[-1] != len(raw) or (ends - starts).max() > 10:
-        raise FormatError("numbers that do not end")
-    nth = np.arange(len(raw)) - np.repeat(starts, ends - starts)
-    parts = (raw & 127).astype(np.uint64) << (7 * nth).astype(np.uint64)
-    return np.asarray(np.add.reduceat(parts, starts), np.uint64)

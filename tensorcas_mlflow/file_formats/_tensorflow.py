@@ -16,7 +16,7 @@ from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, MAX_NAME_BYTES
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import check_shape, item_bytes
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable
-from tensorcas_mlflow.file_formats._onnx import read_field, read_varint
+from tensorcas_mlflow.file_formats._protobuf import BYTES, FIXED32, VARINT, read_fields, read_varint
 from tensorcas_mlflow.file_formats._source import ByteSource, OpenSibling
 
 TENSORFLOW_INDEX = ".index"
@@ -32,7 +32,6 @@ _MAX_KEYS_BYTES = 64 << 20
 """Limit for all keys together: the table stores of each only the end that differs from the key before."""
 _MAX_SHARDS = 100_000
 _MAX_HEADER_BYTES = 64
-_VARINT, _BYTES, _FIXED32 = 0, 2, 5
 
 _DTYPES = {
     1: "float32",
@@ -197,23 +196,11 @@ def _read_handle(view: memoryview, at: int) -> tuple[tuple[int, int], int]:
 # --- the messages
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
-    """Read a message's fields: number, wire type, value of a varint, and bytes."""
-    at = 0
-    while at < len(message):
-        number, wire_type, value, at = read_field(message, at)
-        end = at + value if wire_type == _BYTES else at
-        if end > len(message):
-            raise FormatError("a field exceeds its message")
-        yield number, wire_type, value, message[at:end]
-        at = end
-
-
 def _read_header(message: memoryview) -> int:
     """Return the number of files that a header states."""
     n_shards = 0
-    for number, wire_type, value, _ in _fields(message):
-        if (number, wire_type) not in ((1, _VARINT), (2, _VARINT), (3, _BYTES)):
+    for number, wire_type, value, _ in read_fields(message):
+        if (number, wire_type) not in ((1, VARINT), (2, VARINT), (3, BYTES)):
             raise FormatError("its header has an unknown field")
         if number == 1:
             n_shards = value
@@ -224,12 +211,12 @@ def _read_header(message: memoryview) -> int:
     return n_shards
 
 
-_WIRE_TYPES = {1: _VARINT, 2: _BYTES, 3: _VARINT, 4: _VARINT, 5: _VARINT, 6: _FIXED32, 7: _BYTES}
+_WIRE_TYPES = {1: VARINT, 2: BYTES, 3: VARINT, 4: VARINT, 5: VARINT, 6: FIXED32, 7: BYTES}
 
 
 def _read_entry(message: memoryview) -> _Entry:
     entry = _Entry()
-    for number, wire_type, value, content in _fields(message):
+    for number, wire_type, value, content in read_fields(message):
         if _WIRE_TYPES.get(number) != wire_type:
             raise FormatError("an entry has an unknown field")
         match number:
@@ -250,11 +237,11 @@ def _read_entry(message: memoryview) -> _Entry:
 
 def _read_shape(message: memoryview) -> list[int]:
     shape: list[int] = []
-    for number, wire_type, value, content in _fields(message):
+    for number, wire_type, value, content in read_fields(message):
         if number == 3 and value:
             raise FormatError("a tensor without a shape")
-        if number == 2 and wire_type == _BYTES:
-            shape.append(next((side for nth, kind, side, _ in _fields(content) if (nth, kind) == (1, _VARINT)), 0))
+        if number == 2 and wire_type == BYTES:
+            shape.append(next((side for nth, kind, side, _ in read_fields(content) if (nth, kind) == (1, VARINT)), 0))
         if len(shape) > MAX_DIMENSIONS:
             raise FormatError(f"a tensor of more than {MAX_DIMENSIONS} dimensions")
     return shape
