@@ -24,15 +24,11 @@ import numpy as np
 
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, bytes_of
 from tensorcas_mlflow.errors import CorruptError, FormatError
-from tensorcas_mlflow.file_formats._hdf5_objects import (
-    NOWHERE,
-    Chunks,
-    DataSet,
-    Hdf5,
-    Node,
-    UnknownTypeError,
-    user_block,
-)
+from tensorcas_mlflow.file_formats._hdf5_chunks import chunk_addresses
+from tensorcas_mlflow.file_formats._hdf5_file import NOWHERE, Hdf5File, UnknownTypeError, user_block
+from tensorcas_mlflow.file_formats._hdf5_groups import walk
+from tensorcas_mlflow.file_formats._hdf5_headers import Chunks, DataSet, read_data_set, read_messages
+from tensorcas_mlflow.file_formats._hdf5_trees import Node, read_node
 from tensorcas_mlflow.file_formats._headers import name_or_none
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable, record_fields
 from tensorcas_mlflow.file_formats._source import ByteSource
@@ -121,7 +117,7 @@ class _Passing:
         self._arrays: dict[int, DataSet] = {}
         """Data sets by the addresses of the arrays of their chunks."""
         self._announced: dict[str, tuple[DataSet, Tensor, int | None]] = {}
-        self._file = Hdf5(self._read, tape.peek(_HEAD_BYTES), lambda: self._n_known_bytes)
+        self._file = Hdf5File(self._read, tape.peek(_HEAD_BYTES), lambda: self._n_known_bytes)
 
     def parts(self) -> Iterator[FilePart | Learned]:
         while not self._tape.is_at_end():
@@ -210,8 +206,8 @@ class _Passing:
             if owner is not None:
                 self._note_addresses(owner)
             return owner is not None
-        messages = self._file.messages(address, is_partial=True)
-        data_set = self._file.data_set(address, messages, is_partial=True)
+        messages = read_messages(self._file, address, is_partial=True)
+        data_set = read_data_set(self._file, address, messages, is_partial=True)
         if data_set is None or (data_set.dtype is None and data_set.shape is None and not data_set.kind):
             return False
         if data_set.chunks is not None:
@@ -234,7 +230,7 @@ class _Passing:
         """Remember the chunks of an array of addresses, as far as it can be read yet."""
         chunks = data_set.chunks
         assert chunks is not None
-        addresses = self._file.chunk_addresses(data_set, is_partial=True)
+        addresses = chunk_addresses(self._file, data_set, is_partial=True)
         is_rows = _is_rows(data_set, chunks)
         flat = addresses.reshape(-1)
         ahead = np.flatnonzero(flat >= self._tape.position - self._file.base)
@@ -255,7 +251,7 @@ class _Passing:
         waiting = [address]
         for at in waiting:
             try:
-                node = self._file.node(at, 1, 16 + 8 * len(chunks.sides))
+                node = read_node(self._file, at, 1, 16 + 8 * len(chunks.sides))
             except FormatError:
                 if self._file.base + at >= self._tape.position and len(self._trees) < _MAX_PENDING:
                     self._trees[self._file.base + at] = data_set
@@ -342,7 +338,7 @@ class _Passing:
         if not self._announced:
             return
         try:
-            found, _ = self._file.walk(is_partial=True)
+            found, _ = walk(self._file, is_partial=True)
         except UNREADABLE:
             found = {}
         learned: dict[str, Tensor] = {}
@@ -380,10 +376,10 @@ def list_hdf5(source: ByteSource) -> Listing:
     Raises:
         FormatError: The file is malformed. The others of `UNREADABLE` say the same.
     """
-    file = Hdf5(partial(_read, source), source.read(0, min(_HEAD_BYTES, source.size)), lambda: source.size)
+    file = Hdf5File(partial(_read, source), source.read(0, min(_HEAD_BYTES, source.size)), lambda: source.size)
     if file.end not in (source.size, source.size - file.base):
         raise FormatError(f"it has {source.size} bytes, and should have {file.end}")
-    found, elsewhere = file.walk()
+    found, elsewhere = walk(file)
     table = LocationTable(source)
     ranges: list[tuple[int, int]] = []
     ordered = sorted(found.values(), key=lambda each: _position(each.data_set))
@@ -419,7 +415,7 @@ def _read(source: ByteSource, at: int, n_bytes: int) -> memoryview:
 class _Place:
     """Place of the elements of one data set."""
 
-    def __init__(self, file: Hdf5, source: ByteSource, data_set: DataSet) -> None:
+    def __init__(self, file: Hdf5File, source: ByteSource, data_set: DataSet) -> None:
         self.kind = data_set.kind
         """Reason for which it is left out; "" if it is listed."""
         self.ranges: list[tuple[int, int]] = []
@@ -458,7 +454,7 @@ class _Place:
             name, self._dtype or "", self._shape, start=self._start, source=self._number or 0, fields=self._fields
         )
 
-    def _find_chunks(self, file: Hdf5, source: ByteSource, data_set: DataSet, chunks: Chunks) -> None:
+    def _find_chunks(self, file: Hdf5File, source: ByteSource, data_set: DataSet, chunks: Chunks) -> None:
         dtype = data_set.dtype
         assert dtype is not None
         inner = self._shape[len(chunks.sides) :]
@@ -471,7 +467,7 @@ class _Place:
             self.kind = "not written in part"
             return
         try:
-            addresses = file.chunk_addresses(data_set)
+            addresses = chunk_addresses(file, data_set)
         except UnknownTypeError as error:
             self.kind = str(error)
             return
