@@ -73,7 +73,7 @@ class DataSet:
     n_bytes: int = 0
     """Size of contiguous elements."""
     is_compact: bool = False
-    """Whether the elements lie in the header."""
+    """True if the elements lie in the header."""
     chunks: Chunks | None = None
 
     @property

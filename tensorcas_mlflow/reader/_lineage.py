@@ -73,7 +73,7 @@ class Relation:
     is_older: bool
     """True if the relative was stored before the model."""
     kind: Kind
-    """What the difference looks like.
+    """Kind of the difference, judged by the words that differ.
 
     ``copy``: all compared tensors are equal. ``cast``: the same values in another dtype. ``head``: a few tensors are
     new or changed, all others equal. ``lora``: the differences have a low rank, as merged adapters have. ``pruned``:

@@ -681,7 +681,7 @@ class Parents:
     """The checkpoint or file found by its sketches."""
 
     _is_worth_fetching: bool = field(default=False, init=False)
-    """Whether to fetch bases; decided once for all batches of a stream."""
+    """True if the bases are worth fetching; decided once for all batches of a stream."""
     _is_too_far: bool = field(default=False, init=False)
 
     @property
