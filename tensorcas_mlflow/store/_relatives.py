@@ -55,7 +55,7 @@ def find_likely(store: ListedStore, manifest: Manifest, *, most: int) -> tuple[l
     Returns:
         The refs of the model itself; and others, the nearest first.
     """
-    query = Sketched.stored("", manifest) or compute(store, "", manifest, most_bytes=1 << 62)
+    query = Sketched.stored("", manifest) or compute(store, "", manifest)
     by_manifest: dict[str, list[Ref]] = {}
     last: dict[Any, str] = {}
     refs = store.checkpoints()

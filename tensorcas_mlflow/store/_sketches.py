@@ -19,13 +19,14 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.sketch import (
+    HEAD_ELEMENTS,
     LEAST_SKETCHED_BYTES,
     LIKELY_BITS,
     N_WORDS,
     SURE_BITS,
     compare,
 )
-from tensorcas_mlflow.base.tensors import offsets_of
+from tensorcas_mlflow.base.tensors import distinct, offsets_of
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io import ChunkReader
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
@@ -76,6 +77,8 @@ _LEAST_DECODED_BYTES = 1 << 20
 MOST_DECODED_BYTES = 32 << 20
 """Bounds of the chunks read by one search, for checkpoints without sketches; between them it is a share of the save."""
 _DECODED_SHARE = 1 / 4
+_BATCH_BYTES = 32 << 20
+"""About the number of chunk bytes in memory while a manifest is sketched."""
 _MOST_LISTED = 20_000
 _LISTING_S = 60.0
 """Least time between two listings of a store's refs by searches."""
@@ -401,7 +404,7 @@ def read_more(store: SketchedStore, n_bytes: int) -> None:
             each = Sketched.stored(ref.manifest, manifest)
             if each is None and left_decoded_bytes > 0:
                 each = compute(store, ref.manifest, manifest, most_bytes=left_decoded_bytes)
-                left_decoded_bytes -= decoded_bytes(manifest)
+                left_decoded_bytes -= int(_head_bytes(manifest, sketched_rows(manifest.columns)).sum())
             if each is not None:
                 found.append((ref.manifest, each))
     known.see(done)
@@ -418,25 +421,26 @@ def read_manifest(store: SketchedStore, name: str) -> Manifest:
     return Manifest.from_blob(store.backend.get(f"manifests/{name}", max_bytes=MAX_BYTES), name)
 
 
-def decoded_bytes(manifest: Manifest) -> int:
-    """Return about the number of bytes to read for sketches of a manifest without any."""
-    return int(np.minimum(manifest.columns.n_bytes[sketched_rows(manifest.columns)], manifest.chunk_bytes).sum())
+def _head_bytes(manifest: Manifest, rows: Any) -> Any:
+    """Return about the number of bytes to read for the sketch of each of some rows."""
+    columns = manifest.columns
+    return np.minimum(columns.n_bytes[rows], np.maximum(manifest.chunk_bytes, HEAD_ELEMENTS * columns.itemsizes[rows]))
 
 
-def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: int) -> Sketched | None:
+def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: int | None = None) -> Sketched | None:
     """Sketch the tensors of a manifest from its stored chunks.
 
     Args:
         store: The store.
         name: Name of the manifest.
         manifest: The manifest.
-        most_bytes: Bound of the bytes read; the largest tensors come first.
+        most_bytes: Bound of the bytes read; the largest tensors come first. None for all tensors.
     """
     columns = manifest.columns
     rows = sketched_rows(columns)
-    rows = rows[np.argsort(-columns.n_bytes[rows], kind="stable")]
-    about = np.cumsum(np.minimum(columns.n_bytes[rows], manifest.chunk_bytes))
-    rows = np.sort(rows[about <= most_bytes])
+    if most_bytes is not None:
+        rows = rows[np.argsort(-columns.n_bytes[rows], kind="stable")]
+        rows = np.sort(rows[np.cumsum(_head_bytes(manifest, rows)) <= most_bytes])
     sizes = manifest.chunk_sizes
 
     def read(chunks: Any) -> dict[int, Any]:
@@ -447,7 +451,10 @@ def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: 
         store.chunks.read(unique, outs, verify=True)
         return {chunk: outs[place] for chunk, place in zip(chunks.tolist(), number.tolist(), strict=True)}
 
-    words = words_in(columns, rows, sizes, read)
+    words = np.zeros((len(rows), N_WORDS), dtype=np.uint16)
+    at = np.cumsum(_head_bytes(manifest, rows)) // _BATCH_BYTES
+    for begin, end in pairwise([*at.searchsorted(distinct(at)).tolist(), len(rows)]):
+        words[begin:end] = words_in(columns, rows[begin:end], sizes, read)
     return Sketched.of(name, columns, rows, words) if words.any() else None
 
 
@@ -514,7 +521,7 @@ def find_relative(
         at_hand = {each.digest: each for each in candidates}
         parent = at_hand.get(name.partition(".")[0]) or read_manifest(store, name)
         if len(sketches.rows) < len(sketched_rows(parent.columns)):
-            sketches = compute(store, sketches.manifest, parent, most_bytes=1 << 62) or sketches
+            sketches = compute(store, sketches.manifest, parent) or sketches
     except (NotFoundError, FormatError, BackendError):
         known.forget(match.sketched.manifest)
         return None

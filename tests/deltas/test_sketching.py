@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.base.sketch import positions, words_of
+from tensorcas_mlflow.base.sketch import HEAD_ELEMENTS, positions, words_of
+from tensorcas_mlflow.chunk_io import ChunkReader
 from tensorcas_mlflow.layout import Columns, read_sketches, sketched_rows
-from tensorcas_mlflow.store import Store, _sketching
+from tensorcas_mlflow.store import Store, _sketches, _sketching
 from tensorcas_mlflow.store._sources import TensorCopy, TensorSource
 from tests.deltas.made import save
 from tests.python_calls import calls_of
@@ -65,6 +66,27 @@ def test_save_sketches_its_tensors_once_and_all_together() -> None:
 
     assert len(store.manifest(ref).sketches) > 50 * 64
     assert len(calls) == 1
+
+
+def test_sketches_of_a_stored_manifest_are_read_in_batches_of_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
+    tensors = arrays() | {f"w{at}": np.random.default_rng(at).normal(size=9000).astype("f4") for at in range(40)}
+    manifest = store.manifest(save(store, tensors, 0))
+    sizes: list[int] = []
+    read = ChunkReader.read
+
+    def noted(self: ChunkReader, digests: Any, outs: Any, **options: Any) -> None:
+        sizes.append(sum(len(out) for out in outs))
+        read(self, digests, outs, **options)
+
+    monkeypatch.setattr(ChunkReader, "read", noted)
+    monkeypatch.setattr(_sketches, "_BATCH_BYTES", 1 << 20)
+    found = _sketches.compute(store, "", manifest)
+
+    assert found is not None
+    assert np.array_equal(found.words, expected(tensors, manifest.columns))
+    assert sum(sizes) > 2 << 20
+    assert max(sizes) <= (1 << 20) + 8 * HEAD_ELEMENTS
 
 
 def test_no_python_function_runs_for_each_sketched_tensor() -> None:
