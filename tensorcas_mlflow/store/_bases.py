@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
 from tensorcas_mlflow.base.tensors import distinct, offsets_of
 from tensorcas_mlflow.chunk_io import (
@@ -779,18 +779,22 @@ class Parents:
         """Read the latest checkpoints and files with different tensors: by their digests, the latest first."""
         found: dict[str, Manifest] = {}
         with suppress(NotFoundError, FormatError, BackendError):
-            refs = listed_refs(self.store.backend)
-            sketches_of(self.store.id).take(refs)
+            refs, known = listed_refs(self.store.backend), sketches_of(self.store.id)
+            known.take(refs)
             backend, keys = self.store.backend, [info.key for info in refs[:_N_LOOKED_AT]]
             read: Iterable[Ref | None] = map(self.store.ref, keys)
             if backend.is_remote:
                 read = backend.ordered_map(self.store.ref, keys, window=_N_AT_ONCE)
-            for ref in read:
+            looked_at: list[BlobInfo] = []
+            for info, ref in zip(refs, read, strict=False):
                 if len(found) == _N_LATEST:
                     break
+                if backend.is_remote:
+                    looked_at.append(info)  # a folder's manifest without sketches is sketched from its chunks
                 if ref is None or (ref.kind == "file" and ref.n_bytes < LEAST_ROW_BYTES):
                     continue
                 digest = ref.manifest.partition(".")[0]
                 if digest not in found and may_be_base(manifest := self.store.manifest(ref)):
                     found[digest] = manifest
+            known.see(looked_at)
         return found

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
-from tensorcas_mlflow.base.digest import unique_rows
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, unique_rows
 from tensorcas_mlflow.base.sketch import (
     HEAD_ELEMENTS,
     LEAST_SKETCHED_BYTES,
@@ -68,6 +68,12 @@ _LEAST_READ = 8
 """The same for a small save."""
 _READ_BYTES = 4 << 20
 """Size of a save for each manifest that its search reads: a search takes a few percent of the time of a save."""
+_MOST_FETCHED = 8
+"""Bound of the manifests one search fetches from an object store."""
+_FETCH_BYTES = 1 << 20
+"""Size of a save for each manifest that its search fetches."""
+_FETCHED_SHARE = 1 / 16
+"""Largest manifest that a search fetches from an object store, as a share of the save."""
 _REFS_A_READ = 8
 """Number of refs a search looks at for each manifest; a logged model is some ten files."""
 _LEAST_SHARE = 1 / 4
@@ -182,6 +188,18 @@ class Sketches:
                 self._n -= len(self._by_key.pop(key).rows)
             self._table = None
 
+    def learn(self, manifests: Iterable[Manifest]) -> None:
+        """Remember the sketches of manifests at hand, the latest first, unless they are known."""
+        known = self.digests()
+        for manifest in reversed([each for each in manifests if each.sketches and each.digest not in known]):
+            if (found := Sketched.stored(manifest.digest, manifest)) is not None:
+                self.note(manifest.digest, found)
+
+    def digests(self) -> Set[str]:
+        """Return the digests of all manifests with known sketches."""
+        with self._lock:
+            return {_digest(each.manifest) for each in self._by_key.values()}
+
     def keys(self) -> Set[str]:
         """Return the keys of all sketches."""
         return self._by_key.keys()
@@ -189,8 +207,11 @@ class Sketches:
     def unread(self, backend: Backend) -> list[BlobInfo]:
         """Return refs not passed to `see` before, the latest first: the last ref of each series, and those of files.
 
-        The refs are listed anew once these are read, but not at every search.
+        The refs are listed anew once these are read, but not at every search. The first listing of an object store is
+        left to the search for recent manifests: a process that created the store needs none.
         """
+        if backend.is_remote and self._listed_s == -math.inf:
+            return []
         if not self._unread and time.monotonic() - self._listed_s >= _LISTING_S:
             self.take(listed_refs(backend))
         return self._unread
@@ -354,6 +375,7 @@ class SketchedStore(Protocol):
     """The parts of an open store that a search needs."""
 
     backend: Backend
+    chunk_bytes: int
     id: str
 
     @property
@@ -370,55 +392,88 @@ def listed_refs(backend: Backend) -> list[BlobInfo]:
     return sorted(refs, key=lambda info: -info.modified_s)
 
 
-def read_more(store: SketchedStore, n_bytes: int) -> None:
+def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
     """Read sketches that other processes have stored: the latest checkpoint of each series, and files.
 
     One call reads a bounded number of manifests, the latest first, and much smaller models last. A later call goes on.
+    From an object store it fetches few manifests, several at a time, and no chunks.
 
     Args:
         store: The store.
         n_bytes: Size of the save. A larger one reads more.
+
+    Returns:
+        The manifests read that have sketches.
     """
-    known = sketches_of(store.id)
-    most = min(_MOST_READ, max(_LEAST_READ, n_bytes // _READ_BYTES))
+    known, backend = sketches_of(store.id), store.backend
+    if backend.is_remote:
+        most, most_bytes = min(_MOST_FETCHED, n_bytes // _FETCH_BYTES), int(_FETCHED_SHARE * n_bytes)
+    else:
+        most, most_bytes = min(_MOST_READ, max(_LEAST_READ, n_bytes // _READ_BYTES)), MAX_BYTES
+
+    def ref_of(info: BlobInfo) -> Ref | None:
+        with suppress(NotFoundError, FormatError, BackendError):
+            return store.ref(info.key)
+        return None
+
+    def manifest_of(ref: Ref) -> Manifest | None:
+        with suppress(NotFoundError, FormatError, BackendError):
+            return read_manifest(store, ref.manifest, max_bytes=most_bytes)
+        return None
+
     refs: list[tuple[BlobInfo, Ref]] = []
     done: list[BlobInfo] = []
-    for info in known.unread(store.backend)[: most * _REFS_A_READ]:
-        with suppress(NotFoundError, FormatError, BackendError):
-            ref = store.ref(info.key)
-            if ref is not None and (ref.kind != "file" or ref.n_bytes >= LEAST_SKETCHED_BYTES):
-                refs.append((info, ref))
-                continue
-        done.append(info)
-    refs.sort(key=lambda each: each[1].n_bytes < _LEAST_SHARE * n_bytes)
-    found: list[tuple[str, Sketched]] = []
+    at_hand = known.digests()
+    infos = known.unread(backend)[: most * _REFS_A_READ] if most else []
+    for info, ref in zip(infos, backend.map_requests(ref_of, infos), strict=True):
+        is_small = ref is not None and ref.kind == "file" and ref.n_bytes < LEAST_SKETCHED_BYTES
+        if ref is None or is_small or _digest(ref.manifest) in at_hand:
+            done.append(info)
+        else:
+            refs.append((info, ref))
+    refs.sort(key=lambda each: _most_bytes_of(each[1], store.chunk_bytes) < _LEAST_SHARE * n_bytes)
+    refs = refs[:most]
+    found: list[tuple[Manifest, Sketched]] = []
     left_bytes = _MOST_READ_BYTES
     left_decoded_bytes = min(MOST_DECODED_BYTES, max(_LEAST_DECODED_BYTES, int(_DECODED_SHARE * n_bytes)))
-    for info, ref in refs[:most]:
+    manifests = backend.map_requests(manifest_of, [ref for _, ref in refs])
+    for (info, ref), manifest in zip(refs, manifests, strict=True):
+        done.append(info)
+        if manifest is None:
+            continue
+        left_bytes -= len(manifest.stream)
+        each = Sketched.stored(ref.manifest, manifest)
+        if each is None and left_decoded_bytes > 0 and not backend.is_remote:
+            with suppress(NotFoundError, FormatError, BackendError):
+                each = compute(store, ref.manifest, manifest, most_bytes=left_decoded_bytes)
+            left_decoded_bytes -= int(_head_bytes(manifest, sketched_rows(manifest.columns)).sum())
+        if each is not None:
+            found.append((manifest, each))
         if left_bytes < 0:
             break
-        done.append(info)
-        with suppress(NotFoundError, FormatError, BackendError):
-            manifest = read_manifest(store, ref.manifest)
-            left_bytes -= len(manifest.stream)
-            each = Sketched.stored(ref.manifest, manifest)
-            if each is None and left_decoded_bytes > 0:
-                each = compute(store, ref.manifest, manifest, most_bytes=left_decoded_bytes)
-                left_decoded_bytes -= int(_head_bytes(manifest, sketched_rows(manifest.columns)).sum())
-            if each is not None:
-                found.append((ref.manifest, each))
     known.see(done)
-    for name, each in reversed(found):
-        known.note(name, each)
+    for _, each in reversed(found):
+        known.note(each.manifest, each)
+    return [manifest for manifest, _ in found]
 
 
 def _facts(info: BlobInfo) -> tuple[str, int, float]:
     return info.key, info.size, info.modified_s
 
 
-def read_manifest(store: SketchedStore, name: str) -> Manifest:
-    """Read a manifest by its name."""
-    return Manifest.from_blob(store.backend.get(f"manifests/{name}", max_bytes=MAX_BYTES), name)
+def _most_bytes_of(ref: Ref, chunk_bytes: int) -> int:
+    """Return a bound of the size of a ref's tensors; the size of a checkpoint is that of its manifest."""
+    return ref.n_bytes if ref.kind == "file" else ref.n_bytes // DIGEST_BYTES * chunk_bytes
+
+
+def _digest(manifest: str) -> str:
+    """Return the digest of a manifest, given its name."""
+    return manifest.partition(".")[0]
+
+
+def read_manifest(store: SketchedStore, name: str, *, max_bytes: int = MAX_BYTES) -> Manifest:
+    """Read a manifest by its name, unless its blob is larger than a bound."""
+    return Manifest.from_blob(store.backend.get(f"manifests/{name}", max_bytes=max_bytes), name)
 
 
 def _head_bytes(manifest: Manifest, rows: Any) -> Any:
@@ -509,17 +564,18 @@ def find_relative(
         candidates: Manifests at hand; others are read.
     """
     known = sketches_of(store.id)
+    known.learn(candidates)
     match = known.nearest(query)
-    if (match is None or match.likeness < _SURE) and not store.backend.is_remote:
+    if match is None or match.likeness < _SURE:
         with suppress(NotFoundError, FormatError, BackendError):
-            read_more(store, int(query.n_bytes.sum()))
+            candidates = [*candidates, *read_more(store, int(query.n_bytes.sum()))]
         match = known.nearest(query)
     if match is None:
         return None
     try:
         name, sketches = match.sketched.manifest, match.sketched
         at_hand = {each.digest: each for each in candidates}
-        parent = at_hand.get(name.partition(".")[0]) or read_manifest(store, name)
+        parent = at_hand.get(_digest(name)) or read_manifest(store, name)
         if len(sketches.rows) < len(sketched_rows(parent.columns)):
             sketches = compute(store, sketches.manifest, parent) or sketches
     except (NotFoundError, FormatError, BackendError):

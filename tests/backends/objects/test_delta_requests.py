@@ -18,6 +18,7 @@ from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store, _bases
 from tensorcas_mlflow.store._recent import RecentManifests
+from tensorcas_mlflow.store._sketches import forget_sketches
 from tensorcas_mlflow.store.protocol import read_pack_table
 from tests.backends.objects.proxy import Proxy
 from tests.backends.objects.requests_seen import Kind
@@ -40,9 +41,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the recent manifests, as in a new process."""
+    """Forget the recent manifests and sketches, as in a new process."""
     monkeypatch.setattr(_bases, "RECENT", RecentManifests())
     monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", _bases.RECENT)
+    forget_sketches()
 
 
 @pytest.fixture
@@ -211,6 +213,55 @@ def test_file_finds_the_bases_of_an_earlier_process(store: Store, way: Proxy, re
     assert traffic.up_bytes < 0.1 * MODEL_BYTES
     assert traffic.n_billed <= 9 + 48 + 24, str(traffic)
     assert traffic.most_at_once > 1
+
+
+def renamed(state: dict[str, Array]) -> dict[str, Array]:
+    return {f"base_model.model.{name}": array for name, array in state.items()}
+
+
+@pytest.mark.parametrize("n_others", [0, 6])
+def test_new_process_finds_bases_under_other_names_with_few_requests(
+    store: Store, way: Proxy, reopen: Reopen, n_others: int
+) -> None:
+    first, second, third = training(3)
+    save(store, first, 0, "the base")  # listed after the others, even if all have the same time
+    for number in range(n_others):
+        other = np.random.default_rng(number).normal(size=1 << 17).astype(np.float32)
+        save(store, {"other": other}, 0, f"run {number}")
+    tuning = reopen()
+    save(tuning, renamed(second), 0, "tuned")
+    traffic = way.traffic()
+    way.forget()
+    ref = save(tuning, renamed(third), 1, "tuned")
+    traffic_after = way.traffic()
+
+    assert traffic.up_bytes < 0.05 * MODEL_BYTES
+    # Beside the requests of any first save: two listings, and of each run a ref, a manifest, and the table of its pack.
+    # Some refs are read twice.
+    assert traffic.n_billed <= 9 + 5 + 4 * n_others, str(traffic)
+    assert traffic_after.n_billed == 9, str(traffic_after)
+    assert are_equal(load(tuning, ref), renamed(third))
+
+
+def test_search_fetches_few_manifests_from_a_bucket_with_many(store: Store, way: Proxy, reopen: Reopen) -> None:
+    for number in range(16):
+        save(store, {"other": np.random.default_rng(number).normal(size=1 << 13)}, 0, f"run {number}")
+    [state] = training(1)
+    save(reopen(), state, 0, "new")
+    traffic = way.traffic()
+    n_manifests = str(traffic.of(Kind.GET)).count("/manifests/")
+
+    assert n_manifests == 3 + 8, str(traffic)
+
+
+def test_process_that_created_the_bucket_lists_no_refs_for_its_searches(store: Store, way: Proxy) -> None:
+    for run, state in enumerate(training(2)):
+        way.forget()
+        save(store, state if run == 0 else renamed(state), 0, str(run))
+        traffic = way.traffic()
+
+        assert traffic.n_billed == 9, str(traffic)
+    assert traffic.up_bytes < 0.05 * MODEL_BYTES
 
 
 def test_last_step_of_many_is_restored_with_few_requests_and_bytes(
