@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from tensorcas_mlflow.file_formats._beside import Description, FilePlace, Folder
     from tensorcas_mlflow.file_formats._formats import FORMATS, FORMATS_IN, FileFormat, list_source, open_listing, split
     from tensorcas_mlflow.file_formats._listing import (
         EXAMPLE_INPUT,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
         left_out_parts,
     )
     from tensorcas_mlflow.file_formats._safetensors import SAFETENSORS_DTYPES
-    from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, OpenSibling
+    from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, MemorySource, OpenSibling
     from tensorcas_mlflow.file_formats._tape import (
         FilePart,
         Learned,
@@ -55,10 +56,11 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
+    "_beside": "Description FilePlace Folder",
     "_formats": "FORMATS FORMATS_IN FileFormat list_source open_listing split",
     "_listing": "EXAMPLE_INPUT OTHER_FILE FlatTable Listing TensorLocation Tensors left_out_parts",
     "_safetensors": "SAFETENSORS_DTYPES",
-    "_source": "ByteSource LocalFile OpenSibling",
+    "_source": "ByteSource LocalFile MemorySource OpenSibling",
     "_tape": "FilePart Learned More PlainBytes Readable Skeleton Tape Tensor",
     "_write": "FORMATS_OUT ArrayTensors WritePlan Written WrittenFile plan_write write",
 }

@@ -1,18 +1,22 @@
 """Files of raw tensors, described by another file of their folder.
 
 Such a file has no header. The external data of an ONNX model is described by the model; a data file of TensorFlow's
-variables, by their index. The description is read where both files lie on this machine. It may be wrong, or of another
-version of the file: then the store finds fewer equal chunks, and loses no byte.
+variables, by their index. The description is read in the folder where both files lie: a folder of this machine, or one
+of a store's artifacts. It may be wrong, or of another version of the file: then the store finds fewer equal chunks, and
+loses no byte.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
-from tensorcas_mlflow.errors import BackendError, FormatError
+from tensorcas_mlflow.errors import FormatError, TensorCasError
 from tensorcas_mlflow.file_formats._headers import tensor_or_skeleton
 from tensorcas_mlflow.file_formats._listing import TensorLocation
 from tensorcas_mlflow.file_formats._onnx import list_onnx
@@ -21,8 +25,6 @@ from tensorcas_mlflow.file_formats._tape import UNREADABLE, FilePart, PlainBytes
 from tensorcas_mlflow.file_formats._tensorflow import TENSORFLOW_INDEX, list_tensorflow
 
 _OF_TENSORFLOW = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
-_MIN_BYTES = 4096
-"""A smaller file is not worth a look beside it."""
 _MAX_MODELS = 8
 """Number of ONNX models of a folder that are read for the description of a file."""
 _MAX_MODEL_BYTES = 2 << 30
@@ -30,37 +32,82 @@ _MAX_MODEL_BYTES = 2 << 30
 _ANY_SIZE = 1 << 62
 
 
-def locations_beside(path: Path) -> list[TensorLocation]:
-    """Return the tensors that another file of the folder describes in this one.
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A file that may describe others of its folder; equal to another one of the same stamp."""
 
-    Args:
-        path: A file of this machine.
+    name: str
+    stamp: Hashable
+    """Value that changes with the file's content."""
+    open: Callable[[], ByteSource] = field(compare=False)
+
+
+class Folder(ABC):
+    """A folder with files that may describe each other.
+
+    The methods raise a `TensorCasError` or an OSError if the folder or a file cannot be read.
+    """
+
+    @abstractmethod
+    def names(self, suffix: str) -> list[str]:
+        """List the names of files with a suffix, sorted."""
+
+    @abstractmethod
+    def find(self, name: str) -> Description:
+        """Find a file by its name."""
+
+
+class LocalFolder(Folder):
+    """A folder of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def names(self, suffix: str) -> list[str]:
+        return files_named(self._path, suffix)
+
+    def find(self, name: str) -> Description:
+        path = file_in(self._path, name)
+        status = path.stat()
+        return Description(name, (str(path), status.st_size, status.st_mtime_ns), partial(LocalFile, path))
+
+
+class FilePlace(NamedTuple):
+    """Place of a file."""
+
+    folder: Folder
+    name: str
+
+    @classmethod
+    def of(cls, path: Path) -> FilePlace:
+        """Return the place of a file of this machine."""
+        path = path.absolute()
+        return cls(LocalFolder(path.parent), path.name)
+
+
+def locations_beside(place: FilePlace) -> list[TensorLocation]:
+    """Return the tensors that another file of the folder describes in this one.
 
     Returns:
         Tensors in C order, by position. No two share a byte. There are none if no file describes this one.
     """
+    folder, name = place
     try:
-        path = path.absolute()
-        if path.stat().st_size < _MIN_BYTES:
-            return []
-        match = _OF_TENSORFLOW.fullmatch(path.name)
+        match = _OF_TENSORFLOW.fullmatch(name)
         if match is not None:
-            return _located(file_in(path.parent, f"{match[1]}{TENSORFLOW_INDEX}"), path)
-        for name in files_named(path.parent, ".onnx")[:_MAX_MODELS]:
-            found = _located(file_in(path.parent, name), path)
+            return _located(folder.find(f"{match[1]}{TENSORFLOW_INDEX}"), name)
+        for model in folder.names(".onnx")[:_MAX_MODELS]:
+            found = _located(folder.find(model), name)
             if found:
                 return found
-    except (OSError, BackendError, *UNREADABLE):
+    except (OSError, TensorCasError, *UNREADABLE):
         pass
     return []
 
 
-def _located(description: Path, path: Path) -> list[TensorLocation]:
-    status = description.stat()
-    if status.st_size > _MAX_MODEL_BYTES:
-        return []
-    described = _described(str(description), status.st_size, status.st_mtime_ns).get(path.name, [])
+def _located(description: Description, name: str) -> list[TensorLocation]:
     found: list[TensorLocation] = []
+    described = _described(description).get(name, [])
     for location in sorted(described, key=lambda each: (each.start, each.n_bytes)):
         # Tied weights are described twice.
         if location.is_plain and (not found or found[-1].start + found[-1].n_bytes <= location.start):
@@ -69,14 +116,20 @@ def _located(description: Path, path: Path) -> list[TensorLocation]:
 
 
 @lru_cache(maxsize=_MAX_MODELS)
-def _described(path: str, size: int, modified_ns: int) -> dict[str, list[TensorLocation]]:
-    """Return the tensors that a file describes, by the names of their files.
+def _described(description: Description) -> dict[str, list[TensorLocation]]:
+    """Return the tensors that a file describes, by the names of their files; none if it is malformed.
 
     A folder may have a file for each tensor, so the result is remembered. It keeps no file open.
     """
-    lists = list_tensorflow if path.endswith(TENSORFLOW_INDEX) else list_onnx
-    listing = lists(LocalFile(path), _Unopened)
+    source = description.open()
     found: dict[str, list[TensorLocation]] = {}
+    if source.size > _MAX_MODEL_BYTES:
+        return found
+    lists = list_tensorflow if description.name.endswith(TENSORFLOW_INDEX) else list_onnx
+    try:
+        listing = lists(source, _Unopened)
+    except UNREADABLE:
+        return found
     for location in listing.locations.values():
         found.setdefault(listing.sources[location.source].name, []).append(location)
     return found

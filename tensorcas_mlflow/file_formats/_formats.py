@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import MalformedFileError
 from tensorcas_mlflow.file_formats._archives import is_archive, list_archive, split_archive
-from tensorcas_mlflow.file_formats._beside import locations_beside, split_described
+from tensorcas_mlflow.file_formats._beside import FilePlace, locations_beside, split_described
 from tensorcas_mlflow.file_formats._bhckpt import is_bhckpt, list_bhckpt, split_bhckpt
 from tensorcas_mlflow.file_formats._bintensors import (
     is_bintensors,
@@ -129,22 +129,22 @@ _CONTAINERS = (split_archive, list_archive, split_tar, list_tar)
 _MAX_NESTING = 3
 
 
-def split(tape: Tape, path: Path | None = None) -> Iterator[FilePart | Learned]:
+def split(tape: Tape, place: FilePlace | None = None) -> Iterator[FilePart | Learned]:
     """Take a file of any format apart.
 
     Args:
         tape: The file.
-        path: Its place on this machine, if it has one: other files of the folder may describe raw tensors.
+        place: Its place, if known: other files of the folder may describe raw tensors.
 
     Yields:
         The parts in order, to the very end of the file. The caller takes each part's bytes from the tape before it asks
         for the next part; the tape has fewer bytes than a part announces only where the file ends.
     """
-    yield from _split_as(_format_of(tape.peek(_HEAD_BYTES)), tape, 0, path)
+    yield from _split_as(_format_of(tape.peek(_HEAD_BYTES)), tape, 0, place)
 
 
 def _split_as(
-    found: FileFormat | None, tape: Tape, depth: int, path: Path | None = None
+    found: FileFormat | None, tape: Tape, depth: int, place: FilePlace | None = None
 ) -> Iterator[FilePart | Learned]:
     """Take a file of a format apart; see `split`.
 
@@ -152,11 +152,11 @@ def _split_as(
         found: Its format; None if it is unknown.
         tape: The file.
         depth: Number of archives around it.
-        path: See `split`.
+        place: See `split`.
     """
     head = tape.peek(_HEAD_BYTES)
     splits = None if found is None else found.splits
-    if found is None and path is not None and (locations := locations_beside(path)):
+    if found is None and place is not None and len(head) == _HEAD_BYTES and (locations := locations_beside(place)):
         splits = partial(split_described, locations=locations)
     if splits is not None:
         try:

@@ -7,7 +7,6 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +21,7 @@ from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import guess_itemsize
 from tensorcas_mlflow.errors import BackendError, FencedError, FormatError
-from tensorcas_mlflow.file_formats import FilePart, Learned, More, PlainBytes, Skeleton, Tape, Tensor
+from tensorcas_mlflow.file_formats import FilePart, FilePlace, Learned, More, PlainBytes, Skeleton, Tape, Tensor
 from tensorcas_mlflow.layout import Manifest, Mask, Row, sketched_rows
 from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
@@ -351,12 +350,12 @@ class Ingest:
                 # Everything is stored, or another error is on its way. A collection removes leftover intents.
                 _log.warning("the intent of a batch stays: %s", failure)
 
-    def take(self, tape: Tape, path: Path | None = None) -> StreamSource:
+    def take(self, tape: Tape, place: FilePlace | None = None) -> StreamSource:
         """Take a file apart and store all of it except the last batch.
 
         Args:
             tape: The file.
-            path: See `split`.
+            place: See `split`.
 
         Returns:
             Its rows, and the bytes of that batch.
@@ -368,7 +367,7 @@ class Ingest:
         # Only a stream needs the formats.
         from tensorcas_mlflow.file_formats import split
 
-        for part in split(tape, path):
+        for part in split(tape, place):
             if isinstance(part, Learned):
                 self._learn(part)
                 continue

@@ -69,7 +69,7 @@ from tensorcas_mlflow.store._recent import RECENT
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io import ChunkReader, ExtentCache, ReadPlan, Way
-    from tensorcas_mlflow.file_formats import Readable
+    from tensorcas_mlflow.file_formats import FilePlace, Readable
     from tensorcas_mlflow.store._bases import FindParent
     from tensorcas_mlflow.store._choose import Policy, RecentChoices
     from tensorcas_mlflow.store._save import PendingSave
@@ -604,10 +604,12 @@ class Store(Refs):
 
     def write_file(self, path: Path) -> PendingSave:
         """Store a file of any kind; raise like `write_stream`, and OSError if the file cannot be read."""
-        with open(path, "rb", buffering=0) as file:
-            return self.write_stream(file, path=path)
+        from tensorcas_mlflow.file_formats import FilePlace
 
-    def write_stream(self, source: Readable, *, path: Path | None = None) -> PendingSave:
+        with open(path, "rb", buffering=0) as file:
+            return self.write_stream(file, place=FilePlace.of(path))
+
+    def write_stream(self, source: Readable, *, place: FilePlace | None = None) -> PendingSave:
         """Store the bytes of a file as they arrive, read once and held some 32 MiB at a time.
 
         Files in a format with tensors are split (`tensorcas_mlflow.file_formats`). A tensor already in the store takes
@@ -616,8 +618,8 @@ class Store(Refs):
 
         Args:
             source: The bytes.
-            path: The file on this machine that has these bytes. Other files of its folder may describe raw tensors in
-                it, as an ONNX model describes its external data.
+            place: The file's place: a path of this machine, or the path that it will have among the artifacts. Other
+                files of the folder may describe raw tensors in it, as an ONNX model describes its external data.
 
         Raises:
             BackendError: The storage failed; the written blobs are garbage and nothing is lost.
@@ -632,7 +634,7 @@ class Store(Refs):
 
         policy, parents = Policy.of(None), Parents(store=self)
         with Ingest(self.backend, self.catalog, self.chunk_bytes, policy=policy, parents=parents) as ingest:
-            rows = ingest.take(Tape(source), path)
+            rows = ingest.take(Tape(source), place)
             manifest = Manifest(
                 kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=rows.rows
             )
@@ -640,6 +642,14 @@ class Store(Refs):
             save.n_new_bytes += ingest.n_new_bytes
             save.n_stored_bytes += ingest.n_stored_bytes
             return save
+
+    def place_of(self, path: str) -> FilePlace:
+        """Return the place of an artifact path, beside the files that the store has in the same folder."""
+        from tensorcas_mlflow.file_formats import FilePlace
+        from tensorcas_mlflow.store._beside import StoredFolder
+
+        folder, _, name = path.rpartition("/")
+        return FilePlace(StoredFolder(self, folder), name)
 
     def adopt(self, manifest: Manifest) -> PendingSave:
         """Pin a manifest from elsewhere, if this store holds all its chunks.

@@ -6,17 +6,22 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
 import pytest
+import safetensors.numpy
 
 from tests.deploy.calls import contents, download, fill, log_file, log_folder, new_run, pack_bytes, refs, root_of, sizes
 from tests.deploy.clients import Client, client
 from tests.deploy.servers import Server
+from tests.file_formats.samples import tensorflow_folder
 
 DATA = np.random.default_rng(1).bytes(2_000_000)
 SMALL = {"MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE": "1000", "MLFLOW_MULTIPART_DOWNLOAD_MINIMUM_FILE_SIZE": "1000"}
@@ -134,3 +139,41 @@ def test_a_worker_that_is_killed_during_an_upload_leaves_nothing_to_be_seen(
 
     assert eager_client(sizes, run_id) == {"half.bin": len(DATA)}
     assert contents(eager_client(download, f"runs:/{run_id}/")) == {"half.bin": DATA}
+
+
+def onnx_with_external_data(folder: Path, arrays: dict[str, np.ndarray]) -> list[str]:
+    """Write an ONNX model with external data, and return its files, the description first."""
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    model = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], tensors))
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    return ["model.onnx", "weights"]
+
+
+def variables_of_tensorflow(folder: Path, arrays: dict[str, np.ndarray]) -> list[str]:
+    """Write TensorFlow's variables, and return their files, the description first."""
+    tensorflow_folder(folder, arrays, n_shards=2)
+    return ["variables.index", "variables.data-00000-of-00002", "variables.data-00001-of-00002"]
+
+
+@pytest.mark.parametrize("write", [onnx_with_external_data, variables_of_tensorflow])
+def test_raw_tensors_uploaded_after_their_description_are_not_stored_again(
+    proxy: Server,
+    plain_client: Client,
+    write: Callable[[Path, dict[str, np.ndarray]], list[str]],
+    tmp_path: Path,
+) -> None:
+    draw = np.random.default_rng()
+    arrays = {f"layer{nth}": draw.normal(size=(700 + 37 * nth, 512)).astype(np.float32) for nth in range(4)}
+    n_bytes = sum(array.nbytes for array in arrays.values())
+    first, again = tmp_path / "first", tmp_path / "again"
+    first.mkdir()
+    again.mkdir()
+    safetensors.numpy.save_file(arrays, first / "model.safetensors")
+    run_id = plain_client(log_folder, str(first))
+    before = pack_bytes(proxy)
+    names = write(again, arrays)
+    for name in names:
+        plain_client(log_file, run_id, str(again / name), "again")
+
+    assert pack_bytes(proxy) - before <= 0.003 * n_bytes
+    assert contents(plain_client(download, f"runs:/{run_id}/again")) == contents(again)

@@ -15,7 +15,7 @@ import onnx.helper
 import onnx.numpy_helper
 import pytest
 
-from tensorcas_mlflow.file_formats import FilePart, Learned, PlainBytes, Tape, Tensor, split
+from tensorcas_mlflow.file_formats import FilePart, FilePlace, Learned, PlainBytes, Tape, Tensor, split
 from tests.file_formats.samples import tensorflow_folder
 from tests.file_formats.test_read_fuzz import damaged
 
@@ -57,7 +57,7 @@ def parts_of(path: Path) -> list[tuple[FilePart, bytes]]:
     data = path.read_bytes()
     tape = Tape(io.BytesIO(data))
     parts: list[tuple[FilePart, bytes]] = []
-    for part in split(tape, path):
+    for part in split(tape, FilePlace.of(path)):
         assert not isinstance(part, Learned)
         parts.append((part, bytes(tape.take(min(part.n_bytes, len(data))))))
     assert b"".join(taken for _, taken in parts) == data

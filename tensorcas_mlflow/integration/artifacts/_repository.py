@@ -49,7 +49,7 @@ from tensorcas_mlflow.errors import (
     WrongStoreError,
     without_secrets,
 )
-from tensorcas_mlflow.file_formats import Readable
+from tensorcas_mlflow.file_formats import FilePlace, Readable
 from tensorcas_mlflow.integration._artifact_uri import owner_of, root_of, store_root_for
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
@@ -675,7 +675,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             if manifest is not None and manifest.store_id == store.id and manifest.kind == "checkpoint":
                 with suppress(ChunkNotFoundError, WrongStoreError):
                     return store.adopt(manifest), target
-        return store.write_stream(Rejoined(head, rest), path=local_path), target
+        place = store.place_of(in_store) if local_path is None else FilePlace.of(local_path)
+        return store.write_stream(Rejoined(head, rest), place=place), target
 
     def _fetch(self, path: str, out: Path) -> bool:
         """Write an artifact to a local file; False if there is no such artifact."""
