@@ -123,7 +123,7 @@ _THEIRS = ("all", "expert", "layer")
 
 def _reading(folder: Path, what: str) -> Callable[[], object]:
     """Read a part; called in a process of its own, after its imports."""
-    import tensorcas_mlflow.reader  # noqa: F401
+    from tensorcas_mlflow.reader import Summary, open_ref  # noqa: F401  # the package imports a name on first use
 
     return partial(_OURS[what], folder)
 

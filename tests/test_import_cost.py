@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -130,6 +131,34 @@ def test_reading_parts_imports_nothing_that_takes_long(tmp_path: Path) -> None:
 
     # What is read of modules is counted by whoever counts what is read: a summary is a few kilobytes.
     assert not loaded & {"mlflow", "numpy.ma", "pandas", "torch"}
+
+
+FIRST_READ = """
+import json, sys
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
+
+reader = TensorCasStore(sys.argv[1], "run").open()
+str(reader.summary()) if sys.argv[2] == "summary" else reader.tensor(sys.argv[2], copy=True)
+print(json.dumps(sorted(sys.modules)))
+"""
+UNUSED_BY_SUMMARIES = {
+    "ml_dtypes",
+    "tensorcas_mlflow.base.sketch",
+    "tensorcas_mlflow.chunk_io._read",
+    "tensorcas_mlflow.file_formats",
+}
+
+
+@pytest.mark.parametrize(("what", "most"), [("summary", 60), ("layers.0.a", 65)])
+def test_first_read_of_a_process_imports_few_modules(tmp_path: Path, what: str, most: int) -> None:
+    store = TensorCasStore(tmp_path / "store", "run", adapter=Arrays())
+    store.save({f"layers.{n}.a": np.arange(90_000, dtype=ml_dtypes.bfloat16) for n in range(2)}, step=1)
+    script = FIRST_READ.replace("sys.argv[1]", repr(str(tmp_path / "store"))).replace("sys.argv[2]", repr(what))
+
+    loaded = set(json.loads(run_fresh(script, tmp_path)))
+
+    assert len([name for name in loaded if name.startswith("tensorcas_mlflow")]) <= most
+    assert what != "summary" or not loaded & UNUSED_BY_SUMMARIES
 
 
 EVERYTHING_WITHOUT_PANDAS = """

@@ -10,7 +10,6 @@ import zlib
 from binascii import hexlify
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import blake3
@@ -63,8 +62,7 @@ CLOSED = 0xFFFFFFFF
 """Row of the tombstone that closes a log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogBlob:
+class LogBlob(NamedTuple):
     """One blob to write into a record."""
 
     key: str

@@ -90,7 +90,7 @@ class UndurableLog(NamedTuple):
     """True if a sync of the log has failed, so that no later one makes it durable."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _KnownLog:
     """The known part of one log."""
 

@@ -46,6 +46,8 @@ _ML_DTYPES_NAMES = [
     "int2",
     "uint2",
 ]
+_ITEMSIZES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+"""Sizes of the dtypes that every release of ml_dtypes has, in bytes."""
 _BY_NAME: dict[str, DType] = {name: np.dtype(name) for name in _NUMPY_NAMES}
 _NAME_OF: dict[DType, str] = {dtype: name for name, dtype in _BY_NAME.items()}
 
@@ -144,6 +146,15 @@ def parse_dtype(name: str) -> DType:
     if dtype is None or dtype.itemsize > MAX_RECORD_BYTES:
         raise FormatError(f"no dtype is called {name[:80]!r}")
     return dtype.newbyteorder(">") if big else dtype
+
+
+def itemsize_of(name: str) -> int:
+    """Return the size of an element in bytes, without the import of ml_dtypes for the common dtypes of it.
+
+    Raises:
+        FormatError: There is no such dtype.
+    """
+    return _ITEMSIZES.get(name) or parse_dtype(name).itemsize
 
 
 def _parse_record(name: str) -> DType:

@@ -110,7 +110,7 @@ class ChainLinks(NamedTuple):
         return ranges(self.begins[chunks], counts), counts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Batch:
     """Parts to read and decode, in columns; those of one part are neighbours."""
 

@@ -84,7 +84,7 @@ def check_sizes(places: Places, sizes: Any) -> dict[int, str]:
     }
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Stored:
     """Stored bytes of some links."""
 

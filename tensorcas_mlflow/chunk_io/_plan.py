@@ -40,7 +40,7 @@ _SHARED_BYTES = 4 << 20
 """Size of such a block, about: as long as one of its arrays is in use, the whole block is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Target:
     """Memory of some chunks. Two chunks of one target never overlap."""
 
@@ -231,7 +231,7 @@ def _shared_blocks(sizes: Offsets, shares: Any) -> tuple[list[Any], Offsets, Off
 _MOST_IDLE = 32
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Held:
     file: BlobFile | None
     n_users: int = 0

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
-from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
+from tensorcas_mlflow.base.dtypes import dtype_name, itemsize_of
 from tensorcas_mlflow.base.tensors import (
     MAX_DIMENSIONS,
     MAX_NAME_BYTES,
@@ -235,12 +235,12 @@ class Specs:
     @Lazy
     def itemsizes(self) -> Offsets:
         """Size of an element of each row in bytes; 1 for plain bytes."""
-        return self._of_dtypes([1 if name is None else parse_dtype(name).itemsize for name in self.dtypes])
+        return self._of_dtypes([1 if name is None else itemsize_of(name) for name in self.dtypes])
 
     @Lazy
     def codec_itemsizes(self) -> Offsets:
         """Size of an element of each row for its codec: 1 for text, and half a complex number."""
-        sizes = [1 if name is None or name[0] in "SU" else parse_dtype(name).itemsize for name in self.dtypes]
+        sizes = [1 if name is None or name[0] in "SU" else itemsize_of(name) for name in self.dtypes]
         is_complex = [name is not None and name.lstrip("<>").startswith("complex") for name in self.dtypes]
         return self._of_dtypes(np.where(is_complex, np.array(sizes) // 2, sizes))
 

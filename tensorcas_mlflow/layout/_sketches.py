@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.base.sketch import LEAST_SKETCHED_BYTES, N_WORDS, SKETCH_BYTES, is_sketched
 from tensorcas_mlflow.layout._rows import Columns
 
 _MAGIC = b"\x89TCSKT\r\x01"
@@ -18,6 +17,9 @@ _DIGEST_BYTES = 16
 
 def sketched_rows(columns: Columns) -> Any:
     """Return the numbers of the rows with sketches, ascending."""
+    # Opening a checkpoint parts sketches from its manifest, and reads none of them.
+    from tensorcas_mlflow.base.sketch import LEAST_SKETCHED_BYTES, is_sketched
+
     has_dtype = np.array([is_sketched(name) for name in columns.dtypes], dtype=bool)
     rows: Any = (has_dtype[columns.dtype] & (columns.n_bytes >= LEAST_SKETCHED_BYTES)).nonzero()[0]
     return rows
@@ -52,6 +54,8 @@ def read_sketches(data: bytes, columns: Columns) -> tuple[Any, Any] | None:
     Returns:
         None if there are none, or they are damaged, of a later version, or for other rows.
     """
+    from tensorcas_mlflow.base.sketch import N_WORDS, SKETCH_BYTES
+
     if len(data) < _FOOTER.size:
         return None
     words = data[: -_FOOTER.size]

@@ -21,7 +21,6 @@ from tensorcas_mlflow.base.files import sparse_memory
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, aligned_bytes, bytes_of
 from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.base.threads import Lazy
-from tensorcas_mlflow.chunk_io import ChunkOwner
 from tensorcas_mlflow.layout import Manifest, Specs
 
 if TYPE_CHECKING:
@@ -388,6 +387,8 @@ class StoredContents(RowContents):
         self._store.chunks.check(self.manifest, self.row_of[rows])
 
     def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
+        from tensorcas_mlflow.chunk_io import ChunkOwner  # a summary needs no reader of chunks
+
         stored = self.manifest.rows[int(self.row_of[row])]
         owner = ChunkOwner(label=self.manifest.label, rows=[stored])
         self._store.chunks.read(stored.digests[chunks], list(outs), verify=self._verify, owner=owner)

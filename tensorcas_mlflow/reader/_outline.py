@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ _MOST_DIGITS = 18
 _ZERO, _NINE, _DOT = ord("0"), ord("9"), ord(".")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patterns:
+class Patterns(NamedTuple):
     """Names, each as a pattern and the numbers in it. A number is a whole part of a name, between dots."""
 
     texts: Sequence[str]
@@ -135,8 +134,7 @@ _ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg)(?:\.(?:layer|linear|classifier
 """``mlp.gate.weight``: it has one row per expert."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NameReading:
+class NameReading(NamedTuple):
     """Layer, stage and expert in one pattern of names."""
 
     stack: str
@@ -247,8 +245,7 @@ _MOST_LISTED, _MOST_CHARACTERS = 50, 100
 """Bounds on the untrusted names and numbers in a message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """A tensor, or some rows of one."""
 
     row: int
@@ -259,8 +256,7 @@ class Part:
     """True if it is one row, without axis 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Assignment:
+class Assignment(NamedTuple):
     """For each tensor, the facts in its name; -1 for a missing one."""
 
     stacks: tuple[str, ...]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tensorcas_mlflow.base.tensors import Offsets, distinct, ranges
 from tensorcas_mlflow.base.text import count_text, size_text
-from tensorcas_mlflow.file_formats import EXAMPLE_INPUT, OTHER_FILE, left_out_parts
 from tensorcas_mlflow.layout import Specs
 from tensorcas_mlflow.reader._contents import Contents
 from tensorcas_mlflow.reader._outline import NUMBER, Outline, Patterns, number_ranges
@@ -25,8 +24,7 @@ _MOST_PARTS = 64
 _MOST_NUMBERS, _MOST_CHARACTERS = 64, 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryNode:
+class SummaryNode(NamedTuple):
     """A part of a model: a module, all layers of one kind together, or the tensors of one name."""
 
     name: str
@@ -43,8 +41,7 @@ class SummaryNode:
     """Its parts, in the order of the checkpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackSummary:
+class StackSummary(NamedTuple):
     """Layers of one kind."""
 
     name: str
@@ -69,15 +66,18 @@ class Summary:
     stacks: tuple[StackSummary, ...]
     tree: SummaryNode
     """The whole; its name is empty."""
-    is_cut: bool = False
+    is_cut: bool
     """True if it omits parts with thousands of distinct names."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str]
     """Tensors not counted above: unsupported ones by name, with their type."""
 
     def __str__(self) -> str:
         dtypes = ", ".join(f"{name} {size_text(n_bytes)}" for name, (_, n_bytes) in self.dtypes.items())
         lines = [f"{self.label}: {self.n_tensors} tensors, {size_text(self.n_bytes)} ({dtypes})"]
         if self.left_out:
+            # Opening a file's formats takes longer than a summary; most checkpoints leave nothing out.
+            from tensorcas_mlflow.file_formats import EXAMPLE_INPUT, OTHER_FILE, left_out_parts
+
             others = left_out_parts(self.left_out)
             if others:
                 types = ", ".join(sorted(set(others.values())))
@@ -178,8 +178,7 @@ def _stack(name: str, mine: Offsets, specs: Specs, outline: Outline) -> StackSum
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Leaf:
+class _Leaf(NamedTuple):
     """The tensors of one pattern."""
 
     parts: tuple[str, ...]
@@ -252,27 +251,26 @@ def _numbers_text(numbers: Offsets) -> str:
     return text if len(text) <= _MOST_CHARACTERS else "*"
 
 
-@dataclass(slots=True)
-class _Branch:
-    """A part of the tree, while it is put together: the leaves below it."""
+class _Branch(NamedTuple):
+    """A part of the tree, and the leaves below it."""
 
     name: str
     leaves: list[_Leaf]
     depth: int = 0
     n_alike: int = 1
-    inner: dict[str, list[_Leaf]] = field(default_factory=dict)
 
     def node(self) -> SummaryNode:
         """Make the node, and those below it."""
         ending = [each for each in self.leaves if len(each.keys) == self.depth]
+        inner: dict[str, list[_Leaf]] = {}
         for each in self.leaves:
             if len(each.keys) > self.depth:
-                self.inner.setdefault(each.keys[self.depth], []).append(each)
-        children = tuple(self._child(leaves).node() for leaves in self.inner.values())
+                inner.setdefault(each.keys[self.depth], []).append(each)
+        children = tuple(self._child(leaves).node() for leaves in inner.values())
         if len(children) == 1 and not ending and self.name:
             child = children[0]
             n_alike = child.n_alike if child.dtypes else child.n_alike * self.n_alike
-            return replace(child, name=f"{self.name}.{child.name}", n_alike=n_alike)
+            return child._replace(name=f"{self.name}.{child.name}", n_alike=n_alike)
         leaf = ending[0] if len(ending) == 1 else None
         return SummaryNode(
             name=self.name,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.reader import open_ref
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.reader.checkpoints import opened, save
 
 MODEL = {
@@ -47,6 +52,37 @@ def test_summary_reads_a_thousandth_of_the_bytes(store: Store) -> None:
     str(open_ref(store, ref).summary())
 
     assert bytes_read() - before < N_BYTES / 1000
+
+
+FIRST_SUMMARY = """
+import sys
+from pathlib import Path
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
+import tensorcas_mlflow.reader
+
+def bytes_read():
+    return int(Path("/proc/self/io").read_text().split("rchar:")[1].split()[0])
+
+before = bytes_read()
+str(TensorCasStore(sys.argv[1], "run").open().summary())
+print(bytes_read() - before)
+"""
+
+
+def test_first_summary_of_a_process_reads_few_bytes_of_code(tmp_path: Path) -> None:
+    bytes_read()
+    store = Store.init(tmp_path / "store")
+    weights = {f"model.layers.{n}.w": torch.zeros(300, 300, dtype=torch.bfloat16) for n in range(8)}
+    TensorCasStore(store.uri, "run").save(weights, step=1)
+    # The first process writes the bytecode that the second one reads.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    counts = [
+        int(subprocess.check_output([sys.executable, "-c", FIRST_SUMMARY, store.uri], env=env, cwd=tmp_path))
+        for _ in range(2)
+    ]
+
+    # Five modules of the reader have 140 KB of bytecode. Modules that read chunks and file formats have 250 KB more.
+    assert counts[1] < 190_000
 
 
 def test_an_expert_reads_little_more_than_its_own_bytes(store: Store) -> None:
