@@ -14,6 +14,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -40,7 +41,7 @@ from tensorcas_mlflow.maintenance._optimize_encode import (
 )
 from tensorcas_mlflow.maintenance._optimize_tracks import Group, tracks_of
 from tensorcas_mlflow.maintenance._optimize_tree import SAMPLE_BYTES, plant
-from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store import Store, sketches_in
 from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
@@ -372,7 +373,7 @@ def _blocks(
     store: Store, done_chunks: DoneChunks, manifests: Sequence[Manifest], before: Sequence[Manifest], effort: Effort
 ) -> Iterator[Block]:
     """Divide the chunks of some checkpoints that are not done into blocks, lazily."""
-    groups, plain = tracks_of(manifests, before, done_chunks)
+    groups, plain = tracks_of(manifests, before, done_chunks, partial(sketches_in, store))
     blocks = chain.from_iterable(_blocks_of(store, group) for group in groups)
     return (block for block in chain(blocks, blocks_of_plain(plain)) if not done_chunks.are_done(block.flat).all())
 

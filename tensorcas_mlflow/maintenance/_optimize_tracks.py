@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from tensorcas_mlflow.base.tensors import chunk_sizes
 from tensorcas_mlflow.codecs import WORD_BYTES
 from tensorcas_mlflow.layout import Columns, Manifest
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
+from tensorcas_mlflow.maintenance._optimize_names import Key, Kin
 
 LEAST_DELTA_BYTES = 4096
 """Least bytes of a tensor that is stored as deltas: below, reading a base costs more than it saves."""
@@ -48,7 +49,10 @@ class Plain:
 
 
 def tracks_of(
-    manifests: Sequence[Manifest], before: Sequence[Manifest], done_chunks: DoneChunks
+    manifests: Sequence[Manifest],
+    before: Sequence[Manifest],
+    done_chunks: DoneChunks,
+    sketch: Callable[[Manifest, Any], Any],
 ) -> tuple[list[Group], Plain]:
     """Sort the chunks of some checkpoints that are not done into groups.
 
@@ -56,24 +60,30 @@ def tracks_of(
         manifests: Manifests of the checkpoints, in their order.
         before: Manifests of earlier checkpoints, whose tensors may be bases.
         done_chunks: Chunks that are done.
+        sketch: See `Kin`.
 
     Returns:
         Groups of chunks that may have bases; and the other chunks.
     """
-    tracks: dict[tuple[Any, ...], _Track] = {}
+    tracks: dict[Key, _Track] = {}
+    kin = Kin(sketch)
     plain: list[_Part] = []
     n_before = len(before)
     for at, manifest in enumerate([*before, *manifests]):
         columns, done = manifest.columns, done_chunks.are_done(manifest.digests)
-        names = columns.names.to_list()
-        for row in _rows_with_versions(columns):
-            key = (names[row], columns.dtypes[columns.dtype[row]], columns.shape(row), manifest.chunk_bytes)
+        names, rows = columns.names.to_list(), _rows_with_versions(columns)
+        spans = [slice(*columns.chunk_at[row : row + 2].tolist()) for row in rows]
+        are_done = [bool(done[span].all()) for span in spans]
+        keys = [
+            Key(names[row], columns.dtypes[columns.dtype[row]], columns.shape(row), manifest.chunk_bytes)
+            for row in rows
+        ]
+        owners = kin.add(manifest, rows, keys, are_done)
+        for row, key, span, is_done in zip(rows, owners, spans, are_done, strict=True):
             if key not in tracks:
                 sizes = chunk_sizes(columns.n_bytes[row : row + 1], manifest.chunk_bytes)
                 tracks[key] = _Track(sizes, int(columns.codec_itemsizes[row]))
-            track = tracks[key]
-            chunks = slice(int(columns.chunk_at[row]), int(columns.chunk_at[row + 1]))
-            track.add(at, columns.digests[chunks], is_done=bool(done[chunks].all()))
+            tracks[key].add(at, columns.digests[span], is_done=is_done)
         if at >= n_before:
             plain.append(_plain_part(manifest, done))
     groups: dict[tuple[Any, ...], list[_Track]] = {}
@@ -89,7 +99,7 @@ def tracks_of(
 
 
 class _Track:
-    """Tensor of one name, dtype and shape in several checkpoints."""
+    """Tensor of one dtype and size in several checkpoints, under one name or several."""
 
     def __init__(self, sizes: Any, itemsize: int) -> None:
         self.sizes = sizes

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
     from tensorcas_mlflow.store._relatives import Likely, find_likely
     from tensorcas_mlflow.store._save import PendingSave
+    from tensorcas_mlflow.store._sketches import sketches_in
     from tensorcas_mlflow.store._sources import TensorCopy
     from tensorcas_mlflow.store._store import Store, stores_below
 
@@ -52,6 +53,7 @@ _NAMES = {
     "_pending": "abandon_pending has_pending hold_pending take_pending",
     "_relatives": "Likely find_likely",
     "_save": "PendingSave",
+    "_sketches": "sketches_in",
     "_sources": "TensorCopy",
     "_store": "Store stores_below",
 }

@@ -496,7 +496,33 @@ def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: 
     if most_bytes is not None:
         rows = rows[np.argsort(-columns.n_bytes[rows], kind="stable")]
         rows = np.sort(rows[np.cumsum(_head_bytes(manifest, rows)) <= most_bytes])
-    sizes = manifest.chunk_sizes
+    words = _words_of(store, manifest, rows)
+    return Sketched.of(name, columns, rows, words) if words.any() else None
+
+
+def sketches_in(store: SketchedStore, manifest: Manifest, rows: Any) -> Any:
+    """Return the sketches of tensors of a stored manifest: those in its blob, or else new ones from its chunks.
+
+    Args:
+        store: The store.
+        manifest: The manifest.
+        rows: Numbers of rows that `sketched_rows` returns, or some of them, ascending.
+
+    Returns:
+        The words of each, shape ``(n, 32)``; zeros if a chunk cannot be read.
+    """
+    found = read_sketches(manifest.sketches, manifest.columns)
+    if found is not None:
+        return found[1][found[0].searchsorted(rows)]
+    try:
+        return _words_of(store, manifest, rows)
+    except (NotFoundError, FormatError):
+        return np.zeros((len(rows), N_WORDS), dtype=np.uint16)
+
+
+def _words_of(store: SketchedStore, manifest: Manifest, rows: Any) -> Any:
+    """Return the sketches of rows of a manifest from its stored chunks."""
+    columns, sizes = manifest.columns, manifest.chunk_sizes
 
     def read(chunks: Any) -> dict[int, Any]:
         unique, first, number = unique_rows(columns.digests[chunks])
@@ -510,7 +536,7 @@ def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: 
     at = np.cumsum(_head_bytes(manifest, rows)) // _BATCH_BYTES
     for begin, end in pairwise([*at.searchsorted(distinct(at)).tolist(), len(rows)]):
         words[begin:end] = words_in(columns, rows[begin:end], sizes, read)
-    return Sketched.of(name, columns, rows, words) if words.any() else None
+    return words
 
 
 class Relative:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import Backend, MemoryBackend
+from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import DirectAccessError
@@ -22,8 +22,10 @@ from tests.maintenance.optimize.trainings import (
     blobs,
     collect,
     drop,
+    flip,
     is_done,
     loads,
+    n_bytes_of,
     new_store,
     optimize,
     same,
@@ -32,17 +34,6 @@ from tests.maintenance.optimize.trainings import (
     tables,
     train,
 )
-
-
-def n_bytes_of(backend: Backend) -> int:
-    return sum(info.size for info in backend.list("packs"))
-
-
-def flip(backend: MemoryBackend, key: str, at: int) -> None:
-    blob = bytearray(backend.get(key))
-    blob[at] ^= 1
-    backend.delete(key)
-    backend.put_new(key, [bytes(blob)])
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

@@ -98,3 +98,14 @@ def is_done(backend: Backend) -> bool:
     rows = tables(backend).values()
     found = verify(Store.open_backend(backend), full=True).problems
     return found == () and all((entries["effort"] > 0).all() for entries in rows)
+
+
+def n_bytes_of(backend: Backend) -> int:
+    return sum(info.size for info in backend.list("packs"))
+
+
+def flip(backend: MemoryBackend, key: str, at: int) -> None:
+    blob = bytearray(backend.get(key))
+    blob[at] ^= 1
+    backend.delete(key)
+    backend.put_new(key, [bytes(blob)])

@@ -1,0 +1,109 @@
+"""Optimization of tensors that are versions of one tensor under different names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.maintenance import verify
+from tensorcas_mlflow.maintenance._optimize_names import Key, Kin
+from tensorcas_mlflow.store import Store, _bases, _sketching
+from tests.maintenance.optimize.trainings import CHUNK_BYTES, flip, n_bytes_of, optimize, same
+
+Tensors = dict[str, Any]
+
+
+def weights(step: int, *, names: str = "layers.#.weight") -> Tensors:
+    """Return the weights of six layers, moved a little at each step."""
+    draw = np.random.default_rng(0)
+    layers = [draw.normal(0, 0.02, (80, 100)) for _ in range(6)]
+    for _ in range(step):
+        layers = [layer + draw.normal(0, 1e-6, layer.shape) for layer in layers]
+    return {names.replace("#", str(at)): layer.astype(np.float32) for at, layer in enumerate(layers)}
+
+
+def save(store: Store, tensors: Tensors, run_id: str, step: int = 0) -> None:
+    with store.write_checkpoint(tensors) as pending:
+        pending.commit(RefTarget(run_id=run_id, step=step))
+
+
+def loads(store: Store, tensors: Tensors, run_id: str, step: int = 0) -> bool:
+    fresh = Store.open_backend(store.backend)
+    ref = fresh.ref(RefTarget(run_id=run_id, step=step).key)
+    return ref is not None and same(fresh.read_tensors(fresh.manifest(ref)), tensors)
+
+
+@pytest.fixture(params=["with sketches", "without sketches"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Return a store whose saves do not search for bases under other names."""
+    monkeypatch.setattr(_bases, "find_relative", lambda *_: None)
+    if request.param == "without sketches":
+        monkeypatch.setattr(_sketching, "is_worth_sketching", lambda *_, **__: False)
+    return Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
+
+
+def with_fine_tune(names: str) -> Store:
+    made = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
+    save(made, weights(0), "base")
+    for step in (1, 2):
+        save(made, weights(step, names=names), "tuned", step)
+    return made
+
+
+def test_fine_tune_under_other_names_takes_as_much_as_under_the_same(store: Store) -> None:
+    other = with_fine_tune("base_model.model.layers.#.weight")
+    before = n_bytes_of(other.backend)
+    optimize(other)
+    same_names = with_fine_tune("layers.#.weight")
+    optimize(same_names)
+
+    assert n_bytes_of(other.backend) < 0.9 * before
+    assert n_bytes_of(other.backend) == pytest.approx(n_bytes_of(same_names.backend), rel=0.01)
+    assert loads(other, weights(0), "base")
+    assert loads(other, weights(2, names="base_model.model.layers.#.weight"), "tuned", 2)
+    assert verify(Store.open_backend(other.backend), full=True).problems == ()
+
+
+def test_second_run_after_new_names_writes_nothing_and_takes_a_later_step_as_a_delta(store: Store) -> None:
+    made = with_fine_tune("model.#")
+    optimize(made)
+    packs = made.backend.names("packs")
+    second = optimize(made)
+    left, before = made.backend.names("packs"), n_bytes_of(made.backend)
+    save(made, weights(3, names="third.#"), "third")
+    optimize(made)
+
+    assert second.written_bytes == 0
+    assert left == packs
+    assert n_bytes_of(made.backend) - before < 0.6 * 6 * 32_000
+    assert loads(made, weights(3, names="third.#"), "third")
+
+
+def test_damaged_chunk_of_a_relative_costs_only_bytes(store: Store) -> None:
+    save(store, weights(0), "base")
+    [pack] = store.backend.names("packs")
+    save(store, weights(1, names="model.#"), "tuned")
+    assert isinstance(store.backend, MemoryBackend)
+    flip(store.backend, f"packs/{pack}", 1000)
+    optimize(store)
+
+    assert loads(store, weights(1, names="model.#"), "tuned")
+
+
+def test_copy_beside_its_original_stays_a_tensor_of_its_own(store: Store) -> None:
+    kin = Kin(lambda manifest, rows: np.full((len(rows), 32), 7, np.uint16))
+    save(store, weights(0), "base")
+    save(store, weights(1) | weights(2, names="average.#"), "tuned")
+    owners = []
+    for ref in store.checkpoints():
+        manifest = store.manifest(ref)
+        rows = [row for row in range(len(manifest.rows)) if manifest.columns.n_bytes[row] >= CHUNK_BYTES]
+        specs = [manifest.rows[row].spec for row in rows]
+        keys = [Key(spec.name, spec.dtype, spec.shape, CHUNK_BYTES) for spec in specs]
+        owners.append((kin.add(manifest, rows, keys, [False] * len(rows)), keys))
+
+    assert all(owned == keys for owned, keys in owners)
