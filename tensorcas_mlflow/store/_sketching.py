@@ -144,7 +144,8 @@ def sketched(
     if n_new_bytes < LEAST_SKETCHED_BYTES // 2 and not is_stream:
         return manifest
     rows = sketched_rows(manifest.columns)
-    if not (is_stream or is_worth_sketching(len(rows), n_new_bytes, is_step=is_step)):
+    # A file may announce a tensor, whose first bytes are sketched, and then end too early.
+    if not len(rows) or not (is_stream or is_worth_sketching(len(rows), n_new_bytes, is_step=is_step)):
         return manifest
     words = np.zeros((len(rows), N_WORDS), dtype=np.uint16)
     for some in [*source.known_words, *([] if known is None else [known])]:
