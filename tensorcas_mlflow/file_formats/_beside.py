@@ -92,22 +92,21 @@ def locations_beside(place: FilePlace) -> list[TensorLocation]:
         Tensors in C order, by position. No two share a byte. There are none if no file describes this one.
     """
     folder, name = place
+    match = _OF_TENSORFLOW.fullmatch(name)
     try:
-        match = _OF_TENSORFLOW.fullmatch(name)
-        if match is not None:
-            return _located(folder.find(f"{match[1]}{TENSORFLOW_INDEX}"), name)
-        for model in folder.names(".onnx")[:_MAX_MODELS]:
-            found = _located(folder.find(model), name)
-            if found:
-                return found
-    except (OSError, TensorCasError, *UNREADABLE):
-        pass
-    return []
+        names = [f"{match[1]}{TENSORFLOW_INDEX}"] if match is not None else folder.names(".onnx")[:_MAX_MODELS]
+    except (OSError, TensorCasError):
+        return []
+    return next(filter(None, (_located(folder, each, name) for each in names)), [])
 
 
-def _located(description: Description, name: str) -> list[TensorLocation]:
+def _located(folder: Folder, description: str, name: str) -> list[TensorLocation]:
+    """Return the tensors that one file of the folder describes in another; none if it cannot be read."""
+    try:
+        described = _described(folder.find(description)).get(name, [])
+    except (OSError, TensorCasError):
+        return []
     found: list[TensorLocation] = []
-    described = _described(description).get(name, [])
     for location in sorted(described, key=lambda each: (each.start, each.n_bytes)):
         # Tied weights are described twice.
         if location.is_plain and (not found or found[-1].start + found[-1].n_bytes <= location.start):

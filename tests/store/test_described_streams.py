@@ -85,3 +85,14 @@ def test_a_new_description_replaces_the_one_that_was_read_before(store: Store, w
 
     assert "LAYER/0" in shapes(store, ref)
     assert b"".join(store.iter_file(ref)) == data.read_bytes()
+
+
+def test_descriptions_that_cannot_be_read_do_not_hide_one_that_can(store: Store, tmp_path: Path) -> None:
+    data = external_data(tmp_path)
+    damaged = upload(store, data, "a.onnx")
+    store.backend.delete(f"manifests/{damaged.manifest}")
+    upload(store, data, "b.onnx")
+    upload(store, description_of(data), "model.onnx")
+    ref = upload(store, data, data.name)
+
+    assert len(shapes(store, ref)) == 4
