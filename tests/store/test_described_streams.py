@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.store import Store
+from tests.file_formats.test_read_fuzz import damaged
 from tests.file_formats.test_split_beside import external_data, variables
 
 Write = Callable[[Path], Path]
@@ -89,10 +91,22 @@ def test_a_new_description_replaces_the_one_that_was_read_before(store: Store, w
 
 def test_descriptions_that_cannot_be_read_do_not_hide_one_that_can(store: Store, tmp_path: Path) -> None:
     data = external_data(tmp_path)
-    damaged = upload(store, data, "a.onnx")
-    store.backend.delete(f"manifests/{damaged.manifest}")
+    broken = upload(store, data, "a.onnx")
+    store.backend.delete(f"manifests/{broken.manifest}")
     upload(store, data, "b.onnx")
     upload(store, description_of(data), "model.onnx")
     ref = upload(store, data, data.name)
 
     assert len(shapes(store, ref)) == 4
+
+
+@WRITERS
+def test_a_hostile_description_costs_no_byte_of_a_stream(store: Store, write: Write, tmp_path: Path) -> None:
+    data = write(tmp_path)
+    description = description_of(data)
+    for nth, hostile in enumerate(damaged(description.read_bytes(), random.Random(0), 100)):
+        description.write_bytes(hostile)
+        upload(store, description, f"{nth}/{description.name}")
+        ref = upload(store, data, f"{nth}/{data.name}")
+
+        assert b"".join(store.iter_file(ref)) == data.read_bytes()
