@@ -61,7 +61,7 @@ class NewFile:
             make_folder: Creates the folder if it is missing.
         """
         self.path = path
-        self.folder = os.path.dirname(path)
+        self.folder = path.rpartition(os.sep)[0]
         self._staging = f"{self.folder}{os.sep}{STAGING}{os.getpid()}-{_HOST}-{new_name()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY
         try:
@@ -442,7 +442,13 @@ class LocalBackend(Backend):
         place = self._top
         for folder in folders:
             place = f"{place}{os.sep}{folder}"
-            _check_no_link(place, key)
+            # Every access to a blob passes here; a function, or `os.path.islink`, would cost more than the lstat.
+            try:
+                mode = os.lstat(place).st_mode
+            except OSError:
+                continue
+            if stat.S_ISLNK(mode):
+                _refuse_link(place, key)
         return f"{place}{os.sep}{leaf}"
 
     def _open(self, key: str) -> int:
@@ -548,13 +554,12 @@ def _named(file: NewFile, key: str) -> Token:
 
 
 def _check_no_link(folder: str, key: str) -> None:
-    # Every access to a blob calls this several times, and `os.path.islink` makes two more calls.
-    try:
-        is_link = stat.S_ISLNK(os.lstat(folder).st_mode)
-    except OSError:
-        return
-    if is_link:
-        raise RefusedError("use", key, f"{folder!r} is a symbolic link, and nothing of a store lies behind one")
+    if os.path.islink(folder):
+        _refuse_link(folder, key)
+
+
+def _refuse_link(folder: str, key: str) -> None:
+    raise RefusedError("use", key, f"{folder!r} is a symbolic link, and nothing of a store lies behind one")
 
 
 def _refuse(error: OSError) -> None:

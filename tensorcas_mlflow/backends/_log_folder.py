@@ -39,14 +39,18 @@ class LogFolder:
         self._top = top
         self._prefix = f"{self.path}{os.sep}"
         self._generation = self._prefix + _GENERATION
-        self._is_on = False
 
-    @property
-    def is_on(self) -> bool:
-        """True if the store has logs."""
-        if not self._is_on:
-            self._is_on = os.path.isdir(self.path)
-        return self._is_on
+    is_on: bool
+    """True if the store has logs."""
+
+    def __getattr__(self, name: str) -> bool:
+        # A save asks many times. Once the folder is found, an attribute answers without a call.
+        if name != "is_on":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if not os.path.isdir(self.path):
+            return False
+        self.is_on = True
+        return True
 
     def log_path(self, log: str) -> str:
         """Return the path of a log."""
@@ -83,7 +87,7 @@ class LogFolder:
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
-            self._is_on = False
+            self.__dict__.pop("is_on", None)
             return set()
         return {name[:-4] for name in names if name.endswith(".log") and _NAME.fullmatch(name[:-4])}
 

@@ -169,7 +169,7 @@ class LoggedBackend(LocalBackend):
             self._settle_names()
             with (
                 self._locked(source, source_path, token),
-                LockedFile.alone_in(os.path.dirname(dest_path), make=self._make_folder),
+                LockedFile.alone_in(dest_path.rpartition(os.sep)[0], make=self._make_folder),
             ):
                 self._view.refresh()
                 if self._view.failed:
@@ -212,8 +212,10 @@ class LoggedBackend(LocalBackend):
                     if self._unsynced.get(log) == synced:
                         del self._unsynced[log]
             self._view.note_durable(writer.id, record.end)
-            with contextlib.suppress(FileNotFoundError):
+            try:  # noqa: SIM105 -- `contextlib.suppress` makes three calls
                 os.unlink(source_path)
+            except FileNotFoundError:
+                pass
 
     def _settle_names(self) -> None:
         """Make the names of new files durable."""
@@ -569,7 +571,7 @@ class LoggedBackend(LocalBackend):
 
     def _may_log(self, key: str) -> bool:
         """Tell whether a blob, or blobs below a prefix, may lie in a log."""
-        return not _is_in_files(check_key(key)) and self._folder.is_on
+        return check_key(key).partition("/")[0] not in _IN_FILES and self._folder.is_on
 
     def _changes_logs(self) -> bool:
         """Tell whether there are logs, and check that this process may change them."""

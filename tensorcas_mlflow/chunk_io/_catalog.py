@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -336,14 +337,15 @@ class RecentChunks:
 
     def _stored(self, pack: str, entries: Entries) -> list[Buffer]:
         """Read payloads of one pack, all at once if they are neighbours."""
-        begins = entries["offset"].astype(np.int64)
-        ends = begins + entries["stored_bytes"]
-        first, last = int(begins.min()), int(ends.max())
-        if last - first > 2 * int(entries["stored_bytes"].sum()) and len(entries) > 1:
+        begins: list[int] = entries["offset"].tolist()
+        sizes: list[int] = entries["stored_bytes"].tolist()
+        ends = list(map(operator.add, begins, sizes))
+        first, last = min(begins), max(ends)
+        if last - first > 2 * sum(sizes) and len(entries) > 1:
             return [payload for at in range(len(entries)) for payload in self._stored(pack, entries[at : at + 1])]
         area = memoryview(bytearray(last - first))
         self._backend.read_into(pack_key(pack), first, area)
-        return [area[begin - first : end - first] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+        return [area[begin - first : end - first] for begin, end in zip(begins, ends, strict=True)]
 
 
 _MERGED_AT = 8

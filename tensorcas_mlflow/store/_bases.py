@@ -194,10 +194,23 @@ class Ancestry:
         begins = offsets_of(np.bincount(chain, minlength=len(self.levels[0].found)))
         return ChainLinks(places=places.some(np.argsort(chain, kind="stable")), begins=begins)
 
-    def chain(self, row: int) -> list[tuple[int, bytes]]:
-        """Return the depth and the digest of a chunk, and then of each base behind it; empty if it is not stored."""
-        entries = [level.entries[row] for level in self.levels if level.found[row]]
-        return [(int(entry["depth"]), entry["digest"].tobytes()) for entry in entries]
+    def chain(self, row: int) -> list[tuple[int, bytes, float]]:
+        """Describe a chunk, and then each base behind it; empty if it is not stored.
+
+        Returns:
+            The depth of each, its digest, and the cost of decoding the deltas from it to the end; see `MAX_PASSES`.
+        """
+        links: list[tuple[int, bytes, float]] = []
+        cost = 0.0
+        for level in reversed(self.levels):
+            if level.found[row]:
+                entry = level.entries[row]
+                depth = int(entry["depth"])
+                if depth:
+                    cost += float(passes_of(int(entry["stored_bytes"]) / max(int(entry["raw_bytes"]), 1)))
+                links.append((depth, entry["digest"].tobytes(), cost))
+        links.reverse()
+        return links
 
 
 def _passes(levels: Sequence[Places]) -> Any:
@@ -327,8 +340,10 @@ class BasePlan:
     def depths(self, chunk: int) -> list[int]:
         """Return the depth of a chunk's candidate, and of each base behind it."""
         row = int(self._chunks.searchsorted(chunk))
-        chain = self._look_up([row]).chain(0) if self._found is None else self._found.chain(row)
-        return [depth for depth, _ in chain]
+        return [depth for depth, _, _ in self._chain(row)]
+
+    def _chain(self, row: int) -> list[tuple[int, bytes, float]]:
+        return self._look_up([row]).chain(0) if self._found is None else self._found.chain(row)
 
     def behind(self, chunk: int, depth: int | None) -> list[PossibleBase]:
         """Return possible bases of a chunk, the nearest first.
@@ -338,21 +353,26 @@ class BasePlan:
             depth: Return only the nearest within this depth. None for the candidate, even if it is no possible base,
                 the nearest possible one, and the first of the chain: one stored in full, and the delta against that.
         """
-        found = self._ancestry(self._chunks.searchsorted([chunk]))
-        chain = found.chain(0)
-        numbers = [len(chain) - len(found.up_to(MAX_SAVED_DEPTH - 1 if depth is None else depth).chain(0))]
-        if depth is None:
-            numbers = sorted({0, *numbers, *range(max(0, len(chain) - _N_FIRST), len(chain))})
+        chain = self._chain(int(self._chunks.searchsorted(chunk)))
         if not chain:
             return []
+        # The same bound as in `Ancestry.up_to`.
+        most, nearest = MAX_SAVED_DEPTH - 1 if depth is None else depth, 0
+        while chain[nearest][0] > most or (chain[nearest][0] > 1 and chain[nearest][2] > MAX_PASSES):
+            nearest += 1
+        numbers = [nearest]
+        if depth is None:
+            numbers = sorted({0, nearest, *range(max(0, len(chain) - _N_FIRST), len(chain))})
         wanted = np.frombuffer(b"".join(chain[number][1] for number in numbers), np.uint8).reshape(-1, DIGEST_BYTES)
         data: Sequence[Buffer | None] | None = self._recalled(wanted)
         if data is None:
             sizes = self._catalog.find_sound(wanted, self._excluded).entries["raw_bytes"].tolist()
             data = self._read(wanted, sizes)
-        depths = [chain[number][0] for number in numbers]
-        passes = [depth and float(_passes(found.levels[at:])[0]) for depth, at in zip(depths, numbers, strict=True)]
-        return [PossibleBase(*each) for each in zip(depths, data, passes, strict=True) if each[1] is not None]
+        bases: list[PossibleBase] = []
+        for number, raw in zip(numbers, data, strict=True):
+            if raw is not None:
+                bases.append(PossibleBase(chain[number][0], raw, chain[number][2]))
+        return bases
 
     def gain_bytes(self, source: Source) -> float:
         """Estimate the bytes that deltas save; read the candidates of a few chunks, all at once.
@@ -399,8 +419,9 @@ class BasePlan:
         found = self._ancestry(rows).up_to(depth, passes)
         is_usable = self._is_held(found) & _differ(self._candidates[rows], digests) & _differ(_digests(found), digests)
         usable = is_usable.nonzero()[0]
-        data = self._remembered(found.some(usable))
-        stored = None if is_decoded or data is not None else self._stored(found.some(usable))
+        wanted_ones = found if len(usable) == len(rows) else found.some(usable)
+        data = self._remembered(wanted_ones)
+        stored = None if is_decoded or data is not None else self._stored(wanted_ones)
         if stored is not None:
             data = [None] * len(usable)
         if data is None:
@@ -426,14 +447,19 @@ class BasePlan:
         entries = nearest.entries[usable]
         is_found[usable], sizes[usable] = True, entries["raw_bytes"]
         named = np.zeros(n_chunks, dtype=NAMED)
-        packs, pack = np.unique(nearest.pack[usable], return_inverse=True)
+        pack = nearest.pack[usable]
+        packs = distinct(pack)
+        pack = packs.searchsorted(pack)
         names = bytes.fromhex("".join([nearest.packs[at] for at in packs.tolist()]))
         named["pack"][usable] = np.frombuffer(names, np.uint8).reshape(-1, PACK_NAME_BYTES)[pack]
         named["digest"][usable], named["depth"][usable] = entries["digest"], entries["depth"]
         return FoundBases(is_found=is_found, named=named, data=decoded, stored=stored, number=number, sizes=sizes)
 
     def _ancestry(self, rows: Any) -> Ancestry:
-        return self._look_up(rows) if self._found is None else self._found.some(rows)
+        if self._found is None:
+            return self._look_up(rows)
+        # The rows ascend, none twice.
+        return self._found if len(rows) == len(self._candidates) else self._found.some(rows)
 
     def _look_up(self, rows: Any) -> Ancestry:
         return Ancestry.of(self._catalog, np.ascontiguousarray(self._candidates[rows]), self._excluded)

@@ -12,6 +12,7 @@ import numpy as np
 
 from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each
+from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import StoredChunks
 from tensorcas_mlflow.codecs import RAW, Codec, Effort, compiled_encoder, encode_best, samples_alike
 from tensorcas_mlflow.errors import ConflictError
@@ -115,6 +116,8 @@ class ChunkRecipes:
 
     def some(self, part: slice) -> ChunkRecipes:
         """Return the recipes of neighbours among these chunks."""
+        if part == slice(0, len(self.choice)):
+            return self
         return replace(
             self,
             choice=self.choice[part],
@@ -142,14 +145,14 @@ class Recipes:
         """
         self._source = source
         self._chunks = chunks
-        self._plan = plan
+        self._plan = plan or None  # an empty one finds no base
         columns = source.columns
         is_tensor = np.array([name is not None and name[0] not in "SU" for name in columns.dtypes], dtype=bool)
         self._is_chosen = is_tensor[columns.dtype] & (columns.n_bytes >= _LEAST_ROW_BYTES) & (policy is not Policy.FAST)
         self._chooser = chooser or new_chooser(policy)
         self._choices: dict[int, EncodingChoice] = {}
-        if plan:
-            rows = np.unique(columns.rows_of(chunks[plan.has(chunks)]))
+        if self._plan is not None:
+            rows = distinct(columns.rows_of(chunks[self._plan.has(chunks)]))
             rows = rows[self._is_chosen[rows]]
             if len(rows):  # the first tensor asked for decides the depth of bases
                 self._choice(int(rows[np.argmax(columns.n_bytes[rows])]))
@@ -164,21 +167,25 @@ class Recipes:
         chosen = self._is_chosen[pieces.rows].nonzero()[0]
         if len(chosen) == 0:
             return None
-        rows, row = np.unique(pieces.rows[chosen], return_inverse=True)
+        row = pieces.rows[chosen]
+        rows = distinct(row)
+        row = rows.searchsorted(row)
         of_row = [self._choice(number) for number in rows.tolist()]
         choices = {id(choice): choice for choice in of_row}  # tensors of one role share one
         numbers = {key: number for number, key in enumerate(choices)}
         choice = np.full(len(pieces.data), -1, dtype=np.int32)
         choice[chosen] = np.array([numbers[id(each)] for each in of_row], dtype=np.int32)[row]
         out = ChunkRecipes.new(list(choices.values()), choice)
-        if self._plan:
+        if self._plan is not None:
             depth = np.array([-1 if each.delta is None else each.delta.depth for each in of_row])[row]
             passes = np.array([0.0 if each.delta is None else each.delta.passes for each in of_row])
             depth[~self._plan.has(pieces.chunks[chosen])] = -1
-            depths, n_chunks = np.unique(depth[depth >= 0], return_counts=True)
+            depths = distinct(depth[depth >= 0]).tolist()
             is_here = is_decoded or compiled_encoder() is None
             # All but a few small tensors have bases of one depth. The encoder takes one set of tables.
-            for each in depths[np.argsort(-n_chunks, kind="stable")].tolist():
+            if len(depths) > 1:
+                depths.sort(key=lambda each: -np.count_nonzero(depth == each))
+            for each in depths:
                 at = chosen[depth == each]
                 cost = passes[row[depth == each]]
                 found = self._plan.bases(pieces.chunks[at], pieces.digests[at], each, cost, is_decoded=is_here)
@@ -190,7 +197,7 @@ class Recipes:
 
     def close(self) -> None:
         """Close the packs of the bases."""
-        if self._plan:
+        if self._plan is not None:
             self._plan.close()
 
     def _choice(self, row: int) -> EncodingChoice:
@@ -199,13 +206,13 @@ class Recipes:
             columns = self._source.columns
             begin, end = (int(at) for at in columns.chunk_at[row : row + 2])
             mine = self._chunks[self._chunks.searchsorted(begin) : self._chunks.searchsorted(end)]
-            based = mine[self._plan.has(mine)] if self._plan else mine[:0]
+            based = mine[:0] if self._plan is None else mine[self._plan.has(mine)]
             number = int(based[sample_number(len(based))] if len(based) else mine[sample_number(len(mine))])
 
             def sample(depth: int | None) -> tuple[Buffer, list[PossibleBase]]:
                 pieces = next(self._source.pieces(np.array([number])))
                 [raw] = pieces.data
-                if not self._plan or not len(based) or depth == -1:
+                if self._plan is None or not len(based) or depth == -1:
                     return raw, []
                 behind = self._plan.behind(number, depth)
                 self._plan.remember(pieces.digests, raw)
@@ -217,7 +224,7 @@ class Recipes:
                 int(self._source.itemsizes[row]),
                 sample,
                 n_bytes=int(self._source.sizes[number]),
-                depths=self._plan.depths(number) if self._plan and len(based) else (),
+                depths=self._plan.depths(number) if self._plan is not None and len(based) else (),
             )
         return choice
 
@@ -284,7 +291,9 @@ def encode_chunks(
     is_text &= source.itemsizes == 1
     # Small amounts are divided among the threads: the caller is waiting.
     n_bytes = int(source.sizes[chunks].sum())
-    most_bytes = min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, _share(n_bytes)))
+    # Two threads or more would have less than the least group.
+    is_least = n_bytes <= 2 * _LEAST_GROUP_BYTES
+    most_bytes = _LEAST_GROUP_BYTES if is_least else min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, _share(n_bytes)))
     one_by_one = n_bytes <= (_MOST_COPIED_BYTES if policy is Policy.FAST else _MOST_ALONE_BYTES)
     recipes = Recipes(source, chunks, policy, plan, chooser)
     origin = source.origin if source.is_live else None
@@ -367,6 +376,10 @@ def groups_of(sizes: Any, most_bytes: int = GROUP_BYTES, *, n_after: int | None 
         n_after: Bytes that follow these chunks. If they are known, the last groups are smaller, so that all threads
             end at about the same time.
     """
+    if n_after is None and len(sizes) <= GROUP_PIECES and sum(sizes) <= most_bytes:
+        if len(sizes):
+            yield slice(0, len(sizes))
+        return
     ends = np.cumsum(sizes)
     begin = 0
     while begin < len(ends):

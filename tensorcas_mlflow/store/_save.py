@@ -406,7 +406,9 @@ class PendingSave:
         missing = ~self._catalog.find_sound(self._unique, ()).found
         self._plan = None
         if self._parents is not None and missing.any():
-            self._plan = self._parents.plan(self._source, np.sort(self._first[missing]))
+            new = self._first[missing]
+            new.sort()
+            self._plan = self._parents.plan(self._source, new)
         self._declare(self._catalog.known_manifest(self.manifest.digest))
         self._missing = probe(
             self._backend, self._catalog, self._unique, self._condemned, check_bases=self._check_bases
@@ -480,8 +482,11 @@ class PendingSave:
 
     def _new_chunks(self) -> Any:
         """Return the chunks to write: for each its first place, counted over all rows; ascending."""
-        none = np.empty(0, dtype=np.intp)
-        return none if self._missing is None else np.sort(self._first[self._missing])
+        if self._missing is None:
+            return np.empty(0, dtype=np.intp)
+        new = self._first[self._missing]
+        new.sort()
+        return new
 
     def _declare(self, known: str | None) -> None:
         """Create the intent, and only then read the condemned lists.

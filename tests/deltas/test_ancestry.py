@@ -51,12 +51,23 @@ def digests_of(*chunks: bytes) -> Digests:
     return np.frombuffer(b"".join(map(digest, chunks)), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
+def chain(found: Ancestry, row: int) -> list[tuple[int, bytes]]:
+    """Return the depths and digests of a chunk and the bases behind it."""
+    return [(depth, found_digest) for depth, found_digest, _ in found.chain(row)]
+
+
+def test_each_delta_of_a_chain_adds_its_cost(store: Store, packs: list[str]) -> None:
+    found = Ancestry.of(store.catalog, digests_of(A[2]))
+
+    assert [cost for _, _, cost in found.chain(0)] == [2.0, 1.0, 0.0]
+
+
 def test_ancestry_goes_back_to_what_is_stored_in_full(store: Store, packs: list[str]) -> None:
     found = Ancestry.of(store.catalog, digests_of(A[2], NEW, A[0]))
 
-    assert found.chain(0) == [(2, digest(A[2])), (1, digest(A[1])), (0, digest(A[0]))]
+    assert chain(found, 0) == [(2, digest(A[2])), (1, digest(A[1])), (0, digest(A[0]))]
     assert found.chain(1) == []
-    assert found.chain(2) == [(0, digest(A[0]))]
+    assert chain(found, 2) == [(0, digest(A[0]))]
     assert found.packs == set(packs[:3])
 
 
@@ -69,7 +80,7 @@ def test_nearest_base_within_depth_and_cost_replaces_a_chunk_beyond_them(
 ) -> None:
     found = Ancestry.of(store.catalog, digests_of(*A, NEW)).up_to(depth, passes)
 
-    assert [found.chain(row) for row in range(5)] == [
+    assert [chain(found, row) for row in range(5)] == [
         *([(at, digest(A[at])) for at in range(last, -1, -1)] for last in expected),
         [],
     ]
@@ -85,7 +96,7 @@ def test_a_chain_lies_in_packs_only_if_all_of_it_does(store: Store, packs: list[
 def test_a_chain_through_a_pack_that_is_left_out_is_not_found(store: Store, packs: list[str]) -> None:
     found = Ancestry.of(store.catalog, digests_of(A[0], A[2]), {packs[1]})
 
-    assert [found.chain(row) for row in (0, 1)] == [[(0, digest(A[0]))], []]
+    assert [chain(found, row) for row in (0, 1)] == [[(0, digest(A[0]))], []]
 
 
 def test_chunks_are_remembered_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,9 +92,9 @@ MUTANTS = (
     Mutant(
         fault="a folder of packs that is a link to another store's",
         test="test_a_collection_deletes_no_packs_behind_a_link",
-        definition="_check_no_link",
-        before="stat.S_ISLNK(os.lstat(folder).st_mode)",
-        after="folder == key",
+        definition="_refuse_link",
+        before="raise RefusedError(...)",
+        after="pass",
     ),
     Mutant(
         fault="a link deep among refs",

@@ -104,15 +104,19 @@ class PlainModule:
                             if tensor is not None and found is None:
                                 return None
                             fact.append(found)
-                        tensors += [tensor for tensor in value.values() if tensor is not None]
+                            if tensor is not None:
+                                tensors.append(tensor)
                     elif kind is not set and (value or getattr(value, "__dict__", None)):
                         return None
                 else:
                     return None
             facts.append(tuple(fact))
         places = mutable + [tensor.untyped_storage()._cdata for tensor in tensors]
-        if len(set(places)) < len(places) or not all(_is_plain(kind, torch.nn.Module) for kind in kinds):
+        if len(set(places)) < len(places):
             return None
+        for own in kinds:
+            if not _is_plain(own, torch.nn.Module):
+                return None
         return cls(key=tuple(facts), tensors=tensors)
 
     def kept(self) -> dict[str, Array] | None:
