@@ -12,6 +12,7 @@ codec.
 | `_words` | words, byte planes and groups, over the compiled loops of ``_kernels.c`` or numpy |
 | `_planes` | codec 4, `PLANES` |
 | `_delta` | codec 3, `DELTA` |
+| `_functions` | functions of derived tensors, and their residuals |
 | `_choose` | `CODECS`, by number; choice of a codec, a coding and a transform |
 
 To add a codec, write a `Codec` with the next free number, list and choose it in `_choose`, and add its row
@@ -37,6 +38,14 @@ if TYPE_CHECKING:
     )
     from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec, compiled_encoder
     from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform, is_sparse
+    from tensorcas_mlflow.codecs._functions import (
+        Kind,
+        add_residual,
+        check,
+        evaluate,
+        residual_kind,
+        residual_of,
+    )
     from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
     from tensorcas_mlflow.codecs._words import WORD_BYTES
     from tensorcas_mlflow.codecs._zstd import SHUFFLE_ZSTD, ZSTD, check_zstd_has_memory
@@ -48,6 +57,7 @@ _NAMES = {
     ),
     "_codec": "MOST_OVERHEAD_BYTES RAW Codec compiled_encoder",
     "_delta": "DECAYED_BYTES DELTA Transform is_sparse",
+    "_functions": "Kind add_residual check evaluate residual_kind residual_of",
     "_planes": "PLANES Effort PlaneCoding",
     "_words": "WORD_BYTES",
     "_zstd": "SHUFFLE_ZSTD ZSTD check_zstd_has_memory",

@@ -1,0 +1,389 @@
+"""Functions of derived tensors: the bytes of a row as a function of other rows (``docs/format.md``, Functions).
+
+The results are part of the format: every machine and every release computes the same bytes. So each step that
+libraries or processors may do in several ways is fixed here: the order of operations, their precision, and the bits of
+a NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.codecs._words import WORD_BYTES, WORDS, add, subtract
+from tensorcas_mlflow.errors import FormatError
+
+MOST_INPUTS = 1024
+"""More inputs of one function are refused."""
+MOST_EVALUATED_BYTES = 1 << 32
+"""A function whose inputs and result take more memory together is refused."""
+Q8_0_BLOCK = 32
+"""Elements of a block of Q8_0."""
+Q8_0_BLOCK_BYTES = 34
+
+_FLOATS = frozenset(
+    [
+        "float16",
+        "float32",
+        "float64",
+        ">float16",
+        ">float32",
+        ">float64",
+        "bfloat16",
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+    ]
+)
+"""Dtypes that functions convert."""
+_NUMPY_FLOATS = frozenset({"float16", "float32", "float64"})
+_NAN_BITS = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
+"""The quiet NaN, without its sign."""
+_BLOCK = 1 << 16
+"""Elements of one step of a conversion or merge; so many stay in the processor's cache."""
+_TILE = 64
+"""Side of a tile of a permutation, in elements."""
+
+
+class Kind(NamedTuple):
+    """Dtype and shape of an input or a result."""
+
+    dtype: str | None
+    """Its name in manifests; None for plain bytes."""
+    shape: tuple[int, ...]
+
+    @property
+    def n_elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def numpy_dtype(self) -> Any:
+        """The numpy dtype of an element."""
+        return np.dtype(np.uint8) if self.dtype is None else parse_dtype(self.dtype)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size in bytes."""
+        return self.n_elements * int(self.numpy_dtype.itemsize)
+
+
+def check(function: str, params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> None:
+    """Check that a function gives a result of a dtype and shape; `evaluate` relies on it.
+
+    Args:
+        function: The name of the function.
+        params: Its parameters.
+        inputs: The dtypes and shapes of its inputs, in order.
+        output: The dtype and shape of its result.
+
+    Raises:
+        FormatError: The function is unknown, or it cannot give such a result.
+    """
+    known = _FUNCTIONS.get(function) if isinstance(function, str) else None
+    if known is None:
+        raise FormatError(f"no function is called {function!r:.80}")
+    if not isinstance(params, Mapping) or set(params) != known.params:
+        raise FormatError(f"function {function} has not the parameters {params!r:.200}")
+    if not 1 <= len(inputs) <= known.most_inputs:
+        raise FormatError(f"function {function} has not {len(inputs)} inputs")
+    if sum(each.n_bytes for each in (*inputs, output)) > MOST_EVALUATED_BYTES:
+        raise FormatError(f"function {function} takes more than {MOST_EVALUATED_BYTES} bytes of memory")
+    if not known.fits(params, inputs, output):
+        raise FormatError(
+            f"function {function} with parameters {dict(params)!r:.200} does not make {_in_words(output)} "
+            f"of {', '.join(map(_in_words, inputs[:4]))}{', …' if len(inputs) > 4 else ''}"
+        )
+
+
+def evaluate(
+    function: str, params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind
+) -> np.ndarray[Any, Any]:
+    """Compute a function of arrays, for arguments checked by `check`.
+
+    The function needs the memory of its result and of a few blocks.
+
+    Returns:
+        A C-contiguous array of the dtype and shape of ``output``; plain bytes as uint8.
+    """
+    return _FUNCTIONS[function].evaluate(params, inputs, output)
+
+
+def residual_of(exact: np.ndarray[Any, Any], made: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the differences of an array from a function's result: zigzag words, as in `add_residual`.
+
+    Raises:
+        ValueError: Elements of this size are no words.
+    """
+    words = _words(exact)
+    residual = np.empty_like(words)
+    subtract(words, _words(made), residual)
+    return residual
+
+
+def add_residual(made: np.ndarray[Any, Any], residual: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Add differences to a function's result.
+
+    Args:
+        made: The result.
+        residual: One word for each of its elements, of the same size.
+
+    Returns:
+        A new array of the result's dtype and shape.
+    """
+    words = residual.reshape(-1).astype(WORDS[made.dtype.itemsize], copy=True)
+    add(words, _words(made))
+    exact: np.ndarray[Any, Any] = words.view(made.dtype).reshape(made.shape)
+    return exact
+
+
+def residual_kind(output: Kind) -> Kind | None:
+    """Return the dtype and shape of the residual of a function's result; None if it cannot have one."""
+    itemsize = output.numpy_dtype.itemsize
+    return Kind(f"uint{8 * itemsize}", (output.n_elements,)) if itemsize in WORD_BYTES else None
+
+
+def _words(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.itemsize not in WORD_BYTES:
+        raise ValueError(f"elements of {array.dtype} are no words")
+    return np.ascontiguousarray(array).reshape(-1).view(WORDS[array.dtype.itemsize])
+
+
+class _Function(NamedTuple):
+    params: frozenset[str]
+    most_inputs: int
+    fits: Callable[[Mapping[str, Any], Sequence[Kind], Kind], bool]
+    evaluate: Callable[[Mapping[str, Any], Sequence[np.ndarray[Any, Any]], Kind], np.ndarray[Any, Any]]
+
+
+def _in_words(kind: Kind) -> str:
+    return f"{'bytes' if kind.dtype is None else kind.dtype:.80}{list(kind.shape)}"
+
+
+def _is_number(value: Any, least: int, end: int) -> bool:
+    return type(value) is int and least <= value < end
+
+
+def _converts(kind: Kind, output: Kind) -> bool:
+    return kind.dtype == output.dtype or (kind.dtype in _FLOATS and output.dtype in _FLOATS)
+
+
+def _cast_fits(_params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+    return _converts(inputs[0], output) and inputs[0].n_elements == output.n_elements
+
+
+def _cast(_params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind) -> np.ndarray[Any, Any]:
+    made = np.empty(output.shape, output.numpy_dtype)
+    _convert(np.ascontiguousarray(inputs[0]), made)
+    return made
+
+
+def _convert(source: Any, target: Any) -> None:
+    """Convert all elements of a contiguous array into another one."""
+    source, target = source.reshape(-1), target.reshape(-1)
+    if source.dtype == target.dtype:
+        target[...] = source
+        return
+    for block in _blocks(len(source)):
+        target[block] = _converted(source[block], target.dtype)
+
+
+def _blocks(n: int) -> Iterator[slice]:
+    return (slice(start, min(start + _BLOCK, n)) for start in range(0, n, _BLOCK))
+
+
+def _converted(values: Any, dtype: Any) -> Any:
+    """Convert floating-point numbers to another dtype: to nearest, ties to even, and NaNs to one NaN."""
+    native = dtype.newbyteorder("=")
+    if values.dtype.newbyteorder("=") == native:
+        return values.astype(dtype, copy=False)
+    with np.errstate(all="ignore"):
+        # The small dtypes convert from and to float32 alone, so a float64 is rounded twice.
+        if not {values.dtype.name, native.name} <= _NUMPY_FLOATS:
+            values = values.astype(np.float32)
+        made = values.astype(native)
+    bits = _NAN_BITS.get(native.name)
+    if bits is not None and (is_nan := np.isnan(made)).any():
+        words = made.view(WORDS[made.itemsize])
+        signs = np.signbit(values[is_nan]).astype(words.dtype) << words.dtype.type(8 * made.itemsize - 1)
+        words[is_nan] = signs | words.dtype.type(bits)
+    return made.astype(dtype, copy=False)
+
+
+def _permute_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+    axes, shape = params["axes"], inputs[0].shape
+    if not isinstance(axes, list | tuple) or len(axes) != len(shape) or len(output.shape) != len(shape):
+        return False
+    return (
+        all(_is_number(axis, 0, len(shape)) for axis in axes)
+        and len(set(axes)) == len(axes)
+        and tuple(shape[axis] for axis in axes) == output.shape
+        and _converts(inputs[0], output)
+    )
+
+
+def _permute(params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind) -> np.ndarray[Any, Any]:
+    return _copied(inputs[0].transpose(params["axes"]), output)
+
+
+def _copied(view: Any, output: Kind) -> np.ndarray[Any, Any]:
+    """Copy a view of an input in C order, converted to the dtype of the result."""
+    made = np.empty(output.shape, output.numpy_dtype)
+    _fill(made, view)
+    return made
+
+
+def _fill(made: Any, view: Any) -> None:
+    """Copy a view into an array of its shape, converted to the array's dtype, in tiles."""
+    for tile in _tiles(view, is_bounded=made.dtype != view.dtype):
+        made[tile] = _converted(view[tile], made.dtype)
+
+
+def _tiles(view: Any, *, is_bounded: bool) -> Iterator[tuple[slice, ...]]:
+    """Split an array into tiles that are read and written fast.
+
+    Args:
+        view: The array.
+        is_bounded: Whether a tile has at most `_BLOCK` elements.
+    """
+    sides = list(view.shape)
+    if view.ndim > 1 and view.size > _BLOCK:
+        # Neighbours in memory along another axis than the last one: the processor's cache keeps a tile of both axes.
+        near = min((axis for axis in range(view.ndim) if sides[axis] > 1), key=lambda axis: abs(view.strides[axis]))
+        if near != view.ndim - 1:
+            sides[near], sides[-1] = min(sides[near], _TILE), min(sides[-1], _TILE)
+    for axis in range(view.ndim if is_bounded else 0):
+        n = math.prod(sides)
+        if n > _BLOCK:
+            sides[axis] = max(1, sides[axis] * _BLOCK // n)
+    starts = [range(0, whole, max(side, 1)) for whole, side in zip(view.shape, sides, strict=True)]
+    for at in product(*starts):
+        yield tuple(slice(start, start + side) for start, side in zip(at, sides, strict=True))
+
+
+def _slice_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+    shape = inputs[0].shape
+    axis, start = params["axis"], params["start"]
+    if not _is_number(axis, 0, len(shape)) or len(output.shape) != len(shape):
+        return False
+    return (
+        _is_number(start, 0, shape[axis] - output.shape[axis] + 1)
+        and shape[:axis] == output.shape[:axis]
+        and shape[axis + 1 :] == output.shape[axis + 1 :]
+        and _converts(inputs[0], output)
+    )
+
+
+def _slice(params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind) -> np.ndarray[Any, Any]:
+    return _copied(inputs[0][_along(params["axis"], params["start"], output.shape)], output)
+
+
+def _along(axis: int, start: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return (*[slice(None)] * axis, slice(start, start + shape[axis]))
+
+
+def _concatenate_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+    axis = params["axis"]
+    if not _is_number(axis, 0, len(output.shape)):
+        return False
+    around = output.shape[:axis], output.shape[axis + 1 :]
+    return (
+        all(len(each.shape) == len(output.shape) for each in inputs)
+        and all((each.shape[:axis], each.shape[axis + 1 :]) == around for each in inputs)
+        and sum(each.shape[axis] for each in inputs) == output.shape[axis]
+        and all(_converts(each, output) for each in inputs)
+    )
+
+
+def _concatenate(
+    params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind
+) -> np.ndarray[Any, Any]:
+    made = np.empty(output.shape, output.numpy_dtype)
+    at = 0
+    for each in inputs:
+        _fill(made[_along(params["axis"], at, each.shape)], each)
+        at += each.shape[params["axis"]]
+    return made
+
+
+def _merge_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+    weights = params["weights"]
+    return (
+        isinstance(weights, list | tuple)
+        and len(weights) == len(inputs)
+        and all(type(each) in (int, float) and abs(each) <= _MOST_WEIGHT for each in weights)
+        and all(each.dtype in _FLOATS and each.n_elements == output.n_elements for each in inputs)
+        and output.dtype in _FLOATS
+    )
+
+
+_MOST_WEIGHT = float(np.finfo(np.float32).max)
+
+
+def _merge(params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind) -> np.ndarray[Any, Any]:
+    made = np.empty(output.shape, output.numpy_dtype)
+    flat, single = made.reshape(-1), np.dtype(np.float32)
+    flat_inputs = [np.ascontiguousarray(each).reshape(-1) for each in inputs]
+    weights = [np.float32(weight) for weight in params["weights"]]
+    for block in _blocks(len(flat)):
+        with np.errstate(all="ignore"):
+            total = weights[0] * _converted(flat_inputs[0][block], single)
+            for weight, each in zip(weights[1:], flat_inputs[1:], strict=True):
+                total += weight * _converted(each[block], single)
+        # Processors disagree on the sign of a new NaN, and on the one of two NaNs that a sum keeps.
+        total[np.isnan(total)] = np.float32(np.nan)
+        flat[block] = _converted(total, made.dtype)
+    return made
+
+
+def _q8_0_fits(_params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+    kind = inputs[0]
+    return (
+        kind.dtype is not None
+        and kind.dtype.removeprefix(">") in ("float32", "float16", "bfloat16")
+        and len(kind.shape) > 0
+        and kind.shape[-1] % Q8_0_BLOCK == 0
+        and output.dtype in (None, "uint8")
+        and output.n_elements == kind.n_elements // Q8_0_BLOCK * Q8_0_BLOCK_BYTES
+    )
+
+
+def _q8_0(_params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind) -> np.ndarray[Any, Any]:
+    made = np.empty(output.shape, np.uint8)
+    blocks = made.reshape(-1, Q8_0_BLOCK_BYTES)
+    flat = np.ascontiguousarray(inputs[0]).reshape(-1)
+    single = np.dtype(np.float32)
+    for part in _blocks(len(flat)):
+        values = _converted(flat[part], single).reshape(-1, Q8_0_BLOCK)
+        into = blocks[part.start // Q8_0_BLOCK : part.stop // Q8_0_BLOCK]
+        with np.errstate(all="ignore"):
+            scale = np.abs(values).max(axis=1, keepdims=True) / single.type(127)
+            inverse = np.where(scale == 0, single.type(0), single.type(1) / scale)
+            scaled = values * inverse
+            size = np.abs(scaled)
+            floor = np.floor(size)
+            # Halves are rounded away from zero.
+            rounded = np.copysign(floor + np.floor(2 * (size - floor)), scaled)
+        rounded[~(np.abs(rounded) <= 127)] = 0  # of a NaN, an infinity, or a scale without an inverse
+        into[:, :2] = _converted(scale, np.dtype("<f2")).view(np.uint8)
+        into[:, 2:] = rounded.astype(np.int8).view(np.uint8)
+    return made
+
+
+_FUNCTIONS: Mapping[str, _Function] = {
+    "cast": _Function(frozenset(), 1, _cast_fits, _cast),
+    "permute": _Function(frozenset({"axes"}), 1, _permute_fits, _permute),
+    "slice": _Function(frozenset({"axis", "start"}), 1, _slice_fits, _slice),
+    "concatenate": _Function(frozenset({"axis"}), MOST_INPUTS, _concatenate_fits, _concatenate),
+    "merge": _Function(frozenset({"weights"}), MOST_INPUTS, _merge_fits, _merge),
+    "q8_0": _Function(frozenset(), 1, _q8_0_fits, _q8_0),
+}

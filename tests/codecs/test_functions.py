@@ -1,0 +1,315 @@
+"""Functions of derived tensors against numpy, ml_dtypes, torch and gguf."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
+from tensorcas_mlflow.codecs import Kind, add_residual, check, evaluate, residual_kind, residual_of
+from tensorcas_mlflow.errors import FormatError
+
+rng = np.random.default_rng(0)
+FLOATS = ("float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2", ">float32", ">float16")
+
+
+def kind_of(array: np.ndarray[Any, Any]) -> Kind:
+    return Kind(dtype_name(array.dtype), array.shape)
+
+
+def made(function: str, params: dict[str, Any], inputs: list[np.ndarray[Any, Any]], output: Kind) -> Any:
+    check(function, params, [kind_of(each) for each in inputs], output)
+    result = evaluate(function, params, inputs, output)
+
+    assert result.flags.c_contiguous
+    assert result.shape == output.shape
+    assert result.dtype == output.numpy_dtype
+    return result
+
+
+def same_bytes(one: Any, other: Any) -> bool:
+    return bool(np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes())
+
+
+def floats(n: int, dtype: str) -> Any:
+    return rng.normal(0, 1, n).astype(np.float32).astype(parse_dtype(dtype))
+
+
+@pytest.mark.parametrize("target", FLOATS)
+@pytest.mark.parametrize("source", FLOATS)
+def test_cast_gives_the_bytes_of_numpy_and_ml_dtypes(source: str, target: str) -> None:
+    values = floats(200_000, source).reshape(200, 1000)
+    result = made("cast", {}, [values], Kind(target, (200, 1000)))
+
+    through = values.astype(np.float32) if "8" in source + target or "bf" in source + target else values
+
+    assert same_bytes(result, through.astype(parse_dtype(target)))
+
+
+def test_cast_to_bfloat16_rounds_every_tie_to_even() -> None:
+    bits = (np.arange(1 << 16, dtype=np.uint32) << 16)[:, None] + np.array([0x7FFF, 0x8000, 0x8001], np.uint32)
+    values = bits.view(np.float32)
+    values = values[~np.isnan(values)]
+
+    result = made("cast", {}, [values], Kind("bfloat16", values.shape))
+
+    assert same_bytes(result, torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy())
+
+
+@pytest.mark.parametrize("target", ["float16", "bfloat16", "float64", ">float16", ">float64"])
+def test_cast_gives_one_nan_for_all_nans(target: str) -> None:
+    bits = np.array([0x7F800001, 0x7FC00000, 0x7FC12345, 0xFF800001, 0xFFC00000], np.uint32)
+    result = made("cast", {}, [bits.view(np.float32)], Kind(target, (5,)))
+
+    quiet = {2: {"float16": 0x7E00, "bfloat16": 0x7FC0}.get(target.lstrip(">"), 0), 8: 0x7FF8 << 48}
+    word = result.dtype.itemsize
+    words = result.astype(result.dtype.newbyteorder("=")).view(f"u{word}").tolist()
+    top = 1 << (8 * word - 1)
+
+    assert words == [quiet[word]] * 3 + [top | quiet[word]] * 2
+
+
+def test_swapping_bytes_keeps_the_bits_of_nans() -> None:
+    bits = np.array([0x7F800001, 0xFFC12345], np.uint32)
+
+    assert same_bytes(made("cast", {}, [bits.view(np.float32)], Kind(">float32", (2,))), bits.astype(">u4"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((300, 500), (1, 0)),
+        ((8, 16, 3, 3), (2, 3, 1, 0)),
+        ((8, 16, 3, 3), (0, 2, 3, 1)),
+        ((3, 3, 64, 130), (3, 2, 0, 1)),
+        ((5, 70_000), (1, 0)),
+        ((2, 1, 70_000), (2, 1, 0)),
+        ((0, 4), (1, 0)),
+        ((), ()),
+        ((7,), (0,)),
+    ],
+)
+@pytest.mark.parametrize("source", ["float32", "int8", "complex128"])
+def test_permute_gives_the_bytes_of_a_transposed_array(
+    shape: tuple[int, ...], axes: tuple[int, ...], source: str
+) -> None:
+    values = rng.normal(0, 50, shape).astype(source)
+    wanted = np.ascontiguousarray(values.transpose(axes)).reshape(tuple(shape[axis] for axis in axes))
+
+    assert same_bytes(made("permute", {"axes": list(axes)}, [values], kind_of(wanted)), wanted)
+    if source == "float32":
+        bf16 = wanted.astype(ml_dtypes.bfloat16)
+        assert same_bytes(made("permute", {"axes": list(axes)}, [values], kind_of(bf16)), bf16)
+
+
+@pytest.mark.parametrize(("axis", "start", "stop"), [(0, 0, 10), (0, 7, 40), (1, 300, 700), (2, 1, 2), (1, 5, 5)])
+@pytest.mark.parametrize("target", ["float32", "float16"])
+def test_slice_gives_the_bytes_of_a_part(axis: int, start: int, stop: int, target: str) -> None:
+    values = rng.normal(0, 1, (40, 700, 3)).astype(np.float32)
+    wanted = values[(*[slice(None)] * axis, slice(start, stop))].astype(target)
+
+    assert same_bytes(made("slice", {"axis": axis, "start": start}, [values], kind_of(wanted)), wanted)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_concatenate_joins_arrays_and_converts_each(axis: int) -> None:
+    shapes = [[10, 20, 30] for _ in range(3)]
+    for number, shape in enumerate(shapes):
+        shape[axis] = 5 * number
+    arrays = [rng.normal(0, 1, shape).astype(np.float32) for shape in shapes]
+    arrays[1] = arrays[1].astype(np.float16)
+    wanted = np.concatenate([each.astype(np.float16) for each in arrays], axis)
+
+    assert same_bytes(made("concatenate", {"axis": axis}, arrays, kind_of(wanted)), wanted)
+
+
+def test_slice_and_concatenate_take_plain_bytes() -> None:
+    data = rng.integers(0, 256, 1000).astype(np.uint8)
+    kind = Kind(None, (1000,))
+    check("slice", {"axis": 0, "start": 10}, [kind], Kind(None, (50,)))
+    check("concatenate", {"axis": 0}, [kind, kind], Kind(None, (2000,)))
+
+    assert same_bytes(evaluate("slice", {"axis": 0, "start": 10}, [data], Kind(None, (50,))), data[10:60])
+    assert same_bytes(evaluate("concatenate", {"axis": 0}, [data, data], Kind(None, (2000,))), np.tile(data, 2))
+
+
+@pytest.mark.parametrize("target", ["float32", "bfloat16", "float16"])
+def test_merge_of_two_is_their_mean_as_torch_computes_it(target: str) -> None:
+    one, two = floats(100_000, "float32"), floats(100_000, "float32")
+    mean = (torch.from_numpy(one) + torch.from_numpy(two)) / 2
+    wanted = mean.numpy().astype(parse_dtype(target))
+
+    assert same_bytes(made("merge", {"weights": [0.5, 0.5]}, [one, two], Kind(target, one.shape)), wanted)
+
+
+def test_merge_adds_in_the_order_of_its_inputs_in_single_precision() -> None:
+    arrays = [floats(10_000, dtype) for dtype in ("float32", "bfloat16", "float64", "float16")]
+    weights = [0.1, -0.7, 3, 1e-9]
+    wanted = np.zeros(10_000, np.float32)
+    for number in range(10_000):
+        total = np.float32(weights[0]) * np.float32(arrays[0][number])
+        for weight, array in zip(weights[1:], arrays[1:], strict=True):
+            total = np.float32(total + np.float32(np.float32(weight) * np.float32(array[number])))
+        wanted[number] = total
+
+    assert same_bytes(made("merge", {"weights": weights}, arrays, kind_of(wanted)), wanted)
+
+
+def test_merge_gives_one_nan_for_all_nans() -> None:
+    one = np.array([np.inf, np.nan, -np.nan, 1], np.float32)
+    two = np.array([-np.inf, -np.nan, 1, np.nan], np.float32)
+    result = made("merge", {"weights": [1, 1]}, [one, two], Kind("float32", (4,)))
+
+    assert result.view(np.uint32).tolist() == [0x7FC00000] * 4
+
+
+@pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
+def test_q8_0_gives_the_bytes_of_gguf(source: str) -> None:
+    values = floats(64 * 4096, source).reshape(64, 4096)
+    values[3] = 0
+    values[4, :32] = np.arange(32) * 0.5  # ties
+    values[5] *= values.dtype.type(1e-6)
+    wanted = gguf.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+
+    assert same_bytes(made("q8_0", {}, [values], Kind(None, (wanted.size,))), wanted)
+    assert same_bytes(made("q8_0", {}, [values], Kind("uint8", wanted.shape)), wanted)
+
+
+def test_q8_0_defines_the_bytes_of_blocks_with_infinities_and_nans() -> None:
+    values = np.ones((3, 32), np.float32)
+    values[0, 0], values[1, 0], values[2, :] = np.inf, -np.nan, 1e-45
+    blocks = made("q8_0", {}, [values], Kind("uint8", (3, 34)))
+
+    assert blocks[:, :2].copy().view("<u2")[:, 0].tolist() == [0x7C00, 0x7E00, 0]
+    assert not blocks[:, 2:].any()
+
+
+@settings(deadline=None, max_examples=50)
+@given(hnp.arrays(np.uint32, st.integers(0, 200)), st.randoms())
+def test_results_do_not_depend_on_blocks(bits: Any, random: Any) -> None:
+    values = np.resize(bits, 70_000).view(np.float32) if len(bits) else bits.view(np.float32)
+    for function, params, inputs in (("cast", {}, 1), ("merge", {"weights": [0.25, 0.75]}, 2)):
+        whole = made(function, params, [values] * inputs, Kind("bfloat16", values.shape))
+        at = random.randrange(len(values) + 1)
+        parts = [
+            made(function, params, [part] * inputs, Kind("bfloat16", part.shape)) for part in (values[:at], values[at:])
+        ]
+        assert same_bytes(whole, np.concatenate(parts))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8", ">float32", None])
+def test_residual_makes_an_exact_array_of_a_near_one(dtype: str | None) -> None:
+    words = rng.integers(0, 256, 80_000).astype(np.uint8)
+    exact = words.view(np.dtype(np.uint8) if dtype is None else parse_dtype(dtype))
+    near = np.roll(exact, 1)
+    before = near.tobytes()
+    residual = residual_of(exact, near)
+    kind = residual_kind(Kind(dtype, exact.shape))
+
+    assert kind == kind_of(residual)
+    assert same_bytes(add_residual(near, residual), exact)
+    assert near.tobytes() == before
+    assert not residual_of(exact, exact).any()
+
+
+def test_residual_of_a_close_number_is_small() -> None:
+    exact = np.array([1.0, -1.0], np.float32)
+    near = np.nextafter(exact, np.float32(2))
+
+    assert residual_of(exact, near).tolist() == [1, 2]
+
+
+def test_a_residual_needs_elements_of_one_word() -> None:
+    assert residual_kind(Kind("complex128", (3,))) is None
+    with pytest.raises(ValueError, match="no words"):
+        residual_of(np.zeros(3, np.complex128), np.zeros(3, np.complex128))
+
+
+F32 = Kind("float32", (4, 64))
+
+
+@pytest.mark.parametrize(
+    ("function", "params", "inputs", "output"),
+    [
+        ("sine", {}, [F32], F32),
+        (["cast"], {}, [F32], F32),
+        ("cast", {"to": "float16"}, [F32], F32),
+        ("cast", [], [F32], F32),
+        ("cast", {}, [], F32),
+        ("cast", {}, [F32, F32], F32),
+        ("cast", {}, [F32], Kind("float16", (4, 63))),
+        ("cast", {}, [F32], Kind("int32", (4, 64))),
+        ("cast", {}, [F32], Kind(None, (256,))),
+        ("cast", {}, [Kind("int8", (4, 64))], F32),
+        ("permute", {"axes": [0]}, [F32], F32),
+        ("permute", {"axes": [0, 0]}, [F32], Kind("float32", (4, 4))),
+        ("permute", {"axes": [0, -1]}, [F32], F32),
+        ("permute", {"axes": [1, 0]}, [F32], F32),
+        ("permute", {"axes": [False, True]}, [F32], F32),
+        ("permute", {"axes": "01"}, [F32], F32),
+        ("permute", {"axes": 1}, [F32], F32),
+        ("permute", {"axes": [[0], [1]]}, [F32], F32),
+        ("slice", {"axis": 2, "start": 0}, [F32], F32),
+        ("slice", {"axis": 0, "start": 1}, [F32], F32),
+        ("slice", {"axis": 0, "start": -1}, [F32], Kind("float32", (1, 64))),
+        ("slice", {"axis": 0, "start": 0}, [F32], Kind("float32", (5, 64))),
+        ("slice", {"axis": 0, "start": 0.0}, [F32], F32),
+        ("slice", {"axis": 0, "start": 0}, [F32], Kind("float32", (4, 63))),
+        ("slice", {"axis": 0, "start": 0}, [F32], Kind("float32", (4,))),
+        ("concatenate", {"axis": 0}, [F32, F32], F32),
+        ("concatenate", {"axis": 1}, [F32, F32], Kind("float32", (8, 64))),
+        ("concatenate", {"axis": 2}, [F32], F32),
+        ("concatenate", {"axis": 0}, [F32, Kind("float32", (256,))], Kind("float32", (8, 64))),
+        ("concatenate", {"axis": 0}, [F32] * 1025, Kind("float32", (4100, 64))),
+        ("merge", {"weights": [1.0]}, [F32, F32], F32),
+        ("merge", {"weights": [1.0, float("nan")]}, [F32, F32], F32),
+        ("merge", {"weights": [1.0, 1e300]}, [F32, F32], F32),
+        ("merge", {"weights": [1.0, True]}, [F32, F32], F32),
+        ("merge", {"weights": [1.0, "1"]}, [F32, F32], F32),
+        ("merge", {"weights": [1.0, 1.0]}, [F32, Kind("int32", (4, 64))], F32),
+        ("merge", {"weights": [1.0, 1.0]}, [F32, Kind("float32", (4, 65))], F32),
+        ("q8_0", {}, [Kind("float32", (4, 65))], Kind(None, (34 * 8,))),
+        ("q8_0", {}, [Kind("float32", (32, 1))], Kind(None, (34,))),
+        ("q8_0", {}, [Kind("float64", (4, 64))], Kind(None, (34 * 8,))),
+        ("q8_0", {}, [F32], Kind(None, (34 * 8 + 1,))),
+        ("q8_0", {}, [F32], Kind("int8", (34 * 8,))),
+        ("q8_0", {}, [Kind("float32", ())], Kind(None, (34,))),
+        ("cast", {}, [Kind("float32", (1 << 30,))], Kind("bfloat16", (1 << 30,))),
+    ],
+)
+def test_an_impossible_function_is_refused(function: Any, params: Any, inputs: list[Kind], output: Kind) -> None:
+    with pytest.raises(FormatError):
+        check(function, params, inputs, output)
+
+
+@pytest.mark.parametrize(
+    ("function", "params", "n_inputs", "output"),
+    [
+        ("cast", {}, 1, Kind("bfloat16", (2048, 2048))),
+        ("permute", {"axes": [1, 0]}, 1, Kind("float16", (2048, 2048))),
+        ("slice", {"axis": 1, "start": 10}, 1, Kind("bfloat16", (2048, 1024))),
+        ("concatenate", {"axis": 1}, 2, Kind("bfloat16", (2048, 4096))),
+        ("merge", {"weights": [0.5, 0.5]}, 2, Kind("float32", (2048, 2048))),
+        ("q8_0", {}, 1, Kind(None, (2048 * 64 * 34,))),
+    ],
+)
+def test_evaluation_needs_the_memory_of_its_result_and_a_few_blocks(
+    function: str, params: dict[str, Any], n_inputs: int, output: Kind
+) -> None:
+    inputs = [floats(2048 * 2048, "float32").reshape(2048, 2048)] * n_inputs
+    made(function, params, inputs, output)
+    tracemalloc.start()
+    made(function, params, inputs, output)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < output.n_bytes + (3 << 20)
