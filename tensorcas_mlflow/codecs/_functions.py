@@ -27,22 +27,9 @@ Q8_0_BLOCK = 32
 Q8_0_BLOCK_BYTES = 34
 
 _FLOATS = frozenset(
-    [
-        "float16",
-        "float32",
-        "float64",
-        ">float16",
-        ">float32",
-        ">float64",
-        "bfloat16",
-        "float8_e3m4",
-        "float8_e4m3",
-        "float8_e4m3b11fnuz",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
-    ]
+    ("float16", "float32", "float64", ">float16", ">float32", ">float64", "bfloat16")
+    + ("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz")
+    + ("float8_e5m2", "float8_e5m2fnuz")
 )
 """Dtypes that functions convert."""
 _NUMPY_FLOATS = frozenset({"float16", "float32", "float64"})
@@ -77,7 +64,7 @@ class Kind(NamedTuple):
         return self.n_elements * int(self.numpy_dtype.itemsize)
 
 
-def check(function: str, params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> None:
+def check(function: object, params: object, inputs: Sequence[Kind], output: Kind) -> None:
     """Check that a function gives a result of a dtype and shape; `evaluate` relies on it.
 
     Args:
@@ -125,7 +112,7 @@ def residual_of(exact: np.ndarray[Any, Any], made: np.ndarray[Any, Any]) -> np.n
         ValueError: Elements of this size are no words.
     """
     words = _words(exact)
-    residual = np.empty_like(words)
+    residual: np.ndarray[Any, Any] = np.empty_like(words)
     subtract(words, _words(made), residual)
     return residual
 
