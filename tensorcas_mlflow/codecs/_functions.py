@@ -26,13 +26,12 @@ Q8_0_BLOCK = 32
 """Elements of a block of Q8_0."""
 Q8_0_BLOCK_BYTES = 34
 
+_NUMPY_FLOATS = frozenset({"float16", "float32", "float64"})
 _FLOATS = frozenset(
-    ("float16", "float32", "float64", ">float16", ">float32", ">float64", "bfloat16")
-    + ("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz")
-    + ("float8_e5m2", "float8_e5m2fnuz")
+    {*_NUMPY_FLOATS, *(f">{name}" for name in _NUMPY_FLOATS), "bfloat16", "float8_e3m4", "float8_e4m3"}
+    | {"float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
 )
 """Dtypes that functions convert."""
-_NUMPY_FLOATS = frozenset({"float16", "float32", "float64"})
 _NAN_BITS = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
 """The quiet NaN, without its sign."""
 _BLOCK = 1 << 16

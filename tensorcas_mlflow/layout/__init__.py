@@ -8,6 +8,7 @@ a blob takes a backend and reads it. The room decides nothing: savers and collec
 |---|---|
 | `_keys` | names of blobs, and the text form of steps |
 | `_manifest`, `_rows` | manifests, and their rows as columns |
+| `_derived` | rows of a manifest that are functions of others |
 | `_manifest_stream`, `_manifest_arrow` | Arrow streams of manifests, without pyarrow and with it |
 | `_pack` | packs, payloads and their tables |
 | `_index` | the index, from digests to places |
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from tensorcas_mlflow.layout._derived import Derivation, kind_of
     from tensorcas_mlflow.layout._format_blob import (
         FORMAT,
         GENERATION,
@@ -148,6 +150,7 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
+    "_derived": "Derivation kind_of",
     "_format_blob": (
         "FORMAT GENERATION Condemnation Condemned Generation Identity Stamp begin_first_generation begin_generation "
         "check_logs condemned_bytes is_carried new_format parse_format read_condemned read_list stamp_of"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
+from tensorcas_mlflow.layout._derived import Derivation, check_derived, of_json, to_json
 from tensorcas_mlflow.layout._hints import split_hints
 from tensorcas_mlflow.layout._manifest_stream import SCHEMA_KEY, read_own
 from tensorcas_mlflow.layout._records import RefKind
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.layout._manifest_stream import OwnStream
 
 VERSION = 1
+DERIVED_VERSION = 2
+"""Version of manifests with derived rows."""
 MAX_BYTES = 1 << 30
 """A manifest longer than this is refused; 10 million tensors need less."""
 COMPRESSED_BELOW = 64 * 1024
@@ -49,7 +53,9 @@ def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
         ValueError: It is too long to be read again, or its metadata is not JSON.
     """
     try:
-        said = json.dumps({"format": VERSION, **head}, sort_keys=True, separators=(",", ":"))
+        said = json.dumps(
+            {"format": DERIVED_VERSION if "derived" in head else VERSION, **head}, sort_keys=True, separators=(",", ":")
+        )
     except (TypeError, RecursionError) as error:
         raise ValueError(f"a checkpoint's metadata must be plain JSON values: {error}") from error
     is_small = len(columns) <= _MAX_RECENT_ROWS
@@ -92,8 +98,8 @@ def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, 
     version = head["format"]
     if type(version) is not int:
         raise FormatError("a manifest has no version")
-    if version > VERSION:
-        raise NewerFormatError("the manifest", version, VERSION)
+    if version > DERIVED_VERSION:
+        raise NewerFormatError("the manifest", version, DERIVED_VERSION)
     if type(head["metadata"]) is not dict:
         raise FormatError("a manifest's metadata is not a JSON object")
     if type(head.get("left_out", {})) is not dict:
@@ -181,6 +187,10 @@ class Manifest:
     row holds its bytes, and only the adapter understands them; one without a row is not stored."""
     rows: Sequence[Row]
     """The rows, each built on access; `columns` has their contents all at once."""
+    inputs: Sequence[Row] = ()
+    """Stored rows without a name that derived rows are made of; no part of the checkpoint or file."""
+    derived: tuple[Derivation, ...] = ()
+    """The derived rows, ascending. The store need not keep their chunks."""
     hints: bytes = field(default=b"", repr=False, compare=False)
     """Places of its chunks at the time of writing, as in its blob; empty if the blob has none."""
     sketches: bytes = field(default=b"", repr=False, compare=False)
@@ -197,8 +207,14 @@ class Manifest:
                 raise ValueError(f"a manifest's store and flavor have 1 to {MAX_TEXT} characters, not {text!r:.100}")
         if not all(isinstance(text, str) for item in self.left_out.items() for text in item):
             raise ValueError("a manifest's left_out is no mapping of names to types")
-        if not isinstance(self.rows, Rows):
-            object.__setattr__(self, "rows", Rows(Columns.of_rows(self.rows)))
+        for name in ("rows", "inputs"):
+            rows: Sequence[Row] = getattr(self, name)
+            if not isinstance(rows, Rows) and (len(rows) or name == "rows"):
+                object.__setattr__(self, name, Rows(Columns.of_rows(rows)))
+        if self.derived:
+            check_derived(self.derived, self.table, self.n_inputs)
+        elif self.n_inputs:
+            raise FormatError("a manifest without derived rows has inputs")
         if len(self.rows) <= _MAX_CHECKED_ROWS:
             self.check_names()
 
@@ -228,13 +244,71 @@ class Manifest:
         return ByName(self.columns, allows_nameless=self.kind == "file")
 
     @property
+    def n_inputs(self) -> int:
+        """Number of the inputs of derived rows."""
+        return len(self.inputs)
+
+    @Lazy
+    def table(self) -> Columns:
+        """All rows, column by column: those of the content, and behind them the inputs of derived rows."""
+        inputs = self.inputs
+        return self.columns.joined(inputs.columns) if isinstance(inputs, Rows) and len(inputs) else self.columns
+
+    @Lazy
+    def stored_rows(self) -> Offsets:
+        """Numbers of the rows in `table` that are not derived: the store keeps their chunks."""
+        return np.delete(np.arange(len(self.table)), [each.row for each in self.derived])
+
+    @Lazy
+    def stored(self) -> Columns:
+        """The rows whose chunks the store keeps, column by column; see `stored_rows`."""
+        return self.table.take(self.stored_rows) if self.derived else self.columns
+
+    @property
+    def stored_digests(self) -> Digests:
+        """The digests of the chunks that the store keeps for the manifest: those of derived rows are not among them."""
+        return self.stored.digests
+
+    @Lazy
+    def stored_sizes(self) -> Offsets:
+        """Sizes of the chunks in `stored_digests`."""
+        return self.stored.chunk_sizes(self.chunk_bytes) if self.derived else self.chunk_sizes
+
+    def names_of_stored(self, chunks: Any) -> tuple[str, ...]:
+        """Return the names of the tensors that need some chunks; stretches of a file have no name.
+
+        Args:
+            chunks: Numbers of the chunks among `stored_digests`.
+        """
+        rows = {int(row) for row in self.stored_rows[self.stored.rows_of(chunks)]}
+        rows |= {each.row for each in self.derived if not rows.isdisjoint(each.sources)}
+        return tuple(name for row in sorted(rows) if row < len(self.columns) and (name := self.columns.name(row)))
+
+    def derivations(self, rows: Offsets) -> dict[int, Derivation]:
+        """Return the derivations of the derived ones among some rows, by position."""
+        if not self.derived:
+            return {}
+        of_row = {each.row: each for each in self.derived}
+        return {at: found for at, row in enumerate(rows.tolist()) if (found := of_row.get(row)) is not None}
+
+    def in_full(self, *, store_id: str | None) -> Manifest:
+        """Return the manifest of the same content for a place that keeps the chunks of every row.
+
+        Args:
+            store_id: Id of the store with the chunks; None for a self-contained file.
+        """
+        if not self.derived and store_id == self.store_id:
+            return self
+        return dataclasses.replace(self, store_id=store_id, inputs=(), derived=())
+
+    @property
     def digests(self) -> Digests:
-        """The digests of all rows, one after the other."""
+        """The digests of the content, row by row; `stored_digests` are those that the store keeps."""
         return self.columns.digests
 
     @Lazy
     def chunk_sizes(self) -> Offsets:
-        """Sizes of the chunks of all rows, one after the other."""
+        """Sizes of the chunks in `digests`."""
         return self.columns.chunk_sizes(self.chunk_bytes)
 
     @Lazy
@@ -254,7 +328,9 @@ class Manifest:
         }
         if self.left_out:
             head["left_out"] = dict(self.left_out)
-        return make_stream(head, self.columns)
+        if self.derived:
+            head |= {"derived": to_json(self.derived), "n_inputs": self.n_inputs}
+        return make_stream(head, self.table)
 
     def to_bytes(self) -> bytes:
         """Return the manifest as an artifact: an Arrow IPC stream."""
@@ -367,7 +443,8 @@ class Manifest:
             NewerFormatError: A later release wrote it.
         """
         try:
-            head, columns = read_stream(data, max_rows=max_rows)
+            head, table = read_stream(data, max_rows=max_rows)
+            columns, inputs, derived = _parts_of(head, table)
             manifest = cls(
                 kind=head["kind"],
                 chunk_bytes=head["chunk_bytes"],
@@ -376,6 +453,8 @@ class Manifest:
                 metadata=head["metadata"],
                 left_out=head.get("left_out", {}),
                 rows=Rows(columns),
+                inputs=inputs,
+                derived=derived,
             )
         except FormatError:
             raise
@@ -388,6 +467,20 @@ class Manifest:
             raise FormatError(f"not a manifest: {error}") from error
         manifest.__dict__["stream"] = data
         return manifest
+
+
+def _parts_of(head: Mapping[str, Any], table: Columns) -> tuple[Columns, Sequence[Row], tuple[Derivation, ...]]:
+    """Split the rows of a manifest into those of its content and the inputs; return both, and the derived rows."""
+    if head["format"] < DERIVED_VERSION:
+        return table, (), ()
+    n_inputs = head["n_inputs"]
+    if type(n_inputs) is not int or not 0 <= n_inputs < len(table):
+        raise FormatError("a manifest has an impossible number of inputs")
+    n_rows, derived = len(table) - n_inputs, of_json(head["derived"])
+    if not n_inputs:
+        return table, (), derived
+    every = np.arange(len(table))
+    return table.take(every[:n_rows]), Rows(table.take(every[n_rows:])), derived
 
 
 def _do(job: Callable[[], None]) -> None:

@@ -323,6 +323,44 @@ class Columns(Specs):
             cuts=row_cuts([row.cuts for row in rows]),
         )
 
+    def take(self, rows: Any) -> Columns:
+        """Return some rows with their chunks, in the given order."""
+        counts = self.chunk_at[np.asarray(rows) + 1] - self.chunk_at[rows]
+        return Columns.of_specs(
+            self.some(rows),
+            chunk_at=offsets_of(counts),
+            digests=self.digests[self.chunks_of(rows)],
+            cuts=None if self.cuts is None else self.cuts.some(rows),
+        )
+
+    def joined(self, other: Columns) -> Columns:
+        """Return these rows, and behind them those of another object."""
+        code_of = {name: code for code, name in enumerate(dict.fromkeys((*self.dtypes, *other.dtypes)))}
+        codes = [np.array([code_of[name] for name in each.dtypes], dtype=np.intp)[each.dtype] for each in (self, other)]
+        specs = Specs(
+            names=Texts(
+                _join_offsets(self.names.at, other.names.at), np.concatenate([self.names.data, other.names.data])
+            ),
+            dtypes=tuple(code_of),
+            dtype=np.concatenate(codes),
+            shape_offsets=_join_offsets(self.shape_at, other.shape_at),
+            sides=np.concatenate([self.sides, other.sides]),
+        )
+        cuts = None
+        if self.cuts is not None or other.cuts is not None:
+            one, two = self.cuts or _no_cuts(len(self)), other.cuts or _no_cuts(len(other))
+            cuts = RowCuts(
+                given=np.concatenate([one.given, two.given]),
+                at=_join_offsets(one.at, two.at),
+                values=np.concatenate([one.values, two.values]),
+            )
+        return Columns.of_specs(
+            specs,
+            chunk_at=_join_offsets(self.chunk_at, other.chunk_at),
+            digests=np.concatenate([self.digests, other.digests]),
+            cuts=cuts,
+        )
+
     def is_laid_out_like(self, other: Columns) -> bool:
         """Tell whether rows without cuts are those of another object, digests aside: both hold the same arrays."""
         return (
@@ -419,6 +457,15 @@ class Columns(Specs):
                 cuts=None if self.cuts is None else self.cuts.of(row),
                 digests=self.digests[chunk_at[row] : chunk_at[row + 1]],
             )
+
+
+def _join_offsets(one: Any, other: Any) -> Offsets:
+    return np.concatenate([one, np.asarray(other[1:], dtype=np.int64) + int(one[-1])]).astype(np.int64, copy=False)
+
+
+def _no_cuts(n_rows: int) -> RowCuts:
+    none = np.zeros(n_rows + 1, dtype=np.int64)
+    return RowCuts(given=np.zeros(n_rows, dtype=bool), at=none, values=none[:0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,9 @@ import pytest
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend, check_key
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.codecs import CODECS, RAW
+from tensorcas_mlflow.codecs._functions import _FUNCTIONS
 from tensorcas_mlflow.layout import (
     ENTRY,
     FOOTER_BYTES,
@@ -22,11 +24,13 @@ from tensorcas_mlflow.layout import (
     TABLE_ENTRY,
     TABLE_MAGIC,
     TENSORS_FILE_MAGIC,
+    Derivation,
     Header,
     Manifest,
     PackWriter,
     Payload,
     RefTarget,
+    Row,
     artifact_key,
     make_table,
     read_table,
@@ -236,7 +240,38 @@ def test_a_manifest_has_the_columns_and_the_head_that_are_printed() -> None:
     assert [name.strip("`") for name, _, _ in rows("Manifests")] == schema.names
     assert stream[:4] == b"\xff\xff\xff\xff"
     assert blob[:4] == b"\x28\xb5\x2f\xfd"
-    assert set(head) == set(re.findall(r'"([a-z_]+)":', section("Manifests")))
+    said = section("Manifests").replace(section("Derived rows"), "")
+    assert set(head) == set(re.findall(r'"([a-z_]+)":', said))
+
+
+def test_the_derived_rows_that_are_printed_are_read() -> None:
+    said = json.loads(examples("Derived rows", "json")[0])
+    kinds = [("bfloat16", 2), ("float32", 4), ("float32", 4), ("float16", 2), ("float32", 4), ("uint32", 4)]
+    digests = np.zeros((1, 32), np.uint8)
+    every = [
+        Row(spec=Spec(name="ab"[at] if at < 2 else "", dtype=dtype, shape=(8,)), cuts=None, digests=digests)
+        for at, (dtype, _) in enumerate(kinds)
+    ]
+    manifest = Manifest(
+        kind="file",
+        chunk_bytes=4096,
+        store_id="s",
+        flavor=None,
+        rows=every[: len(every) - said["n_inputs"]],
+        inputs=every[len(every) - said["n_inputs"] :],
+        derived=tuple(
+            Derivation(row, name, params, tuple(of), rest) for row, name, params, of, rest in said["derived"]
+        ),
+    )
+    head = json.loads(pa.ipc.open_stream(manifest.to_bytes()).schema.metadata[b"tensorcas"])
+
+    assert {name: head[name] for name in said} == said
+    assert Manifest.from_bytes(manifest.to_bytes()).derived == manifest.derived
+    assert [name.strip("`") for name, *_ in rows("Derived rows")] == list(_FUNCTIONS)
+    for name, params, *_ in rows("Derived rows"):
+        assert set(re.findall(r"`([a-z]+)`", params.split(":")[0] if name != "`slice`" else params)) == (
+            _FUNCTIONS[name.strip("`")].params
+        )
 
 
 def test_the_identity_of_a_tensor_is_as_printed() -> None:

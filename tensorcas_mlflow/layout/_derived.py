@@ -1,0 +1,94 @@
+"""Derived rows of a manifest: rows whose bytes are a function of other rows (``docs/format.md``, Derived rows)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensorcas_mlflow.codecs import Kind, check, residual_kind
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.layout._rows import Columns
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """The function that makes one derived row."""
+
+    row: int
+    """Number of the derived row."""
+    function: str
+    params: Mapping[str, Any]
+    """Parameters of the function, plain JSON values."""
+    inputs: tuple[int, ...]
+    """Numbers of the rows that the function takes."""
+    residual: int | None = None
+    """Number of the row to add to the function's result; None if the result is exact."""
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Numbers of all rows that the row's bytes are made of."""
+        return self.inputs if self.residual is None else (*self.inputs, self.residual)
+
+
+def kind_of(columns: Columns, row: int) -> Kind:
+    """Return the dtype and shape of a row."""
+    return Kind(columns.dtypes[columns.dtype[row]], columns.shape(row))
+
+
+def to_json(derived: Sequence[Derivation]) -> list[Any]:
+    """Return derivations as values of a manifest's metadata."""
+    return [[each.row, each.function, dict(each.params), list(each.inputs), each.residual] for each in derived]
+
+
+def of_json(said: Any) -> tuple[Derivation, ...]:
+    """Return the derivations in a manifest's metadata; `check_derived` checks their values.
+
+    Raises:
+        FormatError: They are no derivations.
+    """
+    if not isinstance(said, list) or not said:
+        raise FormatError("a manifest of format 2 has no list of derived rows")
+    found: list[Derivation] = []
+    for each in said:
+        if not isinstance(each, list) or len(each) != 5 or not isinstance(each[3], list):
+            raise FormatError(f"not a derived row: {each!r:.200}")
+        row, function, params, inputs, residual = each
+        found.append(Derivation(row, function, params, tuple(inputs), residual))
+    return tuple(found)
+
+
+def check_derived(derived: Sequence[Derivation], table: Columns, n_inputs: int) -> None:
+    """Check that functions make rows of other rows.
+
+    Args:
+        derived: The derived rows.
+        table: All rows of the manifest, the inputs last.
+        n_inputs: Number of the inputs.
+
+    Raises:
+        FormatError: A function is unknown or cannot make its row, a number names no row or a derived one, or an input
+            has a name.
+    """
+    n_rows = len(table) - n_inputs
+    if n_inputs and int(table.names.at[n_rows]) != int(table.names.at[-1]):
+        raise FormatError("an input of a manifest has a name")
+    before = -1
+    for each in derived:
+        if not _is_number(each.row, before + 1, n_rows):
+            raise FormatError(f"derived rows must ascend and be rows of the content, and {each.row!r:.40} is not")
+        before = each.row
+    rows = {each.row for each in derived}
+    for each in derived:
+        if not all(_is_number(row, 0, len(table)) and row not in rows for row in each.inputs):
+            raise FormatError(f"row {each.row} is derived of rows that are not stored: {list(each.inputs)!r:.80}")
+        output = kind_of(table, each.row)
+        check(each.function, each.params, [kind_of(table, row) for row in each.inputs], output)
+        if each.residual is not None and not (
+            _is_number(each.residual, n_rows, len(table)) and kind_of(table, each.residual) == residual_kind(output)
+        ):
+            raise FormatError(f"row {each.row} has no residual of its size: {each.residual!r:.40}")
+
+
+def _is_number(value: object, least: int, end: int) -> bool:
+    return type(value) is int and least <= value < end
