@@ -249,6 +249,17 @@ class CorruptChunkError(FormatError):
         )
 
 
+class DerivedTensorError(CorruptChunkError):
+    """The function of a derived tensor gives other bytes than the save had, and its inputs are sound."""
+
+    def __str__(self) -> str:
+        who = in_words(self.checkpoint, self.tensors)
+        return (
+            f"{who}{': ' if who else ''}{self.reason}: the manifest is forged, or this release computes the function "
+            "in another way (restore the tensor from a backup, and report this)"
+        )
+
+
 class NewerFormatError(FormatError):
     """A store or blob written by a later release of this package."""
 

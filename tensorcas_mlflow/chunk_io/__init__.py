@@ -6,6 +6,7 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 | module | holds |
 |---|---|
 | `_read` | `ChunkReader`: look-ups, and new attempts where packs move or copies are damaged |
+| `_derive` | evaluation of derived rows |
 | `_catalog` | places of chunks that this process knows, and the look-up of them |
 | `_plan` | target memory of each chunk, and the reads of each way |
 | `_ways` | choice of a way to read, as a printable `ReadPlan` |
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, CacheHits, ExtentCache
     from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places, find_bases
     from tensorcas_mlflow.chunk_io._decode import ChainLinks
+    from tensorcas_mlflow.chunk_io._derive import LastRow
     from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader, names_of
     from tensorcas_mlflow.chunk_io._screen import BlockScreen, find_sound
     from tensorcas_mlflow.chunk_io._stored import OpenPacks, StoredChunks
@@ -51,6 +53,7 @@ _NAMES = {
     "_cache": "CachedPack CachedRead CacheFill CacheHits ExtentCache",
     "_catalog": "MOST_SAVED_BYTES Catalog Places find_bases",
     "_decode": "ChainLinks",
+    "_derive": "LastRow",
     "_read": "ChunkOwner ChunkReader names_of",
     "_screen": "BlockScreen find_sound",
     "_stored": "OpenPacks StoredChunks",

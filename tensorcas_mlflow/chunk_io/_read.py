@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,16 +11,17 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer, Digests
-from tensorcas_mlflow.base.tensors import Offsets
+from tensorcas_mlflow.base.tensors import Offsets, bytes_of, distinct
 from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
 from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted, can_decode
+from tensorcas_mlflow.chunk_io._derive import DerivedRows, LastRow, room_for
 from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_sizes, damage_of
 from tensorcas_mlflow.chunk_io._map import map_rows, mappable
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, check_outs, new_arrays
 from tensorcas_mlflow.chunk_io._stored import OpenPacks
 from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment
-from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError
-from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, pack_key, pack_name
+from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, DerivedTensorError
+from tensorcas_mlflow.layout import Columns, Derivation, Manifest, Row, Rows, pack_key, pack_name
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import ExtentCache
@@ -35,10 +36,16 @@ class ChunkOwner(NamedTuple):
     """All rows that count in the chunks' numbers."""
     first: int = 0
     """Number of the first of the chunks, counted over all rows."""
+    numbers: Any = None
+    """Numbers of the chunks, counted over all rows, if they do not follow each other."""
+    tell: Callable[[Any], tuple[str, ...]] | None = None
+    """Returns the names of some chunks' tensors, by the chunks' numbers, if the rows do not tell them."""
 
     def names(self, chunks: Any) -> tuple[str, ...]:
         """Return the names of some chunks' tensors, by the chunks' numbers; stretches of a file have no name."""
-        return names_of(self.rows, np.asarray(chunks) + self.first)
+        if self.tell is not None:
+            return self.tell(np.asarray(chunks) + self.first)
+        return names_of(self.rows, np.asarray(chunks) + self.first if self.numbers is None else self.numbers[chunks])
 
 
 def names_of(rows: Sequence[Row], chunks: Any) -> tuple[str, ...]:
@@ -112,22 +119,33 @@ class ChunkReader:
         copy: bool | None = None,
         is_private: bool = False,
         way: Way | None = None,
+        needed_by: str = "",
     ) -> list[Array]:
         """Read whole rows by their numbers; otherwise like `tensors`.
 
         Args:
             manifest: A manifest of this store.
-            rows: Numbers of the rows.
-            verify: Whether to check every chunk.
+            rows: Numbers of the rows; those of inputs of derived rows follow the content's.
+            verify: Whether to check every chunk. The chunks of derived rows are always checked.
             outs: Arrays to fill, by position among ``rows``, checked by `check_outs`.
             copy: See `Store.read_tensors`.
             is_private: Whether views of mapped packs are writable; writes never reach the packs.
             way: See `Store.read_tensors`.
+            needed_by: Name of the derived tensor that needs the rows, for errors.
 
         Returns:
             An array a row, in their order.
         """
-        columns, outs = manifest.columns, outs or {}
+        columns, outs = manifest.table, outs or {}
+        if manifest.derived and (derived := manifest.derivations(rows)):
+            stored = np.delete(np.arange(len(rows)), list(derived))
+            outs_of_stored = {at: outs[place] for at, place in enumerate(stored.tolist()) if place in outs}
+            read = self.rows(
+                manifest, rows[stored], verify=verify, outs=outs_of_stored, copy=copy, is_private=is_private, way=way
+            )
+            made = dict(zip(stored.tolist(), read, strict=True))
+            known = dict(zip(rows[stored].tolist(), read, strict=True))
+            return self._with_derived(manifest, derived, made, known, outs, verify=verify, way=way)
         is_all = len(rows) == len(columns) and bool((rows == np.arange(len(rows))).all())
         digests = columns.digests if is_all else columns.digests[columns.chunks_of(rows)]
         mapped: dict[int, Array] = {}
@@ -140,12 +158,86 @@ class ChunkReader:
         if mapped:
             digests = columns.digests[columns.chunks_of(rows[left])]
         arrays, target = new_arrays(columns, rows[left], manifest.chunk_bytes, outs)
-        owner = ChunkOwner(label=manifest.label, rows=ChosenRows(columns, rows[left]))
+        tell = (lambda _: (needed_by,)) if needed_by else None
+        owner = ChunkOwner(label=manifest.label, rows=ChosenRows(columns, rows[left]), tell=tell)
         self._read(Wanted(digests=digests, target=target, verify=verify), owner, way)
         if not mapped:
             return list(arrays)
         found = dict(zip(left.tolist(), arrays, strict=True)) | mapped
         return [found[at] for at in range(len(rows))]
+
+    def _with_derived(
+        self,
+        manifest: Manifest,
+        derived: Mapping[int, Derivation],
+        made: dict[int, Array],
+        known: Mapping[int, Array],
+        outs: Mapping[int, Array],
+        *,
+        verify: bool,
+        way: Way | None,
+    ) -> list[Array]:
+        """Evaluate the derived rows of one read, and return all its arrays.
+
+        Args:
+            manifest: A manifest of this store.
+            derived: The derived rows, by position among all rows of the read.
+            made: The arrays of the other rows, by position.
+            known: The same arrays, by row.
+            outs: Arrays to fill, by position.
+            verify: Whether to check the chunks of the inputs too.
+            way: See `Store.read_tensors`.
+        """
+        places: dict[int, list[int]] = {}
+        for at, each in derived.items():
+            places.setdefault(each.row, []).append(at)
+
+        def room(each: Derivation) -> Array:
+            array = outs.get(places[each.row][0])
+            return room_for(manifest, each) if array is None else array
+
+        def use(each: Derivation, array: Array) -> None:
+            for at in places[each.row]:
+                made[at] = array
+                if outs.get(at, array) is not array:
+                    made[at] = outs[at]
+                    made[at][...] = array
+
+        self._evaluate(
+            manifest,
+            list({each.row: each for each in derived.values()}.values()),
+            room,
+            use,
+            known=known,
+            verify=verify,
+            way=way,
+        )
+        return [made[at] for at in range(len(made))]
+
+    def _evaluate(
+        self,
+        manifest: Manifest,
+        derivations: Sequence[Derivation],
+        make_room: Callable[[Derivation], Array],
+        use: Callable[[Derivation, Array], None],
+        *,
+        known: Mapping[int, Array],
+        verify: bool,
+        way: Way | None = None,
+    ) -> None:
+        """Evaluate derived rows; see `DerivedRows.evaluate`."""
+
+        def read(row: int, name: str) -> Array:
+            return self.rows(manifest, np.array([row]), verify=verify, copy=False, way=way, needed_by=name)[0]
+
+        try:
+            DerivedRows(manifest, derivations, read, known).evaluate(make_room, use)
+        except DerivedTensorError:
+            if not verify:
+                # Perhaps an input is damaged: then that is the error.
+                rows = sorted({row for each in derivations for row in each.sources})
+                self.check(manifest, np.array(rows))
+            raise
 
     @property
     def can_check(self) -> bool:
@@ -182,20 +274,26 @@ class ChunkReader:
         """Check that the store holds an intact copy of every chunk of some rows, by their numbers.
 
         The check reads the stored bytes of each chunk, and of the bases of deltas, and compares them with the digests
-        in the tables of their packs. It decodes only chunks with a damaged copy, to find an intact one.
+        in the tables of their packs. It decodes only chunks with a damaged copy, to find an intact one. It evaluates
+        derived rows.
         """
-        columns = manifest.columns
+        columns = manifest.table
+        derived = list(manifest.derivations(rows).values())
+        rows = _with_sources(rows, derived)
         digests, sizes = columns.digests[columns.chunks_of(rows)], columns.chunk_sizes(manifest.chunk_bytes, rows)
-        chosen = ChosenRows(columns, rows)
+        owner = ChunkOwner(label=manifest.label, rows=ChosenRows(columns, rows))
+        if derived:
+            of_chunk = np.repeat(rows, columns.chunk_at[rows + 1] - columns.chunk_at[rows])
+            owner = owner._replace(tell=lambda chunks: manifest.names_needing(of_chunk[chunks]))
         everything = np.arange(len(digests))
-        owner = ChunkOwner(label=manifest.label, rows=chosen)
         places = self._locate(digests, frozenset(), everything, owner)
         suspects = everything if check_sizes(places, sizes) else self._suspects(places)
         for first, stop in _runs(suspects, sizes):
             block = np.empty(int(sizes[first:stop].sum()), dtype=np.uint8).data
             target = Target.of_block(block, sizes[first:stop])
-            owner = ChunkOwner(label=manifest.label, rows=chosen, first=first)
-            self._read(Wanted(digests=digests[first:stop], target=target, verify=True), owner)
+            some = Wanted(digests=digests[first:stop], target=target, verify=True)
+            self._read(some, owner._replace(first=first))
+        self._evaluate(manifest, derived, partial(room_for, manifest), _drop, known={}, verify=True)
 
     def _suspects(self, places: Places) -> Any:
         """Return the chunks that an ordinary read has to look at: those with a damaged link, or all if a pack moved."""
@@ -210,8 +308,9 @@ class ChunkReader:
         self, manifest: Manifest, names: Iterable[str] | None, *, copy: bool | None = None, way: Way | None = None
     ) -> ReadPlan:
         """Return the plan `tensors` would follow now; see `Store.explain`."""
-        columns = manifest.columns
-        rows = np.arange(len(columns)) if names is None else manifest.numbers(names)
+        columns = manifest.table
+        wanted = np.arange(len(manifest.columns)) if names is None else manifest.numbers(names)
+        rows = _with_sources(wanted, manifest.derivations(wanted).values())
         digests = columns.digests[columns.chunks_of(rows)]
         owner = ChunkOwner(label=manifest.label, rows=ChosenRows(columns, rows))
         places = self._locate(digests, frozenset(), np.arange(len(digests)), owner)
@@ -224,8 +323,8 @@ class ChunkReader:
             held = chunks[:0] if self._cache is None else self._find_cached(self._cache, places, chunks)
             packs = planner.reads(places, np.setdiff1d(chunks, held))
         return ReadPlan(
-            n_tensors=len(rows),
-            n_bytes=int(columns.n_bytes[rows].sum()),
+            n_tensors=len(wanted),
+            n_bytes=int(columns.n_bytes[wanted].sum()),
             n_mapped=len(mapped),
             n_cached=len(held),
             packs=packs,
@@ -264,16 +363,66 @@ class ChunkReader:
         """Yield the bytes of all rows, one after the other, some 16 MiB at a time."""
         sizes = manifest.columns.chunk_sizes(manifest.chunk_bytes)
         stops = sizes.cumsum()
+        last = LastRow()
         begin = 0
         while begin < len(sizes):
             base = int(stops[begin - 1]) if begin else 0
             end = max(begin + 1, int(np.searchsorted(stops, base + _FILE_BATCH_BYTES, side="right")))
             block = np.empty(int(stops[end - 1]) - base, dtype=np.uint8).data
             target = Target.of_block(block, sizes[begin:end])
-            owner = ChunkOwner(label=manifest.label, rows=manifest.rows, first=begin)
-            self._read(Wanted(digests=manifest.digests[begin:end], target=target, verify=verify), owner)
+            if manifest.derived:
+                outs = [target.view(chunk) for chunk in range(end - begin)]
+                self.read_chunks(manifest, np.arange(begin, end), outs, verify=verify, last=last)
+            else:
+                owner = ChunkOwner(label=manifest.label, rows=manifest.rows, first=begin)
+                self._read(Wanted(digests=manifest.digests[begin:end], target=target, verify=verify), owner)
             yield block
             begin = end
+
+    def read_chunks(
+        self, manifest: Manifest, chunks: Offsets, outs: Sequence[memoryview], *, verify: bool, last: LastRow
+    ) -> None:
+        """Read chunks of a manifest's content, each into a buffer of its size.
+
+        Args:
+            manifest: A manifest of this store.
+            chunks: Numbers of the chunks, counted over all rows, ascending.
+            outs: Buffer of each.
+            verify: Whether to check each against its digest. The chunks of derived rows are always checked.
+            last: The derived row that the caller read last. It is freed after its last chunk.
+        """
+        columns = manifest.columns
+        if not manifest.derived:
+            owner = ChunkOwner(label=manifest.label, rows=manifest.rows, numbers=chunks)
+            self.read(columns.digests[chunks], list(outs), verify=verify, owner=owner)
+            return
+        row_of = columns.rows_of(chunks)
+        is_derived = np.isin(row_of, [each.row for each in manifest.derived])
+        stored = np.flatnonzero(~is_derived)
+        owner = ChunkOwner(label=manifest.label, rows=manifest.rows, numbers=chunks[stored])
+        buffers = [outs[at] for at in stored.tolist()]
+        self.read(columns.digests[chunks[stored]], buffers, verify=verify, owner=owner)
+        for row in distinct(row_of[is_derived]).tolist():
+            data = last.get(row)
+            if data is None:
+                last.clear()
+                data = self._evaluated(manifest, row, verify=verify)
+                last.keep(row, data)
+            first, n_chunks = int(columns.chunk_at[row]), int(columns.chunk_at[row + 1] - columns.chunk_at[row])
+            ends = manifest.rows[row].ends(manifest.chunk_bytes)
+            mine = np.flatnonzero(row_of == row)
+            numbers = chunks[mine] - first
+            for at, end in zip(mine.tolist(), ends[numbers].tolist(), strict=True):
+                outs[at][:] = data[end - len(outs[at]) : end]
+            if numbers[-1] == n_chunks - 1:
+                last.clear()
+
+    def _evaluated(self, manifest: Manifest, row: int, *, verify: bool) -> memoryview:
+        """Return the bytes of a derived row."""
+        [derivation] = manifest.derivations(np.array([row])).values()
+        array = room_for(manifest, derivation)
+        self._evaluate(manifest, [derivation], lambda _: array, _drop, known={}, verify=verify)
+        return bytes_of(array)
 
     def read(self, digests: Digests, outs: list[memoryview], *, verify: bool, owner: ChunkOwner = NOBODY) -> None:
         """Read chunks, each into a buffer of its size.
@@ -405,6 +554,20 @@ class ChunkReader:
             chunk = int(np.searchsorted(links.begins, link, side="right")) - 1
             found[chunk] = damage_of(links, chunk, link - int(links.begins[chunk]), reason)
         return list(found.values())
+
+
+def _with_sources(rows: Offsets, derived: Iterable[Derivation]) -> Offsets:
+    """Replace the derived rows among some rows by the rows they are made of."""
+    found = list(derived)
+    if not found:
+        return rows
+    made = [each.row for each in found]
+    sources = [row for each in found for row in each.sources]
+    return distinct(np.concatenate([rows[~np.isin(rows, made)], np.array(sources, dtype=np.int64)]))
+
+
+def _drop(_derivation: Derivation, _array: Array) -> None:
+    """Forget an evaluated row."""
 
 
 def _runs(chunks: Any, sizes: Any) -> Iterator[tuple[int, int]]:

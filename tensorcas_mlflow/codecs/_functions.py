@@ -92,16 +92,30 @@ def check(function: object, params: object, inputs: Sequence[Kind], output: Kind
 
 
 def evaluate(
-    function: str, params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind
+    function: str,
+    params: Mapping[str, Any],
+    inputs: Sequence[np.ndarray[Any, Any]],
+    output: Kind,
+    *,
+    out: np.ndarray[Any, Any] | None = None,
 ) -> np.ndarray[Any, Any]:
     """Compute a function of arrays, for arguments checked by `check`.
 
     The function needs the memory of its result and of a few blocks.
 
+    Args:
+        function: The name of the function.
+        params: Its parameters.
+        inputs: The arrays.
+        output: The dtype and shape of the result.
+        out: Array for the result: C-contiguous, of that dtype and shape, apart from the inputs in memory.
+
     Returns:
-        A C-contiguous array of the dtype and shape of ``output``; plain bytes as uint8.
+        ``out``, or a new C-contiguous array; plain bytes as uint8.
     """
-    return _FUNCTIONS[function].evaluate(params, inputs, output)
+    made = np.empty(output.shape, output.numpy_dtype) if out is None else out
+    _FUNCTIONS[function].evaluate(params, inputs, made)
+    return made
 
 
 def residual_of(exact: np.ndarray[Any, Any], made: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -148,7 +162,7 @@ class _Function(NamedTuple):
     params: frozenset[str]
     most_inputs: int
     fits: Callable[[Mapping[str, Any], Sequence[Kind], Kind], bool]
-    evaluate: Callable[[Mapping[str, Any], Sequence[np.ndarray[Any, Any]], Kind], np.ndarray[Any, Any]]
+    evaluate: Callable[[Mapping[str, Any], Sequence[Any], Any], None]
 
 
 def _in_words(kind: Kind) -> str:
@@ -167,10 +181,8 @@ def _cast_fits(_params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind)
     return _converts(inputs[0], output) and inputs[0].n_elements == output.n_elements
 
 
-def _cast(_params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind) -> np.ndarray[Any, Any]:
-    made = np.empty(output.shape, output.numpy_dtype)
+def _cast(_params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
     _convert(np.ascontiguousarray(inputs[0]), made)
-    return made
 
 
 def _convert(source: Any, target: Any) -> None:
@@ -217,15 +229,8 @@ def _permute_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kin
     )
 
 
-def _permute(params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind) -> np.ndarray[Any, Any]:
-    return _copied(inputs[0].transpose(params["axes"]), output)
-
-
-def _copied(view: Any, output: Kind) -> np.ndarray[Any, Any]:
-    """Copy a view of an input in C order, converted to the dtype of the result."""
-    made = np.empty(output.shape, output.numpy_dtype)
-    _fill(made, view)
-    return made
+def _permute(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
+    _fill(made, inputs[0].transpose(params["axes"]))
 
 
 def _fill(made: Any, view: Any) -> None:
@@ -269,8 +274,8 @@ def _slice_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind)
     )
 
 
-def _slice(params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind) -> np.ndarray[Any, Any]:
-    return _copied(inputs[0][_along(params["axis"], params["start"], output.shape)], output)
+def _slice(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
+    _fill(made, inputs[0][_along(params["axis"], params["start"], made.shape)])
 
 
 def _along(axis: int, start: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
@@ -290,15 +295,11 @@ def _concatenate_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output:
     )
 
 
-def _concatenate(
-    params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind
-) -> np.ndarray[Any, Any]:
-    made = np.empty(output.shape, output.numpy_dtype)
+def _concatenate(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
     at = 0
     for each in inputs:
         _fill(made[_along(params["axis"], at, each.shape)], each)
         at += each.shape[params["axis"]]
-    return made
 
 
 def _merge_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
@@ -315,8 +316,7 @@ def _merge_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind)
 _MOST_WEIGHT = float(np.finfo(np.float32).max)
 
 
-def _merge(params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind) -> np.ndarray[Any, Any]:
-    made = np.empty(output.shape, output.numpy_dtype)
+def _merge(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
     flat, single = made.reshape(-1), np.dtype(np.float32)
     flat_inputs = [np.ascontiguousarray(each).reshape(-1) for each in inputs]
     weights = [np.float32(weight) for weight in params["weights"]]
@@ -328,7 +328,6 @@ def _merge(params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], ou
         # Processors disagree on the sign of a new NaN, and on the one of two NaNs that a sum keeps.
         total[np.isnan(total)] = np.float32(np.nan)
         flat[block] = _converted(total, made.dtype)
-    return made
 
 
 def _q8_0_fits(_params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
@@ -343,8 +342,7 @@ def _q8_0_fits(_params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind)
     )
 
 
-def _q8_0(_params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], output: Kind) -> np.ndarray[Any, Any]:
-    made = np.empty(output.shape, np.uint8)
+def _q8_0(_params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
     blocks = made.reshape(-1, Q8_0_BLOCK_BYTES)
     flat = np.ascontiguousarray(inputs[0]).reshape(-1)
     single = np.dtype(np.float32)
@@ -362,7 +360,6 @@ def _q8_0(_params: Mapping[str, Any], inputs: Sequence[np.ndarray[Any, Any]], ou
         rounded[~(np.abs(rounded) <= 127)] = 0  # of a NaN, an infinity, or a scale without an inverse
         into[:, :2] = _converted(scale, np.dtype("<f2")).view(np.uint8)
         into[:, 2:] = rounded.astype(np.int8).view(np.uint8)
-    return made
 
 
 _FUNCTIONS: Mapping[str, _Function] = {

@@ -280,7 +280,15 @@ class Manifest:
         Args:
             chunks: Numbers of the chunks among `stored_digests`.
         """
-        rows = {int(row) for row in self.stored_rows[self.stored.rows_of(chunks)]}
+        return self.names_needing(self.stored_rows[self.stored.rows_of(chunks)])
+
+    def names_needing(self, stored_rows: Any) -> tuple[str, ...]:
+        """Return the names of the tensors that need some stored rows: the rows themselves, and those derived of them.
+
+        Args:
+            stored_rows: Numbers of the rows in `table`.
+        """
+        rows = set(np.asarray(stored_rows).tolist())
         rows |= {each.row for each in self.derived if not rows.isdisjoint(each.sources)}
         return tuple(name for row in sorted(rows) if row < len(self.columns) and (name := self.columns.name(row)))
 

@@ -24,7 +24,7 @@ from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.layout import Manifest, Specs
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.chunk_io import TensorsFile
+    from tensorcas_mlflow.chunk_io import LastRow, TensorsFile
     from tensorcas_mlflow.reader._slices import Selection
     from tensorcas_mlflow.store import Store
 
@@ -387,11 +387,14 @@ class StoredContents(RowContents):
         self._store.chunks.check(self.manifest, self.row_of[rows])
 
     def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
-        from tensorcas_mlflow.chunk_io import ChunkOwner  # a summary needs no reader of chunks
+        numbers = int(self.manifest.columns.chunk_at[self.row_of[row]]) + chunks
+        self._store.chunks.read_chunks(self.manifest, numbers, outs, verify=self._verify, last=self._last)
 
-        stored = self.manifest.rows[int(self.row_of[row])]
-        owner = ChunkOwner(label=self.manifest.label, rows=[stored])
-        self._store.chunks.read(stored.digests[chunks], list(outs), verify=self._verify, owner=owner)
+    @Lazy
+    def _last(self) -> LastRow:
+        from tensorcas_mlflow.chunk_io import LastRow  # a summary needs no reader of chunks
+
+        return LastRow()
 
 
 class FileContents(RowContents):

@@ -14,7 +14,7 @@ from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.base.digest import digest_all, digest_of
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, bytes_of
 from tensorcas_mlflow.base.threads import Lazy, Lock
-from tensorcas_mlflow.chunk_io import ChunkOwner
+from tensorcas_mlflow.chunk_io import LastRow
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.file_formats import ByteSource, FlatTable, Listing, TensorLocation
 from tensorcas_mlflow.layout import Manifest
@@ -140,6 +140,7 @@ class StoredSource(ByteSource):
         self._ends: Offsets = manifest.chunk_sizes.cumsum()
         self._verify = verify
         self._lock = Lock()
+        self._last = LastRow()
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._n_kept_bytes = 0
 
@@ -165,12 +166,8 @@ class StoredSource(ByteSource):
                     outs[at][:] = kept
         if not left:
             return
-        # For chunks numbered from the first one, errors name their tensors; for others they name the file alone.
-        follow_each_other = int(chunks[left[-1]]) - int(chunks[left[0]]) == len(left) - 1
-        rows = self._manifest.rows if follow_each_other else ()
-        owner = ChunkOwner(label=self._manifest.label, rows=rows, first=int(chunks[left[0]]))
         wanted = [outs[at] for at in left]
-        self._store.chunks.read(self._manifest.digests[chunks[left]], wanted, verify=self._verify, owner=owner)
+        self._store.chunks.read_chunks(self._manifest, chunks[left], wanted, verify=self._verify, last=self._last)
         for at in {left[0], left[-1]}:
             self._keep(int(chunks[at]), bytes(outs[at]))
 
