@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places, find_bases
     from tensorcas_mlflow.chunk_io._decode import ChainLinks
     from tensorcas_mlflow.chunk_io._derive import LastRow
-    from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader, names_of
+    from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader
     from tensorcas_mlflow.chunk_io._screen import BlockScreen, find_sound
     from tensorcas_mlflow.chunk_io._stored import OpenPacks, StoredChunks
     from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
@@ -54,7 +54,7 @@ _NAMES = {
     "_catalog": "MOST_SAVED_BYTES Catalog Places find_bases",
     "_decode": "ChainLinks",
     "_derive": "LastRow",
-    "_read": "ChunkOwner ChunkReader names_of",
+    "_read": "ChunkOwner ChunkReader",
     "_screen": "BlockScreen find_sound",
     "_stored": "OpenPacks StoredChunks",
     "_tensors_file": "TensorsFile",

@@ -280,7 +280,11 @@ class Manifest:
         Args:
             chunks: Numbers of the chunks among `stored_digests`.
         """
-        return self.names_needing(self.stored_rows[self.stored.rows_of(chunks)])
+        return tuple(name for row in self.rows_needing(chunks) if (name := self.columns.name(row)))
+
+    def rows_needing(self, chunks: Any) -> list[int]:
+        """Return the numbers of the content's rows that need some chunks; see `names_of_stored`."""
+        return self._with_derived(self.stored_rows[self.stored.rows_of(chunks)])
 
     def names_needing(self, stored_rows: Any) -> tuple[str, ...]:
         """Return the names of the tensors that need some stored rows: the rows themselves, and those derived of them.
@@ -288,9 +292,13 @@ class Manifest:
         Args:
             stored_rows: Numbers of the rows in `table`.
         """
+        return tuple(name for row in self._with_derived(stored_rows) if (name := self.columns.name(row)))
+
+    def _with_derived(self, stored_rows: Any) -> list[int]:
+        """Return the rows of the content among stored rows, and those derived of them; ascending."""
         rows = set(np.asarray(stored_rows).tolist())
         rows |= {each.row for each in self.derived if not rows.isdisjoint(each.sources)}
-        return tuple(name for row in sorted(rows) if row < len(self.columns) and (name := self.columns.name(row)))
+        return sorted(row for row in rows if row < len(self.columns))
 
     def derivations(self, rows: Offsets) -> dict[int, Derivation]:
         """Return the derivations of the derived ones among some rows, by position."""

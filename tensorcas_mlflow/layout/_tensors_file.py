@@ -72,6 +72,8 @@ class Header:
         manifest = Manifest.from_bytes(stream, max_rows=max_rows)
         if manifest.kind != "checkpoint":
             raise FormatError("its manifest is not a checkpoint's")
+        if manifest.derived:
+            raise FormatError("its manifest has derived rows, and a self-contained file has none")
         manifest.check_names()
         return manifest
 

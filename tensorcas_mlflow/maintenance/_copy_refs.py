@@ -244,7 +244,7 @@ def plan_copy(source: Store, destination: Store, refs: Sequence[Ref], *, replace
             failed.append(found)
         elif isinstance(found, RefToCopy):
             n_new += 1
-            moving.add(found.manifest.digests)
+            moving.add(found.manifest.stored_digests)
         elif found == "kept":
             kept.append(ref.label)
         else:
@@ -344,7 +344,7 @@ class _Copier:
             self._moving = _Moving(self._source, self._destination)
         self._batch.append(ref_to_copy)
         self._n_rows += len(ref_to_copy.manifest.rows)
-        self._moving.add(ref_to_copy.manifest.digests)
+        self._moving.add(ref_to_copy.manifest.stored_digests)
         is_full = len(self._batch) >= _MAX_BATCH_REFS or self._n_rows >= _MAX_BATCH_ROWS
         if is_full or self._moving.n_bytes >= MAX_BATCH_BYTES:
             self.flush()
@@ -393,7 +393,7 @@ class _Copier:
         fenced: list[RefToCopy] = []
         backend, catalog = self._destination.backend, self._destination.catalog
         deltas = plan_deltas(
-            self._source, self._destination, distinct_digests(each.digests for each in manifests), self._needed
+            self._source, self._destination, distinct_digests(each.stored_digests for each in manifests), self._needed
         )
         options: dict[str, Any] = {} if deltas is None else {"bases": deltas.there, "n_bytes": deltas.n_bytes}
         with PendingBatch(backend, catalog, manifests, **options) as pending:
@@ -434,7 +434,7 @@ class _Copier:
             needed = distinct_digests([])
             for begin in range(0, len(self._refs), _MAX_BATCH_REFS):
                 found = [_manifest(self._source, ref) for ref in self._refs[begin : begin + _MAX_BATCH_REFS]]
-                needed = distinct_digests([needed, *(each.digests for each in found if each)])
+                needed = distinct_digests([needed, *(each.stored_digests for each in found if each)])
             self._all_needed = needed
         return self._all_needed
 
@@ -444,11 +444,12 @@ class _Copier:
             self.pass_by(ref_to_copy.ref, "dropped")
             return
         faults: dict[str, str] = {}
-        columns = ref_to_copy.manifest.columns
-        for chunk, each in enumerate(columns.digests):
+        manifest = ref_to_copy.manifest
+        for chunk, each in enumerate(manifest.stored_digests):
             if each.tobytes() in self._reader.faults:
                 fault = f"chunk {hex_of(each)}: {self._reader.faults[each.tobytes()]}"
-                faults.setdefault(columns.name(int(columns.rows_of(chunk))), fault)
+                for name in manifest.names_of_stored([chunk]) or ("",):
+                    faults.setdefault(name, fault)
         reason = next(iter(faults.values()), "one of its chunks could not be read")
         self.fail(Failure(what=ref_to_copy.ref.label, reason=reason, tensors=tuple(filter(None, faults))))
 

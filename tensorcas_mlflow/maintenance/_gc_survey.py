@@ -382,7 +382,7 @@ def learn(census: Census, manifests: Iterable[tuple[str, Manifest, int] | None])
     for found in manifests:
         if found is not None:
             name, manifest, n_bytes = found
-            census.learn_manifest(name, manifest.digests, n_bytes=n_bytes)
+            census.learn_manifest(name, manifest.stored_digests, n_bytes=n_bytes)
 
 
 def _check_there(backend: Backend, census: Census, refs: _Refs, manifests: Mapping[str, int]) -> None:

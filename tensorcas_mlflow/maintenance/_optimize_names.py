@@ -63,12 +63,12 @@ class Kin:
             keys: The tensors.
             are_done: For each whether all its chunks are done.
         """
-        n_bytes = manifest.columns.n_bytes
+        n_bytes = manifest.stored.n_bytes
         sizes = [(key.dtype, int(n_bytes[row]), key.chunk_bytes) for key, row in zip(keys, rows, strict=True)]
         words: dict[Key, Any] = {}
         strangers = [at for at, key in enumerate(keys) if key not in self._own and sizes[at] in self._by_size]
         if strangers:
-            is_sketched = np.isin([rows[at] for at in strangers], sketched_rows(manifest.columns)).tolist()
+            is_sketched = np.isin([rows[at] for at in strangers], sketched_rows(manifest.stored)).tolist()
             strangers = [at for at, has_sketch in zip(strangers, is_sketched, strict=True) if has_sketch]
             self._find(manifest, [(keys[at], rows[at], sizes[at], are_done[at]) for at in strangers], {*keys}, words)
         owners: list[Key] = []

@@ -70,12 +70,18 @@ def tracks_of(
     plain: list[_Part] = []
     n_before = len(before)
     for at, manifest in enumerate([*before, *manifests]):
-        columns, done = manifest.columns, done_chunks.are_done(manifest.digests)
+        columns, done = manifest.stored, done_chunks.are_done(manifest.stored_digests)
         names, rows = columns.names.to_list(), _rows_with_versions(columns)
         spans = [slice(*columns.chunk_at[row : row + 2].tolist()) for row in rows]
         are_done = [bool(done[span].all()) for span in spans]
+        # An input of derived rows has no name: by name it is a version of nothing but itself.
         keys = [
-            Key(names[row], columns.dtypes[columns.dtype[row]], columns.shape(row), manifest.chunk_bytes)
+            Key(
+                names[row] or columns.row(row).identity,
+                columns.dtypes[columns.dtype[row]],
+                columns.shape(row),
+                manifest.chunk_bytes,
+            )
             for row in rows
         ]
         owners = kin.add(manifest, rows, keys, are_done)
@@ -163,12 +169,12 @@ def _is_text(columns: Columns) -> Any:
 
 def _plain_part(manifest: Manifest, done: Any) -> _Part:
     """Return the chunks of a checkpoint that have no versions and are not done."""
-    columns = manifest.columns
+    columns = manifest.stored
     rows = columns.rows_of(np.arange(len(columns.digests)))
     chosen = ~_may_have_bases(columns)[rows] & ~done
     rows = rows[chosen]
     itemsizes, is_text = np.asarray(columns.codec_itemsizes)[rows], _is_text(columns)[rows]
-    return _Part(columns.digests[chosen], manifest.chunk_sizes[chosen], itemsizes, is_text)
+    return _Part(columns.digests[chosen], manifest.stored_sizes[chosen], itemsizes, is_text)
 
 
 def _joined(parts: Sequence[_Part]) -> Plain:

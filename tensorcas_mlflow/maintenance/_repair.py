@@ -108,7 +108,7 @@ class Needs:
         digests = DigestSet()
         for name, found in self._read_all():
             if isinstance(found, Manifest):
-                digests.add(found.digests)
+                digests.add(found.stored_digests)
             elif found is not None:
                 self.bad_manifests[name] = found
         self.digests = digests.digests()
@@ -132,7 +132,7 @@ class Needs:
                 found.append(_loss(ref, (), ref.n_bytes if ref.kind == "file" else None, reason))
         if not np.isin(as_keys(self.digests), good).all():
             for name, manifest in self.manifests():
-                lost = ~np.isin(as_keys(manifest.digests), good)
+                lost = ~np.isin(as_keys(manifest.stored_digests), good)
                 if lost.any():
                     found += _losses_of(manifest, self.holders[name], lost)
         return sorted(found, key=lambda loss: (loss.checkpoint or "", loss.key))
@@ -173,10 +173,9 @@ def _read_manifest(store: Store, name: str, refs: Sequence[Ref]) -> Manifest | R
 
 
 def _losses_of(manifest: Manifest, refs: Sequence[Ref], lost: Any) -> list[Loss]:
-    columns = manifest.columns
-    rows = np.unique(columns.rows_of(np.flatnonzero(lost)))
-    names = tuple(columns.name(row) for row in rows.tolist())
-    n_bytes = int(columns.n_bytes[rows].sum())
+    rows = manifest.rows_needing(np.flatnonzero(lost))
+    names = tuple(manifest.columns.name(row) for row in rows)
+    n_bytes = int(manifest.columns.n_bytes[list(rows)].sum())
     reason = f"{int(lost.sum())} of its {len(lost)} chunks are damaged or missing"
     return [_loss(ref, names, n_bytes, reason) for ref in refs]
 
@@ -367,7 +366,7 @@ def plan_repair(
         for key, fault in needs.bad_refs.items()
         if not fault.is_failure and (ref := found.ref(key)) is not None
     }
-    restored = [each.manifest.digests for each in manifests.values()]
+    restored = [each.manifest.stored_digests for each in manifests.values()]
     seen = _Seen(
         packs=packs,
         needs=needs,
@@ -559,6 +558,6 @@ def _remaining(seen: _Seen, good: Any) -> list[Loss]:
         ref.key
         for name, found in seen.manifests.items()
         for ref in seen.needs.holders[name]
-        if np.isin(as_keys(found.manifest.digests), good).all()
+        if np.isin(as_keys(found.manifest.stored_digests), good).all()
     }
     return [loss for loss in seen.needs.losses(good) if loss.key not in whole and loss.key not in seen.refs]

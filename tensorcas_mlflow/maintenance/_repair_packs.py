@@ -440,6 +440,6 @@ def _needed_by(backend: Backend, intent: p.Intent) -> Digests:
 def _said_by_manifest(backend: Backend, name: str) -> Digests:
     """Return the chunks of a half-committed save, by its manifest; nothing if that cannot be read."""
     try:
-        return Manifest.from_blob(backend.get(f"manifests/{name}", max_bytes=MAX_BYTES), name).digests
+        return Manifest.from_blob(backend.get(f"manifests/{name}", max_bytes=MAX_BYTES), name).stored_digests
     except (BlobNotFoundError, FormatError):
         return NO_DIGESTS

@@ -314,7 +314,7 @@ def restore_manifest(
         None, or the reason why it was left alone.
     """
     backend, key = store.backend, f"manifests/{name}"
-    intent = p.declare(backend, name, unique_rows(manifest.digests)[0])
+    intent = p.declare(backend, name, unique_rows(manifest.stored_digests)[0])
     try:
         lists = read_lists(backend)
         if lists.damaged:

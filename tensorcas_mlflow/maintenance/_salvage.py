@@ -46,7 +46,7 @@ class Clues:
         self._segments = list(_segments(backend))
         self._hints: dict[str, list[Entries]] = {}
         for manifest in manifests:
-            hints = read_hints(manifest.hints, unique_rows(manifest.digests)[0]) if manifest.hints else None
+            hints = read_hints(manifest.hints, unique_rows(manifest.stored_digests)[0]) if manifest.hints else None
             for number, name in enumerate(hints.packs if hints is not None else ()):
                 assert hints is not None
                 if name not in of:

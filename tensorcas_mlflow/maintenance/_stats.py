@@ -151,7 +151,7 @@ def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
         n_checkpoints += sum(ref.kind == "checkpoint" for ref in holders)
         n_chunks += len(manifest.digests) * len(holders)
         n_bytes += manifest.n_bytes * len(holders)
-        distinct.add(manifest.digests, manifest.chunk_sizes)
+        distinct.add(manifest.stored_digests, manifest.stored_sizes)
     n_unique = len(distinct.digests())
     disk = disk_usage(store.backend)
     return {
@@ -407,7 +407,7 @@ def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
     for held, manifest in zip(unknown, found, strict=True):
         if manifest is not None:
             name = held[0].manifest
-            census.learn_manifest(name, manifest.digests, n_bytes=manifests.get(name, 0))
+            census.learn_manifest(name, manifest.stored_digests, n_bytes=manifests.get(name, 0))
     sizes = dict(p.list_packs(backend))
     tables: dict[str, Entries] = {}
     for name, table in read_tables(backend, {n: size for n, size in sizes.items() if census.packs.get(n) != size}):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -130,9 +130,9 @@ def verify(
 
     Args:
         store: Store to check.
-        full: Whether to decode each chunk and compare it with its digest. Else its stored bytes are compared with the
-            digest that the pack's table has of them, which is faster and finds all that has changed since it was
-            written.
+        full: Whether to decode each chunk and compare it with its digest, and to evaluate derived tensors. Else the
+            stored bytes of chunks are compared with the digest that the pack's table has of them, which is faster and
+            finds all that has changed since it was written.
         sample: Read only a share of the chunks, from 0 to 1, drawn at random.
         part: Read only the k-th of n parts of the chunks: ``(k, n)``. A chunk is always in the same part, so n calls
             read all.
@@ -165,7 +165,8 @@ def verify(
     if full or not store.backend.is_remote:
         packs.check_heads()
     needed: set[bytes] = set()
-    found = [problem for refs in holders.values() for problem in _check(store, packs, refs, damage.lost, needed)]
+    check = partial(_check, store, packs, damage=damage.lost, needed=needed, evaluates=full)
+    found = [problem for refs in holders.values() for problem in check(refs)]
     found += [*_unneeded(damage, needed), *_format_problems(store), *_small_blob_problems(store.backend, packs)]
     return VerifyReport(
         n_refs=sum(map(len, holders.values())),
@@ -409,10 +410,14 @@ class _Broken:
     key: str | None
     reason: str
     chunks: Any
-    """Their numbers in the manifest, ascending."""
+    """Their numbers among the stored chunks of the manifest, ascending."""
+    tensors: tuple[str, ...] | None = None
+    """Names of the tensors; None if they are those of the chunks."""
 
 
-def _check(store: Store, packs: _Packs, refs: list[Ref], damage: _Lost, needed: set[bytes]) -> list[Problem]:
+def _check(
+    store: Store, packs: _Packs, refs: list[Ref], *, damage: _Lost, needed: set[bytes], evaluates: bool
+) -> list[Problem]:
     """Check the manifest that some refs name, and that its chunks exist and are sound.
 
     Args:
@@ -421,6 +426,7 @@ def _check(store: Store, packs: _Packs, refs: list[Ref], damage: _Lost, needed: 
         refs: All refs of one manifest.
         damage: Chunks of which no copy is sound.
         needed: Set of those that refs need; this call adds to it.
+        evaluates: Whether to evaluate derived rows.
     """
     key = f"manifests/{refs[0].manifest}"
     try:
@@ -435,16 +441,21 @@ def _check(store: Store, packs: _Packs, refs: list[Ref], damage: _Lost, needed: 
         return [Problem(key=key, reason=reason, checkpoint=ref.label) for ref in refs]
     unhinted = []
     is_hint = not manifest.hints or read_pack_hints(manifest.hints) is not None
-    if not is_hint and read_hints(manifest.hints, unique_rows(manifest.digests)[0]) is None:
+    if not is_hint and read_hints(manifest.hints, unique_rows(manifest.stored_digests)[0]) is None:
         unhinted.append(
             Problem(key=key, reason="its hints are damaged (nothing is lost, and the index is asked instead)")
         )
     faults = [*_misplaced(packs, manifest), *_undecodable(manifest, damage, needed)]
+    if evaluates and not faults:
+        faults += _underivable(store, manifest, key)
     if not faults:
         return unhinted
     return unhinted + [
         Problem(
-            key=fault.key, reason=fault.reason, checkpoint=ref.label, tensors=p.names_of(manifest.rows, fault.chunks)
+            key=fault.key,
+            reason=fault.reason,
+            checkpoint=ref.label,
+            tensors=manifest.names_of_stored(fault.chunks) if fault.tensors is None else fault.tensors,
         )
         for ref in refs
         if stands(store, ref)
@@ -454,7 +465,7 @@ def _check(store: Store, packs: _Packs, refs: list[Ref], damage: _Lost, needed: 
 
 def _misplaced(packs: _Packs, manifest: Manifest) -> Iterator[_Broken]:
     """Find the chunks of a manifest that no pack holds, or that have another size there."""
-    digests = manifest.digests
+    digests = manifest.stored_digests
     at = packs.table.find(digests)
     if (at < 0).any():
         # Perhaps a collector has moved them since the packs were listed.
@@ -471,7 +482,7 @@ def _misplaced(packs: _Packs, manifest: Manifest) -> Iterator[_Broken]:
         yield _Broken(key=lost[0] if len(lost) == 1 else None, reason=reason, chunks=missing)
     there = np.flatnonzero(at >= 0)
     said = packs.table.entries["raw_bytes"][at[there]]
-    wrong = there[said != manifest.chunk_sizes[there]]
+    wrong = there[said != manifest.stored_sizes[there]]
     if len(wrong):
         first = int(at[wrong[0]])
         n_bytes = int(packs.table.entries["raw_bytes"][first])
@@ -485,19 +496,30 @@ def _undecodable(manifest: Manifest, damage: _Lost, needed: set[bytes]) -> Itera
     """Find the chunks of a manifest that cannot be decoded, those of one pack together."""
     if not damage:
         return
-    keys = as_keys(manifest.digests)
+    keys = as_keys(manifest.stored_digests)
     bad = np.frombuffer(b"".join(damage), dtype=keys.dtype)
     by_pack: dict[str, list[int]] = {}
     for number in np.flatnonzero(np.isin(keys, bad)).tolist():
-        wanted = manifest.digests[number].tobytes()
+        wanted = manifest.stored_digests[number].tobytes()
         needed.add(wanted)
         by_pack.setdefault(damage[wanted][0], []).append(number)
     for key, numbers in by_pack.items():
         yield _Broken(
             key=key,
-            reason=_and_more(damage[manifest.digests[numbers[0]].tobytes()][1], len(numbers)),
+            reason=_and_more(damage[manifest.stored_digests[numbers[0]].tobytes()][1], len(numbers)),
             chunks=np.array(numbers),
         )
+
+
+def _underivable(store: Store, manifest: Manifest, key: str) -> Iterator[_Broken]:
+    """Find the derived rows of a manifest whose functions do not give their bytes."""
+    for each in manifest.derived:
+        try:
+            store.chunks.rows(manifest, np.array([each.row]), verify=True)
+        except (FormatError, NotFoundError, BackendError) as error:
+            name = manifest.columns.name(each.row)
+            reason = f"row {each.row} cannot be derived: {reason_of(error)}"
+            yield _Broken(key=key, reason=reason, chunks=(), tensors=(name,) if name else ())
 
 
 def _unneeded(damage: _Damage, needed: Set[bytes]) -> Iterator[Problem]:
@@ -518,7 +540,7 @@ def _and_more(reason: str, n_chunks: int) -> str:
 
 def _saved_in(manifest: Manifest, chunks: Any) -> list[str]:
     """Return the packs in which some chunks, by their numbers, lay when the manifest was written, if it says so."""
-    different, _, which = unique_rows(manifest.digests)
+    different, _, which = unique_rows(manifest.stored_digests)
     hints = read_hints(manifest.hints, different)
     if hints is None:
         return []

@@ -16,6 +16,7 @@ from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.base.sketch import is_sketched
 from tensorcas_mlflow.base.tensors import offsets_of
+from tensorcas_mlflow.chunk_io import LastRow
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Manifest, Ref, sketched_rows
 from tensorcas_mlflow.reader._contents import StoredContents
@@ -208,11 +209,11 @@ class _Model:
             n_bytes = n_elements * self.dtype(row).itemsize
             chunks.append(np.arange(begin, min(end, begin + int(ends.searchsorted(n_bytes)) + 1)))
         every = np.concatenate(chunks)
-        unique, first, number = unique_rows(np.ascontiguousarray(columns.digests[every]))
+        _, first, number = unique_rows(np.ascontiguousarray(columns.digests[every]))
         begins = offsets_of(sizes[every[first]])
         block = np.empty(int(begins[-1]), np.uint8)
         outs = [block.data[start:stop] for start, stop in pairwise(begins.tolist())]
-        self._store.chunks.read(unique, outs, verify=True)
+        self._store.chunks.read_chunks(self.manifest, every[first], outs, verify=True, last=LastRow())
         found: dict[int, Any] = {}
         places = np.split(number, np.cumsum([len(each) for each in chunks])[:-1])
         for (row, n_elements), mine in zip(rows.items(), places, strict=True):

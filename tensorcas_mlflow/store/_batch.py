@@ -97,7 +97,7 @@ class PendingBatch:
             self._condemned = self._declare_all()
             if places is not None:
                 self._find_bases(places, packs)
-            unique = distinct_digests(each.digests for each in manifests)
+            unique = distinct_digests(each.stored_digests for each in manifests)
             self.missing: Digests = unique[probe(backend, catalog, unique, self._condemned)]
             """Chunks to write."""
         except BaseException:
@@ -169,7 +169,7 @@ class PendingBatch:
         lacking = self._lacks(manifest)
         if lacking.any():
             at = int(np.flatnonzero(lacking)[0])
-            raise ChunkNotFoundError(manifest.digests[at].tobytes().hex(), int(lacking.sum()))
+            raise ChunkNotFoundError(manifest.stored_digests[at].tobytes().hex(), int(lacking.sum()))
         intent, name = self._intents[number], self._names[manifest.digest]
         if intent is None or name not in self._there:
             raise ValueError("this save is not written yet, or is committed or abandoned already")
@@ -241,7 +241,7 @@ class PendingBatch:
     def _declare(self, number: int) -> None:
         if self._intents[number] is None:
             manifest = self.manifests[number]
-            unique, _, _ = unique_rows(manifest.digests)
+            unique, _, _ = unique_rows(manifest.stored_digests)
             name = self._names[manifest.digest]
             self._intents[number] = declare(self._backend, name, unique, sorted(self._pinned))
 
@@ -266,7 +266,7 @@ class PendingBatch:
 
     def _lacks(self, manifest: Manifest) -> Any:
         """Return for each chunk of a manifest whether it was missing and has not been written."""
-        return np.isin(as_keys(manifest.digests), self._lacking)
+        return np.isin(as_keys(manifest.stored_digests), self._lacking)
 
 
 def _new_name(digest: str) -> str:

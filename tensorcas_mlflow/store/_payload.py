@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import BlobInfo, LocalBackend
 from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.chunk_io import Catalog, ChunkOwner, ChunkReader, TensorsFile
+from tensorcas_mlflow.chunk_io import Catalog, ChunkReader, LastRow, TensorsFile
 from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError, CorruptError
 from tensorcas_mlflow.layout import (
     MAX_BYTES,
@@ -61,6 +60,7 @@ class PackedPayload:
         catalog = Catalog(self._backend, manifest.store_id or "")
         catalog.add(_PACK_NAME, read_pack_table(self._backend, _PACK_NAME))
         self._chunks = ChunkReader(self._backend, catalog)
+        self._last = LastRow()
 
     def read(self, names: Iterable[str] | None = None, *, verify: bool = True) -> dict[str, Array]:
         """Read tensors; see `Store.read_tensors`."""
@@ -68,9 +68,8 @@ class PackedPayload:
 
     def fill(self, first: int, outs: list[memoryview]) -> None:
         """Read consecutive chunks and verify them: a `Fill`."""
-        digests = self.manifest.digests[first : first + len(outs)]
-        owner = ChunkOwner(label=self.manifest.label, rows=self.manifest.rows, first=first)
-        self._chunks.read(digests, outs, verify=True, owner=owner)
+        chunks = np.arange(first, first + len(outs))
+        self._chunks.read_chunks(self.manifest, chunks, outs, verify=True, last=self._last)
 
 
 MANIFEST_FILE = "checkpoint.arrow"
@@ -146,7 +145,7 @@ def copy_payload(folder: Path, source: Store | Path, manifest: Manifest) -> Mani
         FormatError: The stored data is damaged.
         BlobExistsError: The folder holds a payload already.
     """
-    bare = dataclasses.replace(manifest, store_id=None)
+    bare = manifest.in_full(store_id=None)
     _write(folder, bare, _payload_in(source).fill if isinstance(source, Path) else _from_store(source, manifest))
     return bare
 
@@ -159,7 +158,7 @@ def payload_bytes(store: Store, ref: Ref) -> int:
         BlobNotFoundError: Its manifest is gone.
     """
     blob = store.backend.get(f"manifests/{ref.manifest}", max_bytes=MAX_BYTES)
-    return TensorsFileLayout.of(Manifest.from_blob(blob, ref.manifest)).n_bytes
+    return TensorsFileLayout.of(_in_full(Manifest.from_blob(blob, ref.manifest))).n_bytes
 
 
 def payload_pieces(store: Store, manifest: Manifest) -> Iterator[bytes | bytearray]:
@@ -169,7 +168,11 @@ def payload_pieces(store: Store, manifest: Manifest) -> Iterator[bytes | bytearr
         ChunkNotFoundError: A chunk is not in the store.
         CorruptChunkError: A chunk is damaged.
     """
-    return file_pieces(manifest, _from_store(store, manifest))
+    return file_pieces(_in_full(manifest), _from_store(store, manifest))
+
+
+def _in_full(manifest: Manifest) -> Manifest:
+    return manifest.in_full(store_id=manifest.store_id)
 
 
 def _write(folder: Path, manifest: Manifest, fill: Fill) -> None:
@@ -193,10 +196,10 @@ def _payload_in(folder: Path) -> TensorsFile | PackedPayload:
 
 
 def _from_store(store: Store, manifest: Manifest) -> Fill:
+    last = LastRow()
+
     def fill(first: int, outs: list[memoryview]) -> None:
-        digests = manifest.digests[first : first + len(outs)]
-        owner = ChunkOwner(label=manifest.label, rows=manifest.rows, first=first)
-        store.chunks.read(digests, outs, verify=True, owner=owner)
+        store.chunks.read_chunks(manifest, np.arange(first, first + len(outs)), outs, verify=True, last=last)
 
     return fill
 

@@ -218,7 +218,7 @@ def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> byt
     """Return the blob of a manifest with stored chunks: in a remote store with hints, for readers without an index."""
     blob = manifest.to_blob(is_packed=not backend.has_logs)
     if backend.is_remote:
-        places = catalog.find(unique_rows(manifest.digests)[0])
+        places = catalog.find(unique_rows(manifest.stored_digests)[0])
         if is_delta(places.entries).any():
             own = {places.packs[number] for number in distinct(places.pack[places.found]).tolist()}
             blob += pack_hint_bytes(own | catalog.find_chains(places)[1])
@@ -295,7 +295,7 @@ class PendingSave:
         """Possible bases of new chunks; the intent names them."""
         self._chooser: Chooser | None = None
         """The choices of a small save."""
-        self._unique, self._first, _ = unique_rows(manifest.digests)
+        self._unique, self._first, _ = unique_rows(manifest.stored_digests)
         self._manifest_name = ""
         self._intent: WrittenIntent | None = None
         self._condemned = Condemnation(lists=(), generation=None)

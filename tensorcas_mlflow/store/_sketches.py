@@ -446,7 +446,8 @@ def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
         if each is None and left_decoded_bytes > 0 and not backend.is_remote:
             with suppress(NotFoundError, FormatError, BackendError):
                 each = compute(store, ref.manifest, manifest, most_bytes=left_decoded_bytes)
-            left_decoded_bytes -= int(_head_bytes(manifest, sketched_rows(manifest.columns)).sum())
+            columns = manifest.columns
+            left_decoded_bytes -= int(_head_bytes(columns, sketched_rows(columns), manifest.chunk_bytes).sum())
         if each is not None:
             found.append((manifest, each))
         if left_bytes < 0:
@@ -476,10 +477,9 @@ def read_manifest(store: SketchedStore, name: str, *, max_bytes: int = MAX_BYTES
     return Manifest.from_blob(store.backend.get(f"manifests/{name}", max_bytes=max_bytes), name)
 
 
-def _head_bytes(manifest: Manifest, rows: Any) -> Any:
+def _head_bytes(columns: Columns, rows: Any, chunk_bytes: int) -> Any:
     """Return about the number of bytes to read for the sketch of each of some rows."""
-    columns = manifest.columns
-    return np.minimum(columns.n_bytes[rows], np.maximum(manifest.chunk_bytes, HEAD_ELEMENTS * columns.itemsizes[rows]))
+    return np.minimum(columns.n_bytes[rows], np.maximum(chunk_bytes, HEAD_ELEMENTS * columns.itemsizes[rows]))
 
 
 def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: int | None = None) -> Sketched | None:
@@ -492,11 +492,12 @@ def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: 
         most_bytes: Bound of the bytes read; the largest tensors come first. None for all tensors.
     """
     columns = manifest.columns
-    rows = sketched_rows(columns)
+    # A derived tensor is evaluated whole, which costs more than a base for it may save.
+    rows = np.setdiff1d(sketched_rows(columns), [each.row for each in manifest.derived])
     if most_bytes is not None:
         rows = rows[np.argsort(-columns.n_bytes[rows], kind="stable")]
-        rows = np.sort(rows[np.cumsum(_head_bytes(manifest, rows)) <= most_bytes])
-    words = _words_of(store, manifest, rows)
+        rows = np.sort(rows[np.cumsum(_head_bytes(columns, rows, manifest.chunk_bytes)) <= most_bytes])
+    words = _words_of(store, manifest, manifest.stored_rows.searchsorted(rows))
     return Sketched.of(name, columns, rows, words) if words.any() else None
 
 
@@ -506,13 +507,13 @@ def sketches_in(store: SketchedStore, manifest: Manifest, rows: Any) -> Any:
     Args:
         store: The store.
         manifest: The manifest.
-        rows: Numbers of rows that `sketched_rows` returns, or some of them, ascending.
+        rows: Numbers of rows of `Manifest.stored` that `sketched_rows` returns, or some of them, ascending.
 
     Returns:
         The words of each, shape ``(n, 32)``; zeros if a chunk cannot be read.
     """
     found = read_sketches(manifest.sketches, manifest.columns)
-    if found is not None:
+    if found is not None and not manifest.derived:
         return found[1][found[0].searchsorted(rows)]
     try:
         return _words_of(store, manifest, rows)
@@ -521,8 +522,8 @@ def sketches_in(store: SketchedStore, manifest: Manifest, rows: Any) -> Any:
 
 
 def _words_of(store: SketchedStore, manifest: Manifest, rows: Any) -> Any:
-    """Return the sketches of rows of a manifest from its stored chunks."""
-    columns, sizes = manifest.columns, manifest.chunk_sizes
+    """Return the sketches of rows of `Manifest.stored` from their chunks."""
+    columns, sizes = manifest.stored, manifest.stored_sizes
 
     def read(chunks: Any) -> dict[int, Any]:
         unique, first, number = unique_rows(columns.digests[chunks])
@@ -533,7 +534,7 @@ def _words_of(store: SketchedStore, manifest: Manifest, rows: Any) -> Any:
         return {chunk: outs[place] for chunk, place in zip(chunks.tolist(), number.tolist(), strict=True)}
 
     words = np.zeros((len(rows), N_WORDS), dtype=np.uint16)
-    at = np.cumsum(_head_bytes(manifest, rows)) // _BATCH_BYTES
+    at = np.cumsum(_head_bytes(columns, rows, manifest.chunk_bytes)) // _BATCH_BYTES
     for begin, end in pairwise([*at.searchsorted(distinct(at)).tolist(), len(rows)]):
         words[begin:end] = words_in(columns, rows[begin:end], sizes, read)
     return words

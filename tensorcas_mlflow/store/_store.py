@@ -49,6 +49,7 @@ from tensorcas_mlflow.layout import (
     Generation,
     Manifest,
     Ref,
+    Rows,
     Stamp,
     artifact_key,
     artifact_prefix,
@@ -662,7 +663,7 @@ class Store(Refs):
         from tensorcas_mlflow.store._sources import NoSource
 
         self._check_id(manifest)
-        source = NoSource(manifest.rows, manifest.chunk_bytes)
+        source = NoSource(Rows(manifest.stored), manifest.chunk_bytes)
         return _written(PendingSave(self.backend, self.catalog, manifest, source))
 
     def metered(self, tally: ReadCounter) -> Store:
@@ -692,7 +693,7 @@ class Store(Refs):
         manifest = manifest.labelled(ref.label)
         RECENT.note(self.id, ref.manifest.partition(".")[0], manifest)
         if manifest.hints:
-            hints = read_hints(manifest.hints, unique_rows(manifest.digests)[0])
+            hints = read_hints(manifest.hints, unique_rows(manifest.stored_digests)[0])
             if hints is not None:
                 self.catalog.take_hints(hints)
             elif (packs := read_pack_hints(manifest.hints)) is not None:

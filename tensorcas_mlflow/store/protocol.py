@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Collection, Iterator, Set
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
-from tensorcas_mlflow.chunk_io import Catalog, names_of
+from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
 from tensorcas_mlflow.layout import (
     FORMAT,
@@ -68,7 +68,6 @@ __all__ = [
     "list_packs",
     "manifest_of_damaged_ref",
     "mark_loose",
-    "names_of",
     "new_format",
     "new_pack_name",
     "parse_format",
