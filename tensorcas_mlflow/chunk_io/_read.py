@@ -282,7 +282,7 @@ class ChunkReader:
         rows = _with_sources(rows, derived)
         digests, sizes = columns.digests[columns.chunks_of(rows)], columns.chunk_sizes(manifest.chunk_bytes, rows)
         owner = ChunkOwner(label=manifest.label, rows=ChosenRows(columns, rows))
-        if derived:
+        if manifest.derived:
             of_chunk = np.repeat(rows, columns.chunk_at[rows + 1] - columns.chunk_at[rows])
             owner = owner._replace(tell=lambda chunks: manifest.names_needing(of_chunk[chunks]))
         everything = np.arange(len(digests))

@@ -166,7 +166,7 @@ MUTANTS = (
         fault="a load from a store with a manifest of a later release",
         test="test_blob_of_a_later_release_is_refused_before_any_change[manifest-load]",
         definition="read_stream",
-        before="version > VERSION",
+        before="version > DERIVED_VERSION",
         after="False",
     ),
     Mutant(
