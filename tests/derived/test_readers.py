@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.codecs import evaluate
 from tensorcas_mlflow.errors import CorruptChunkError, FormatError
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.reader import CheckpointReader, diff, open_path, open_ref
@@ -65,13 +66,13 @@ def test_a_checkpoint_with_derived_tensors_has_the_digests_of_one_without(reader
 def test_large_tensors_are_evaluated_once_for_all_their_pieces(
     reader: CheckpointReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tensorcas_mlflow.chunk_io import _derive
-
     calls: list[str] = []
-    evaluate = _derive.evaluate
-    monkeypatch.setattr(
-        _derive, "evaluate", lambda name, *rest, **named: calls.append(name) or evaluate(name, *rest, **named)
-    )
+
+    def counted(function: str, *rest: Any, **named: Any) -> Any:
+        calls.append(function)
+        return evaluate(function, *rest, **named)
+
+    monkeypatch.setattr("tensorcas_mlflow.chunk_io._derive.evaluate", counted)
     monkeypatch.setattr(contents_module, "BATCH_BYTES", CHUNK_BYTES)
     contents = reader._contents
     names = contents.specs.names.to_list()

@@ -31,11 +31,12 @@ from tensorcas_mlflow.base.digest import digest, unique_rows
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.chunk_io._cache_files import NAME, PutExtent, open_file, write_file
-from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, codec_numbered
+from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, add_residual, codec_numbered, evaluate
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
 from tensorcas_mlflow.layout import (
     ENTRY,
     FOOTER_BYTES,
+    Derivation,
     Manifest,
     PackWriter,
     Payload,
@@ -43,6 +44,7 @@ from tensorcas_mlflow.layout import (
     Row,
     TensorsFileLayout,
     hint_bytes,
+    kind_of,
     make_table,
     new_ref,
     read_hints,
@@ -114,6 +116,40 @@ def manifest() -> Manifest:
     )
 
 
+@cache
+def derived_manifest() -> Manifest:
+    """Rows that are functions of others, one of each function."""
+
+    def row(dtype: str | None, *shape: int, name: str = "") -> Row:
+        spec = Spec(name=name, dtype=dtype, shape=shape)
+        return Row(spec=spec, cuts=None, digests=digests(-(-spec.n_bytes // CHUNK)))
+
+    return Manifest(
+        kind="checkpoint",
+        chunk_bytes=CHUNK,
+        store_id="f" * 32,
+        flavor=None,
+        rows=[
+            row("float32", 32, 64, name="w"),
+            row("bfloat16", 32, 64, name="cast"),
+            row("float32", 64, 32, name="permute"),
+            row("float16", 32, 20, name="slice"),
+            row("float32", 64, 64, name="concatenate"),
+            row("float32", 32, 64, name="merge"),
+            row(None, 2176, name="q8_0"),
+        ],
+        inputs=[row("float32", 32, 64), row("uint16", 2048)],
+        derived=(
+            Derivation(1, "cast", {}, (0,), 8),
+            Derivation(2, "permute", {"axes": [1, 0]}, (0,)),
+            Derivation(3, "slice", {"axis": 1, "start": 30}, (7,)),
+            Derivation(4, "concatenate", {"axis": 0}, (0, 7)),
+            Derivation(5, "merge", {"weights": [0.5, 0.5]}, (0, 7)),
+            Derivation(6, "q8_0", {}, (7,)),
+        ),
+    )
+
+
 def use(found: Manifest) -> None:
     """Look at all that a manifest says: what is read must be such that this cannot fail."""
     assert found.n_bytes == sum(row.spec.n_bytes for row in found.rows)
@@ -126,6 +162,15 @@ def use(found: Manifest) -> None:
             assert int(ends[-1]) == row.spec.n_bytes
             assert int(np.diff(ends, prepend=0).min()) > 0
     TensorsFileLayout.of(found)
+    assert len(found.stored_sizes) == len(found.stored_digests)
+    found.names_of_stored(np.arange(len(found.stored_digests)))
+    for each in found.derived:
+        inputs = [np.zeros(kind.shape, kind.numpy_dtype) for kind in (kind_of(found.table, at) for at in each.inputs)]
+        made = evaluate(each.function, each.params, inputs, kind_of(found.table, each.row))
+        if each.residual is not None:
+            kind = kind_of(found.table, each.residual)
+            made = add_residual(made, np.zeros(kind.shape, kind.numpy_dtype))
+        assert made.nbytes == found.rows[each.row].spec.n_bytes
 
 
 # --- packs
@@ -332,9 +377,18 @@ def parsers(scratch: Path) -> dict[str, Parser]:
     intent = intent_bytes("0" * 64, digests(3))
     list_ = condemned_bytes(frozenset(["a" * 32]), frozenset(["0" * 64]))
     return {
-        "manifest": Parser(samples=lambda: [stream], read=lambda data: use(Manifest.from_bytes(data)), times=64),
+        "manifest": Parser(
+            samples=lambda: [stream, derived_manifest().to_bytes()],
+            read=lambda data: use(Manifest.from_bytes(data)),
+            times=64,
+        ),
         "manifest's blob": Parser(
-            samples=lambda: [manifest().to_blob(), manifest().to_blob() + hints(), stream + hints()],
+            samples=lambda: [
+                manifest().to_blob(),
+                manifest().to_blob() + hints(),
+                stream + hints(),
+                derived_manifest().to_blob(),
+            ],
             read=lambda data: use(Manifest.from_blob(data)),
             times=64,
         ),
