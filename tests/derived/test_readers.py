@@ -14,6 +14,7 @@ import safetensors.numpy
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.codecs import evaluate
 from tensorcas_mlflow.errors import CorruptChunkError, FormatError
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.reader import CheckpointReader, diff, open_path, open_ref
 from tensorcas_mlflow.reader import _contents as contents_module
@@ -104,7 +105,7 @@ def test_a_module_is_filled_with_derived_tensors(tmp_path: Path, precheck: bool)
     assert same(model.weight.detach().numpy(), tensors["weight"])
 
 
-def gguf_like_file(store: Store, path: Path) -> tuple[bytes, Ref]:
+def file_with_derived_rows(store: Store, path: Path) -> tuple[bytes, Ref]:
     """A safetensors file in which one tensor is derived of another one, stored with a model before."""
     data = safetensors.numpy.save({"a": W, "b": np.ascontiguousarray(W.T), "c": V})
     path.write_bytes(data)
@@ -148,7 +149,7 @@ def test_a_file_with_derived_rows_is_written_back_bit_for_bit(
 
     monkeypatch.setattr(_read, "_FILE_BATCH_BYTES", batch_bytes)
     store = new_store()
-    data, ref = gguf_like_file(store, tmp_path / "m.safetensors")
+    data, ref = file_with_derived_rows(store, tmp_path / "m.safetensors")
     again = Store.open_backend(store.backend)
     out = io.BytesIO()
     again.copy_file(ref, out, verify=verify)
@@ -159,7 +160,7 @@ def test_a_file_with_derived_rows_is_written_back_bit_for_bit(
 
 def test_tensors_of_a_file_with_derived_rows_are_read(tmp_path: Path) -> None:
     store = new_store()
-    _, ref = gguf_like_file(store, tmp_path / "m.safetensors")
+    _, ref = file_with_derived_rows(store, tmp_path / "m.safetensors")
     reader, file = open_ref(store, ref), open_path(tmp_path / "m.safetensors")
 
     assert {name: same(array, file[name]) for name, array in reader.full().items()} == dict.fromkeys("abc", True)
@@ -202,3 +203,12 @@ def test_slice_of_a_derived_tensor_with_a_forged_function_is_refused() -> None:
 
     with pytest.raises(CorruptChunkError):
         reader.get_slice("x")[0:2]
+
+
+def test_mlflow_downloads_a_file_with_derived_rows_bit_for_bit(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "root", chunk_bytes=CHUNK_BYTES)
+    data, _ = file_with_derived_rows(store, tmp_path / "m.safetensors")
+    repository = TensorCasArtifactRepository(f"tensorcas://{tmp_path}/root")
+    found = Path(repository.download_artifacts("models", str(tmp_path)))
+
+    assert (found / "m.safetensors").read_bytes() == data
