@@ -255,8 +255,9 @@ class DerivedTensorError(CorruptChunkError):
     def __str__(self) -> str:
         who = in_words(self.checkpoint, self.tensors)
         return (
-            f"{who}{': ' if who else ''}{self.reason}: the manifest is forged, or this release computes the function "
-            "in another way (restore the tensor from a backup, and report this)"
+            f"{who}{': ' if who else ''}{self.reason}: this process flushes subnormal numbers to zero, the "
+            "manifest is forged, or this release computes the function in another way (read it in a new process, and "
+            "report the error if it stays)"
         )
 
 
