@@ -96,16 +96,19 @@ class Likeness(NamedTuple):
     """For each the likeness: 1 if all words are equal, and less if they are near or far."""
 
 
-def compare(words: Any, others: Any) -> Likeness:
+def compare(words: Any, others: Any, chance: float | None = None) -> Likeness:
     """Compare a sketch with others.
 
     Args:
         words: The words of one tensor.
         others: The words of others, one column a tensor.
+        chance: The chance that a word of an unrelated tensor is near; by default `chance_of` the words.
     """
     n = others.shape[1]
     evidence, share = np.zeros(n), np.zeros(n)
-    bits = -math.log2(chance_of(words)) if n else 0.0
+    if not n:
+        return Likeness(evidence=evidence, share=share)
+    bits = -math.log2(chance_of(words) if chance is None else chance)
     if bits * N_WORDS < SURE_BITS:
         return Likeness(evidence=evidence, share=share)
     # Of unrelated tensors, few have one of the first words in common.
@@ -122,6 +125,13 @@ def compare(words: Any, others: Any) -> Likeness:
     evidence[likely] = n_near * bits - _LOG_CHOICES[told.sum(axis=0), n_near]
     share[likely] = (n_near + n_equal) / (2 * N_WORDS)
     return Likeness(evidence=evidence, share=share)
+
+
+def evidence_of(words: Any, others: Any, chance: float) -> Any:
+    """Return the evidence for a sketch of which some words are unknown, and zero; see `compare`."""
+    # A comparison looks at the first words to rule most tensors out.
+    order = np.argsort(words == 0, kind="stable")
+    return compare(words[order], others[order], chance).evidence
 
 
 def _are_near(one: Any, other: Any) -> Any:

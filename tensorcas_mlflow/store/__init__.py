@@ -13,6 +13,7 @@ no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
 | `_sketching` | sketches of the tensors of a save |
 | `_sketches` | search for related checkpoints by sketches |
 | `_relatives` | relatives of a model, for its lineage |
+| `_derivations` | search for derived tensors |
 | `_deltas` | deltas for maintenance |
 | `_payload` | self-contained checkpoints |
 | `protocol` | records, lists and tables that savers and collectors share |

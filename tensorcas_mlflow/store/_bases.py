@@ -43,8 +43,9 @@ from tensorcas_mlflow.store._choose import (
     sample_number,
     share_against,
 )
+from tensorcas_mlflow.store._derivations import LEAST_DERIVED_BYTES, MOST_DERIVED_BYTES, Derivations, Derived
 from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
-from tensorcas_mlflow.store._sketches import Relative, find_relative, listed_refs, query_of, sketches_of
+from tensorcas_mlflow.store._sketches import Relative, find_relative, listed_refs, query_of, read_more, sketches_of
 from tensorcas_mlflow.store._sources import Source, Words
 
 _N_LARGEST = 4
@@ -658,6 +659,54 @@ def plan_on_the_same_rows(
     return BasePlan(catalog, reader, chunks, np.ascontiguousarray(parent.digests[chunks])) or None
 
 
+def _wholly_new(source: Source, new: Any, open_row: Row | None) -> Any:
+    """Return the numbers of large rows with all of their chunks so far new and at hand.
+
+    Args:
+        source: The rows of a save, and their bytes.
+        new: Numbers of its new chunks, ascending.
+        open_row: See `Parents.derive`.
+    """
+    columns = source.columns
+    of_new = columns.rows_of(new)
+    numbers = distinct(of_new)
+    counts = of_new.searchsorted(numbers, side="right") - of_new.searchsorted(numbers)
+    is_large = columns.n_bytes[numbers] >= LEAST_DERIVED_BYTES
+    if open_row is not None:
+        is_large |= (numbers == len(columns) - 1) & (open_row.spec.n_bytes >= LEAST_DERIVED_BYTES)
+    is_whole = counts == (columns.chunk_at[numbers + 1] - columns.chunk_at[numbers])
+    numbers = numbers[is_whole & is_large]
+    if source.first_row is None:
+        # Only a file has tensors of unknown types.
+        numbers = numbers[columns.is_tensor[numbers]]
+    return numbers[source.holds(columns.chunk_at[numbers])]
+
+
+def _derivable(source: Source, numbers: Any, open_row: Row | None) -> dict[int, Row]:
+    """Return those of some rows that are not too large, and have a name if their type is unknown."""
+    last = len(source.columns) - 1
+    rows = {
+        number: open_row if open_row is not None and number == last else source.columns.row(number)
+        for number in numbers.tolist()
+    }
+    return {
+        number: row
+        for number, row in rows.items()
+        if row.spec.n_bytes <= MOST_DERIVED_BYTES and (row.spec.dtype is not None or row.spec.name != "")
+    }
+
+
+def _first_chunk(source: Source, row: int) -> Any:
+    """Return the number of the first chunk of a row, in an array."""
+    return source.columns.chunk_at[row : row + 1]
+
+
+_FAR_SHARE = 0.05
+"""Share of its size from which a tensor may be nearer to a merge of two bases than to one."""
+_MOST_MERGED = 8
+"""Number of relatives among which a search looks for the inputs of a merge."""
+_MERGED_SHARE = 1 / 8
+"""Bound of the bytes read of these relatives, as a share of the save: a search takes a few percent of its time."""
 _N_LATEST = 3
 _N_LOOKED_AT = 48
 """Number of refs to check; a logged model is some ten files, and one of them holds its tensors."""
@@ -706,6 +755,9 @@ class Parents:
     _relative: Relative | None = field(default=None, init=False)
     """The checkpoint or file found by its sketches."""
 
+    _derivations: Derivations | None = field(default=None, init=False)
+    _has_read_more: bool = field(default=False, init=False)
+    """Whether this search has read sketches of other processes."""
     _is_worth_fetching: bool = field(default=False, init=False)
     """True if the bases are worth fetching; decided once for all batches of a stream."""
     _is_too_far: bool = field(default=False, init=False)
@@ -735,6 +787,73 @@ class Parents:
                 self._is_too_far = True
                 return None
         return plan
+
+    def derive(
+        self, source: Source, new: Any, plan: BasePlan | None, open_row: Row | None = None
+    ) -> dict[int, Derived]:
+        """Find rows whose bytes are a function of stored rows.
+
+        Args:
+            source: The rows of the save, and their bytes.
+            new: Numbers of its new chunks, ascending.
+            plan: Result of `plan` for these chunks.
+            open_row: The last row in its likely final form, if not all of its chunks have arrived.
+
+        Returns:
+            The rows by number; none through a carrier, like bases.
+        """
+        last = None if self.series is None else RECENT.named(self.store.id, self.series)
+        # The series finds the bases of its own steps.
+        if self.store.backend.is_carrier or (last is not None and not last.derived):
+            return {}
+        numbers = _wholly_new(source, new, open_row)
+        if not len(numbers):
+            return {}
+        if last is None and not self._has_read_more and not self.store.backend.is_remote:
+            self._has_read_more = True
+            with suppress(NotFoundError, FormatError, BackendError):
+                read_more(self.store, int(source.sizes[new].sum()))
+        recent = RECENT.of(self.store.id)
+        if not recent and not sketches_of(self.store.id).keys():
+            return {}
+        rows = _derivable(source, numbers, open_row)
+        if self._derivations is None:
+            self._derivations = Derivations(self.store)
+        based = {number for number in rows if plan is not None and plan.has(_first_chunk(source, number)).any()}
+        if based and self.nearest is not None and last is None:
+            based = self._derivations.with_bases(source, {number: rows[number] for number in based}, self.nearest)
+        candidates = [*([] if self.nearest is None else [self.nearest]), *recent]
+        alone = {number: row for number, row in rows.items() if number not in based}
+        found = self._derivations.find(source, alone, candidates)
+        if based and last is None:
+            left = {number: row for number, row in rows.items() if number not in found}
+            if not self._derivations.has_looked_for_merges:
+                self._derivations.look_for_merges(source, left, self._relatives(source, plan, left, based))
+            found |= self._derivations.find_merged(source, left)
+        return found
+
+    def _relatives(
+        self, source: Source, plan: BasePlan | None, rows: Mapping[int, Row], based: Collection[int]
+    ) -> list[str]:
+        """Return the names of the manifests nearest to rows with bases; none if these save most of the bytes."""
+        n_bytes = sum(row.spec.n_bytes for row in rows.values())
+        most = min(_MOST_MERGED, int(_MERGED_SHARE * n_bytes) // self.store.chunk_bytes)
+        if most < 2:
+            return []
+        relatives = sketches_of(self.store.id).relatives(query_of(source, rows))[:most]
+        if len(relatives) < 2 or not self._is_far(source, plan, {number: rows[number] for number in based}):
+            return []
+        return [match.sketched.manifest for match in relatives]
+
+    def _is_far(self, source: Source, plan: BasePlan | None, rows: Mapping[int, Row]) -> bool:
+        """Tell whether the largest of some rows takes many bytes as a delta against its base."""
+        largest = max(rows, key=lambda number: rows[number].spec.n_bytes)
+        chunk = _first_chunk(source, largest) + sample_number(len(rows[largest].digests))
+        behind = [] if plan is None else plan.behind(int(chunk[0]), MAX_SAVED_DEPTH)
+        if not behind:
+            return False
+        [raw] = next(source.pieces(chunk)).data
+        return share_against(raw, behind[0].data, int(source.itemsizes[largest])) > _FAR_SHARE
 
     def _find(self, source: Source, new: Any) -> BasePlan | None:
         """Find possible bases, whatever they cost."""
@@ -768,6 +887,7 @@ class Parents:
         query = query_of(source, wanted.rows)
         if source.first_row is None:
             self.words = Words(query.rows, query.words)
+        self._has_read_more |= len(query.rows) > 0
         self._relative = find_relative(self.store, query, wanted.rows, candidates) if len(query.rows) else None
         if self._relative is None:
             return candidates

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
@@ -20,11 +21,12 @@ from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import guess_itemsize
-from tensorcas_mlflow.errors import BackendError, FencedError, FormatError
+from tensorcas_mlflow.errors import BackendError, FencedError, FormatError, NotFoundError
 from tensorcas_mlflow.file_formats import FilePart, FilePlace, Learned, More, PlainBytes, Skeleton, Tape, Tensor
-from tensorcas_mlflow.layout import Manifest, Mask, Row, sketched_rows
+from tensorcas_mlflow.layout import Condemnation, Manifest, Mask, Row, sketched_rows
 from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
+from tensorcas_mlflow.store._derivations import Derived
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
 from tensorcas_mlflow.store._save import WrittenIntent, declare, look, probe, write_packs
 from tensorcas_mlflow.store._sketching import sketch_rows
@@ -333,6 +335,10 @@ class Ingest:
         self._announced: dict[str, int] = {}
         """Numbers of the rows by their announced names; of two with one name the last one's."""
         self._batch = _Batch()
+        self._derived: dict[int, Derived] = {}
+        """The derived rows in earlier batches, by number."""
+        self._open_derived: tuple[int, Derived] | None = None
+        """The last row and its function, if that gave all of its chunks in earlier batches, which are not stored."""
         self._words: list[Words] = []
         """Sketches of the rows in each earlier batch."""
         self._n_bytes = 0
@@ -384,8 +390,16 @@ class Ingest:
                     self._store_batch()
         self._close_row()
         self._digests.append(digest_all(self._batch.pieces))
-        source = self._source(self._finished_rows(), 0)
+        self._go_on_deriving()
+        rows = self._finished_rows()
+        for number, derived in list(self._derived.items()):
+            spec = rows[number].spec
+            if (spec.dtype, spec.shape) != (derived.row.spec.dtype, derived.row.spec.shape):
+                # The file has described the tensor anew since.
+                self._store_made(number, self._derived.pop(number), len(rows[number].digests))
+        source = self._source(rows, 0)
         source.known_words = self._words
+        source.derived = self._derived
         return source
 
     # --- rows
@@ -479,17 +493,40 @@ class Ingest:
             assert source.first_row is not None
             rows = sketched_rows(source.columns)
             self._words.append(Words(source.first_row + rows, sketch_rows(source, rows)))
-        digests = self._digests[-1]
-        unique, first, _ = unique_rows(digests)
-        first += len(source.sizes) - len(digests)
-        plan = self._plan(source, unique, first)
+        n_batch = len(self._digests[-1])
+        first_chunk = len(source.sizes) - n_batch
+        n_promised = self._go_on_deriving()
+        chunks = np.arange(first_chunk + n_promised, len(source.sizes))
+        new = self._likely_new(source, chunks)
+        plan = self._parents.plan(source, new) if self._parents is not None and len(new) else None
+        derived = self._derive(source, new, plan)
+        inputs = [each.input_digests for each in derived.values()]
+        if self._open_derived is not None:
+            inputs.append(self._open_derived[1].input_digests)
+        named, _, number = unique_rows(np.concatenate([self._digests[-1], *inputs]))
         # No manifest will ever have this name: the intent exists for its digests.
         never = f"{uuid.uuid4().hex}{uuid.uuid4().hex}"
-        self._intents.append(declare(self._backend, never, unique, plan.packs if plan is not None else ()))
+        self._intents.append(declare(self._backend, never, named, plan.packs if plan is not None else ()))
         condemned = look(self._backend, self._catalog)
         if plan is not None:
             plan.leave_out(self._backend, condemned)
-        new = np.sort(first[probe(self._backend, self._catalog, unique, condemned)])
+        is_missing = probe(self._backend, self._catalog, named, condemned)[number]
+        if is_missing[n_batch:].any():
+            # A collector has deleted inputs.
+            if self._open_derived is not None:
+                raise FencedError(1)
+            derived = {}
+        self._note_derived(source, derived)
+        if derived:
+            is_stored = np.ones(len(source.sizes), dtype=bool)
+            is_stored[source.columns.chunks_of(np.array(sorted(derived)))] = False
+            chunks = chunks[is_stored[chunks]]
+        missing = chunks[is_missing[chunks - first_chunk]]
+        new = np.sort(missing[unique_rows(source.columns.digests[missing])[1]])
+        self._write(source, new, plan, condemned)
+
+    def _write(self, source: StreamSource, new: Any, plan: BasePlan | None, condemned: Condemnation) -> None:
+        """Write new chunks of a batch into packs."""
         self.n_new_bytes += int(source.sizes[new].sum())
         if plan is not None and self._parents is not None and self._parents.nearest is not None:
             source = source.like(self._parents.nearest)
@@ -497,12 +534,81 @@ class Ingest:
         keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None
         self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, condemned, keep=keep)
 
-    def _plan(self, source: StreamSource, unique: Digests, first: np.ndarray) -> BasePlan | None:
-        """Find possible bases for a batch, like a save does: the intent has to name them."""
-        if self._parents is None:
-            return None
+    def _likely_new(self, source: StreamSource, chunks: Any) -> Any:
+        """Return those of some chunks that the store does not have, as far as this process knows."""
+        unique, first, _ = unique_rows(source.columns.digests[chunks])
         missing = ~self._catalog.find_sound(unique, ()).found
-        return self._parents.plan(source, np.sort(first[missing])) if missing.any() else None
+        return chunks[np.sort(first[missing])]
+
+    # --- derived rows
+
+    def _derive(self, source: StreamSource, new: Any, plan: BasePlan | None) -> dict[int, Derived]:
+        """Find derived rows of a batch, by their number in it; the last one may be open."""
+        if self._parents is None or not len(new):
+            return {}
+        row: Row | None = None
+        if self._rows[-1].is_open:
+            row, part = source.rows[-1], self._rows[-1].part
+            if row.spec.dtype is None:
+                row = replace(row, spec=replace(row.spec, shape=(max(part.n_bytes, row.spec.n_bytes),)))
+        return self._parents.derive(source, new, plan, row)
+
+    def _note_derived(self, source: StreamSource, derived: Mapping[int, Derived]) -> None:
+        assert source.first_row is not None
+        for number, each in derived.items():
+            row = source.first_row + number
+            if self._rows[row].is_open:
+                self._open_derived = row, each
+            else:
+                self._derived[row] = each
+
+    def _go_on_deriving(self) -> int:
+        """Compare a derived row's chunks in this batch with its function's; store the earlier ones if they differ.
+
+        Returns:
+            The number of the batch's first chunks that the function gives: nothing stores them.
+        """
+        if self._open_derived is None:
+            return 0
+        number, derived = self._open_derived
+        row, digests = self._rows[number], self._digests[-1]
+        end = len(self._sizes) if row.is_open else self._ends[number]
+        n_before = len(self._sizes) - len(digests) - row.first
+        n = end - row.first - n_before
+        expected = derived.row.digests[n_before : n_before + n]
+        is_derived = np.array_equal(digests[:n], expected) and (
+            row.is_open or end - row.first == len(derived.row.digests)
+        )
+        if not row.is_open or not is_derived:
+            self._open_derived = None
+        if not is_derived:
+            self._store_made(number, derived, n_before)
+            return 0
+        if not row.is_open:
+            self._derived[number] = derived
+        return n
+
+    def _store_made(self, number: int, derived: Derived, n: int) -> None:
+        """Store the first chunks of a row that earlier batches left out as derived.
+
+        Raises:
+            FencedError: A collector gave an earlier batch up, and deleted inputs.
+        """
+        try:
+            raw = derived.made()
+        except (NotFoundError, FormatError):
+            raise FencedError(1) from None
+        ends = derived.row.ends(self._chunk_bytes).tolist()[:n]
+        held = [raw[begin:end] for begin, end in pairwise([0, *ends])]
+        digests = derived.row.digests[:n]
+        sizes = np.array([len(piece) for piece in held], dtype=np.int64)
+        row, itemsizes = replace(derived.row, digests=digests), [self._rows[number].itemsize]
+        source = StreamSource(rows=[row], first_row=number, sizes=sizes, itemsizes=itemsizes, held=held)
+        unique, first, _ = unique_rows(digests)
+        self._intents.append(declare(self._backend, f"{uuid.uuid4().hex}{uuid.uuid4().hex}", unique))
+        condemned = look(self._backend, self._catalog)
+        new = np.sort(first[probe(self._backend, self._catalog, unique, condemned)])
+        self._write(source, new, None, condemned)
 
 
 def _last(digests: list[Digests], n: int) -> Digests:

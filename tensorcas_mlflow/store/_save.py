@@ -16,7 +16,13 @@ from tensorcas_mlflow.base.digest import Buffer, Digests, unique_rows
 from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog
-from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CheckpointExistsError, FencedError
+from tensorcas_mlflow.errors import (
+    BackendError,
+    BlobExistsError,
+    BlobNotFoundError,
+    CheckpointExistsError,
+    FencedError,
+)
 from tensorcas_mlflow.layout import (
     TARGET_BYTES,
     Condemnation,
@@ -40,6 +46,7 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.store._bases import BasePlan, Parents
 from tensorcas_mlflow.store._choose import Chooser, Policy
+from tensorcas_mlflow.store._derivations import with_derived
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
 from tensorcas_mlflow.store._sketches import note_saved
 from tensorcas_mlflow.store._sketching import sketched
@@ -279,7 +286,7 @@ class PendingSave:
             backend: The store's.
             catalog: The store's.
             manifest: Manifest of the saved data.
-            source: Its bytes.
+            source: Its bytes; those of its stored rows, if the manifest has derived rows already.
             policy: Encoding effort.
             parents: Search for its earlier states; None stores everything in full.
         """
@@ -295,7 +302,11 @@ class PendingSave:
         """Possible bases of new chunks; the intent names them."""
         self._chooser: Chooser | None = None
         """The choices of a small save."""
-        self._unique, self._first, _ = unique_rows(manifest.stored_digests)
+        self._in_full = manifest
+        """The manifest without the derived rows that this save finds."""
+        self._may_derive = self._parents is not None
+        """Whether to look for derived rows: once, since a save that begins again stores them in full."""
+        self._take(with_derived(manifest, source.derived))
         self._manifest_name = ""
         self._intent: WrittenIntent | None = None
         self._condemned = Condemnation(lists=(), generation=None)
@@ -400,19 +411,43 @@ class PendingSave:
     def _shown_bytes(self) -> int:
         return self.manifest.n_bytes if self.manifest.kind == "file" else len(self.manifest.stream)
 
+    def _take(self, manifest: Manifest) -> None:
+        """Take a manifest of the saved data, and find the distinct chunks that it keeps."""
+        self.manifest = manifest
+        self._unique, self._first, _ = unique_rows(manifest.stored_digests)
+        if manifest is not self._in_full:
+            # The source counts the chunks of all rows of the content, and has none of the inputs.
+            rows = manifest.stored_rows
+            content = manifest.columns.chunks_of(rows[rows < len(manifest.columns)])
+            self._first = np.append(content, -1)[np.minimum(self._first, len(content))]
+
     def _begin(self) -> None:
         """Take steps 1 to 3 of the protocol: create the intent, read the condemned lists, probe the index."""
         # The intent must name possible bases before the save knows the missing chunks: the index gives an estimate.
         missing = ~self._catalog.find_sound(self._unique, ()).found
         self._plan = None
         if self._parents is not None and missing.any():
-            new = self._first[missing]
+            new = self._first[missing & (self._first >= 0)]
             new.sort()
             self._plan = self._parents.plan(self._source, new)
+            if self._may_derive:
+                self._may_derive = False
+                found = self._parents.derive(self._source, new, self._plan)
+                if found:
+                    self._take(with_derived(self._in_full, {**self._source.derived, **found}))
         self._declare(self._catalog.known_manifest(self.manifest.digest))
         self._missing = probe(
             self._backend, self._catalog, self._unique, self._condemned, check_bases=self._check_bases
         )
+        if (self._first[self._missing] < 0).any():
+            self._begin_in_full()
+
+    def _begin_in_full(self) -> None:
+        """Begin again without derived rows: a collector has deleted inputs."""
+        assert self._intent is not None
+        self._backend.withdraw(*self._intent)
+        self._take(self._in_full)
+        self._begin()
 
     def _check_bases(self) -> Collection[str]:
         """Leave out the possible bases in condemned or deleted packs; return the packs of the others."""
@@ -463,8 +498,10 @@ class PendingSave:
         key = f"manifests/{self._manifest_name}"
         if with_manifest and self._parents is not None:
             is_step = self._parents.is_step
+            derived = [each.row for each in self.manifest.derived]
+            n_bytes = self.n_new_bytes + int(self.manifest.columns.n_bytes[derived].sum())
             known = self._parents.words
-            self.manifest = sketched(self.manifest, self._source, self.n_new_bytes, is_step=is_step, known=known)
+            self.manifest = sketched(self.manifest, self._source, n_bytes, is_step=is_step, known=known)
         beside = {key: manifest_blob(self._backend, self._catalog, self.manifest)} if with_manifest else {}
         # Imported only for a remote store: other saves need no reader.
         keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None

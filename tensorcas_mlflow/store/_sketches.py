@@ -25,6 +25,7 @@ from tensorcas_mlflow.base.sketch import (
     N_WORDS,
     SURE_BITS,
     compare,
+    evidence_of,
 )
 from tensorcas_mlflow.base.tensors import distinct, offsets_of
 from tensorcas_mlflow.base.threads import Lock
@@ -274,6 +275,30 @@ class Sketches:
         order = sorted(is_related.nonzero()[0].tolist(), key=lambda at: (-likeness[at], -at))
         return [Match(sketched=table.parts[at], likeness=float(likeness[at])) for at in order]
 
+    def has_any(self, n_elements: int) -> bool:
+        """Tell whether there is a sketch of a tensor with so many elements."""
+        alike = self._whole().of_size(n_elements, None)
+        return bool(alike.stop > alike.start)
+
+    def like(self, words: Any, chance: float, n_elements: int, without_bytes: int | None) -> list[Sketched]:
+        """Return the checkpoints and files with a tensor near some words, the latest last.
+
+        Args:
+            words: The words, as the sketch of such a tensor has them; 0 for those unknown.
+            chance: See `compare`.
+            n_elements: Number of its elements.
+            without_bytes: Size of tensors that do not count.
+        """
+        table = self._whole()
+        found = table.of_size(n_elements, None)
+        alike = np.arange(found.start, found.stop)
+        if without_bytes is not None:
+            alike = alike[table.n_bytes[alike] != without_bytes]
+        if not len(alike):
+            return []
+        is_near = evidence_of(words, table.words[:, alike], chance) >= SURE_BITS
+        return [table.parts[number] for number in distinct(table.owner[alike[is_near]]).tolist()]
+
     def _whole(self) -> _Table:
         with self._lock:
             if self._table is None:
@@ -493,7 +518,8 @@ def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: 
     """
     columns = manifest.columns
     # A derived tensor is evaluated whole, which costs more than a base for it may save.
-    rows = np.setdiff1d(sketched_rows(columns), [each.row for each in manifest.derived])
+    rows = sketched_rows(columns)
+    rows = rows[~np.isin(rows, [each.row for each in manifest.derived])] if manifest.derived else rows
     if most_bytes is not None:
         rows = rows[np.argsort(-columns.n_bytes[rows], kind="stable")]
         rows = np.sort(rows[np.cumsum(_head_bytes(columns, rows, manifest.chunk_bytes)) <= most_bytes])

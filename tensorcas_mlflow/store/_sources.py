@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +89,8 @@ class Source(ABC):
     """Number of the first row in its file; None if names alone identify rows."""
     known_words: Sequence[Words] = ()
     """Sketches of rows whose bytes are not here any more."""
+    derived: Mapping[int, Any] = MappingProxyType({})
+    """Rows found to be derived (`Derived`) when their bytes were here, by the number of the row."""
 
     @Lazy
     def columns(self) -> Columns:
@@ -364,17 +367,29 @@ class TensorCopy(Source):
         """`Catalog.doubts` before that save; None if unknown."""
         self.rows = Rows(Columns.of_specs(specs, chunk_at=chunk_at, digests=digests, cuts=at_bytes))
 
-    def note_stored(self, doubts: tuple[int, ...] | None = None) -> None:
-        """Free the copies: a checkpoint with all chunks has been committed.
+    def note_stored(self, doubts: tuple[int, ...] | None = None, *, derived: Sequence[int] = ()) -> None:
+        """Free the copies, except those of derived rows: a checkpoint with all other chunks has been committed.
 
         Args:
             doubts: Those of the catalog before the save; None if unknown.
+            derived: Numbers of the derived rows. Their chunks are not stored, and a later copy may need them.
         """
+        chunks = self.columns.chunks_of(np.array(derived, dtype=np.int64))
+        kept = chunks[self.holds(chunks)]
+        area = np.frombuffer(b"".join([self._piece(chunk) for chunk in kept.tolist()]), dtype=np.uint8)
         self.is_stored = True
         self.stored_at = doubts
         self._is_copied = np.zeros(len(self.sizes), dtype=bool)
-        self._area = np.empty(0, dtype=np.uint8)
+        self._is_copied[kept] = True
+        self._begins[kept] = offsets_of(self.sizes[kept])[:-1]
+        self._area = area
         self._before = None
+
+    @property
+    def stored_digests(self) -> Digests:
+        """The digests of the chunks that the store holds, or that a save stores."""
+        digests = self.columns.digests
+        return digests[~self._is_copied] if self.is_stored else digests
 
     def holds(self, chunks: Any) -> Mask:
         is_here: Mask = self._is_copied[chunks]

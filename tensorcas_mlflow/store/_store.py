@@ -601,7 +601,7 @@ class Store(Refs):
         doubts = self.catalog.doubts()
         if copy.stored_at == doubts and not self.backend.is_remote:
             return True
-        return bool(self.catalog.find_sound(unique_rows(copy.columns.digests)[0], ()).found.all())
+        return bool(self.catalog.find_sound(unique_rows(copy.stored_digests)[0], ()).found.all())
 
     def write_file(self, path: Path) -> PendingSave:
         """Store a file of any kind; raise like `write_stream`, and OSError if the file cannot be read."""

@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         fault="a collector beside a save with inputs",
         test="test_an_intent_protects_the_inputs_of_a_save_under_way[memory]",
-        definition="PendingSave.__init__",
+        definition="PendingSave._take",
         before="unique_rows(manifest.stored_digests)",
         after="unique_rows(manifest.stored_digests[:0])",
     ),

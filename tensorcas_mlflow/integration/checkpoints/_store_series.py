@@ -505,7 +505,7 @@ class _StoreSaving(Saving):
                     hide(self._series, self._step)
                 raise
         if self._copy is not None:
-            self._copy.note_stored(doubts)
+            self._copy.note_stored(doubts, derived=[each.row for each in save.manifest.derived])
         self._confirm(save.manifest)
         if not is_shown:
             show(self._series, self._step, save.manifest)
