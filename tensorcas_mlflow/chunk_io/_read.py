@@ -14,17 +14,18 @@ from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.tensors import Offsets, bytes_of, distinct
 from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
 from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted, can_decode
-from tensorcas_mlflow.chunk_io._derive import DerivedRows, LastRow, room_for
 from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_sizes, damage_of
 from tensorcas_mlflow.chunk_io._map import map_rows, mappable
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, check_outs, new_arrays
 from tensorcas_mlflow.chunk_io._stored import OpenPacks
 from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment
 from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, DerivedTensorError
-from tensorcas_mlflow.layout import Columns, Derivation, Manifest, Row, Rows, pack_key, pack_name
+from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, pack_key, pack_name
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import ExtentCache
+    from tensorcas_mlflow.chunk_io._derive import LastRow
+    from tensorcas_mlflow.layout import Derivation
 
 
 class ChunkOwner(NamedTuple):
@@ -188,6 +189,8 @@ class ChunkReader:
             verify: Whether to check the chunks of the inputs too.
             way: See `Store.read_tensors`.
         """
+        from tensorcas_mlflow.chunk_io._derive import room_for
+
         places: dict[int, list[int]] = {}
         for at, each in derived.items():
             places.setdefault(each.row, []).append(at)
@@ -226,6 +229,7 @@ class ChunkReader:
         way: Way | None = None,
     ) -> None:
         """Evaluate derived rows; see `DerivedRows.evaluate`."""
+        from tensorcas_mlflow.chunk_io._derive import DerivedRows  # few checkpoints have derived rows
 
         def read(row: int, name: str) -> Array:
             return self.rows(manifest, np.array([row]), verify=verify, copy=False, way=way, needed_by=name)[0]
@@ -293,7 +297,10 @@ class ChunkReader:
             target = Target.of_block(block, sizes[first:stop])
             some = Wanted(digests=digests[first:stop], target=target, verify=True)
             self._read(some, owner._replace(first=first))
-        self._evaluate(manifest, derived, partial(room_for, manifest), _drop, known={}, verify=True)
+        if derived:
+            from tensorcas_mlflow.chunk_io._derive import room_for
+
+            self._evaluate(manifest, derived, partial(room_for, manifest), _drop, known={}, verify=True)
 
     def _suspects(self, places: Places) -> Any:
         """Return the chunks that an ordinary read has to look at: those with a damaged link, or all if a pack moved."""
@@ -361,6 +368,8 @@ class ChunkReader:
 
     def pieces(self, manifest: Manifest, *, verify: bool) -> Iterator[memoryview]:
         """Yield the bytes of all rows, one after the other, some 16 MiB at a time."""
+        from tensorcas_mlflow.chunk_io._derive import LastRow
+
         sizes = manifest.columns.chunk_sizes(manifest.chunk_bytes)
         stops = sizes.cumsum()
         last = LastRow()
@@ -419,6 +428,8 @@ class ChunkReader:
 
     def _evaluated(self, manifest: Manifest, row: int, *, verify: bool) -> memoryview:
         """Return the bytes of a derived row."""
+        from tensorcas_mlflow.chunk_io._derive import room_for
+
         [derivation] = manifest.derivations(np.array([row])).values()
         array = room_for(manifest, derivation)
         self._evaluate(manifest, [derivation], lambda _: array, _drop, known={}, verify=verify)

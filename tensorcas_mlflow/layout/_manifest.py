@@ -17,7 +17,6 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
-from tensorcas_mlflow.layout._derived import Derivation, check_derived, of_json, to_json
 from tensorcas_mlflow.layout._hints import split_hints
 from tensorcas_mlflow.layout._manifest_stream import SCHEMA_KEY, read_own
 from tensorcas_mlflow.layout._records import RefKind
@@ -25,6 +24,7 @@ from tensorcas_mlflow.layout._rows import ByName, Columns, Row, Rows
 from tensorcas_mlflow.layout._sketches import split_sketches
 
 if TYPE_CHECKING:
+    from tensorcas_mlflow.layout._derived import Derivation
     from tensorcas_mlflow.layout._manifest_stream import OwnStream
 
 VERSION = 1
@@ -212,6 +212,8 @@ class Manifest:
             if not isinstance(rows, Rows) and (len(rows) or name == "rows"):
                 object.__setattr__(self, name, Rows(Columns.of_rows(rows)))
         if self.derived:
+            from tensorcas_mlflow.layout._derived import check_derived  # few manifests have derived rows
+
             check_derived(self.derived, self.table, self.n_inputs)
         elif self.n_inputs:
             raise FormatError("a manifest without derived rows has inputs")
@@ -345,6 +347,8 @@ class Manifest:
         if self.left_out:
             head["left_out"] = dict(self.left_out)
         if self.derived:
+            from tensorcas_mlflow.layout._derived import to_json
+
             head |= {"derived": to_json(self.derived), "n_inputs": self.n_inputs}
         return make_stream(head, self.table)
 
@@ -489,6 +493,8 @@ def _parts_of(head: Mapping[str, Any], table: Columns) -> tuple[Columns, Sequenc
     """Split the rows of a manifest into those of its content and the inputs; return both, and the derived rows."""
     if head["format"] < DERIVED_VERSION:
         return table, (), ()
+    from tensorcas_mlflow.layout._derived import of_json
+
     n_inputs = head["n_inputs"]
     if type(n_inputs) is not int or not 0 <= n_inputs < len(table):
         raise FormatError("a manifest has an impossible number of inputs")

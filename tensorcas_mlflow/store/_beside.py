@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Protocol
 from urllib.parse import unquote
 
+from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import FormatError, NotFoundError
 from tensorcas_mlflow.file_formats import Description, Folder, MemorySource
 from tensorcas_mlflow.layout import Ref, artifact_prefix
-
-if TYPE_CHECKING:
-    from tensorcas_mlflow.store._store import Store
 
 _MAX_BYTES = 64 << 20
 """Largest description that is read: it is held in memory while it is parsed."""
 
 
+class ArtifactStore(Protocol):
+    """The parts of an open store that its artifacts are read with."""
+
+    backend: Backend
+    id: str
+
+    def artifact(self, path: str) -> Ref | None:
+        """Read the ref of an artifact; see `Store.artifact`."""
+
+    def iter_file(self, ref: Ref) -> Iterable[Buffer]:
+        """Read a file; see `Store.iter_file`."""
+
+
 class StoredFolder(Folder):
     """A folder of a store's artifacts."""
 
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, store: ArtifactStore, path: str) -> None:
         """Stand for a folder.
 
         Args:
