@@ -90,7 +90,10 @@ class Kin:
     ) -> None:
         """Find the tensors that strangers are versions of; note the words of the strangers."""
         present = {self._own.get(key, key) for key in present}
-        candidates = {size: [key for key in self._by_size[size] if key not in present] for _, _, size, _ in strangers}
+        candidates = {
+            size: [key for key in self._by_size[size] if key not in present]
+            for size in {size for _, _, size, _ in strangers}
+        }
         wanted = [key for keys in candidates.values() for key in keys]
         if not wanted or (all(done for *_, done in strangers) and all(self._latest[key].is_done for key in wanted)):
             return
@@ -101,19 +104,17 @@ class Kin:
             if keys
         }
         found = self._sketch(manifest, np.array([row for _, row, _, _ in strangers]))
-        taken: set[Key] = set()
+        is_free = {size: np.ones(len(keys), dtype=bool) for size, keys in candidates.items()}
         for (key, _, size, _), mine in zip(strangers, found, strict=True):
             words[key] = mine
             if size not in tables or not mine.any():
                 continue
             likeness = compare(mine, tables[size])
-            share = np.where(likeness.evidence >= SURE_BITS, likeness.share, 0)
-            for at in np.argsort(-share, kind="stable")[: len(taken) + 1].tolist():
-                owner = candidates[size][at]
-                if share[at] and owner not in taken:
-                    self._own[key] = owner
-                    taken.add(owner)
-                    break
+            share = np.where(is_free[size] & (likeness.evidence >= SURE_BITS), likeness.share, 0)
+            best = int(share.argmax())
+            if share[best]:
+                self._own[key] = candidates[size][best]
+                is_free[size][best] = False
 
     def _sketch_latest(self, keys: Sequence[Key]) -> None:
         """Sketch the latest versions of tensors that have no sketch yet, all of a checkpoint at once."""

@@ -312,6 +312,7 @@ class _Table:
 
     parts: Sequence[Sketched]
     owner: Any
+    rows: Any
     n_bytes: Any
     n_elements: Any
     words: Any
@@ -323,11 +324,13 @@ class _Table:
         owner = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
         n_bytes = np.concatenate([none, *(part.n_bytes for part in parts)])
         n_elements = np.concatenate([none, *(part.n_elements for part in parts)])
+        rows = np.concatenate([none, *(part.rows for part in parts)])
         words = np.concatenate([np.empty((0, N_WORDS), np.uint16), *(part.words for part in parts)])
         order = np.lexsort((n_bytes, n_elements))
         return cls(
             parts=parts,
             owner=owner[order],
+            rows=rows[order],
             n_bytes=n_bytes[order],
             n_elements=n_elements[order],
             words=np.ascontiguousarray(words[order].T),
@@ -585,19 +588,18 @@ class Relative:
             query: Sketches of tensors of the save.
             rows: Tensors of the save, by number.
         """
-        theirs = self._sketches
-        words = np.ascontiguousarray(theirs.words.T)
+        table = _Table.of([self._sketches])
         found = dict(self._found)
         for at, number in enumerate(query.rows.tolist()):
             row = rows[number]
-            places = ((theirs.n_bytes == query.n_bytes[at]) & (theirs.n_elements == query.n_elements[at])).nonzero()[0]
-            if not len(places) or row.spec.name in found or not query.words[at].any():
+            alike = table.of_size(int(query.n_elements[at]), int(query.n_bytes[at]))
+            if alike.start == alike.stop or row.spec.name in found or not query.words[at].any():
                 continue
-            likeness = compare(query.words[at], words[:, places])
+            likeness = compare(query.words[at], table.words[:, alike])
             share = np.where(likeness.evidence >= SURE_BITS, likeness.share, 0)
             best = int(share.argmax())
             if share[best]:
-                other = self.parent.columns.row(int(theirs.rows[places[best]]))
+                other = self.parent.columns.row(int(table.rows[alike][best]))
                 self.is_renamed |= other.spec != row.spec
                 found[row.spec.name] = replace(other, spec=row.spec)
         if len(found) > len(self._found):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import verify
 from tensorcas_mlflow.maintenance._optimize_names import Key, Kin
-from tensorcas_mlflow.store import Store, _bases, _sketching
+from tensorcas_mlflow.store import Store, _bases, _sketching, sketches_in
 from tests.maintenance.optimize.trainings import CHUNK_BYTES, flip, n_bytes_of, optimize, same
 
 Tensors = dict[str, Any]
@@ -107,3 +108,28 @@ def test_copy_beside_its_original_stays_a_tensor_of_its_own(store: Store) -> Non
         owners.append((kin.add(manifest, rows, keys, [False] * len(rows)), keys))
 
     assert all(owned == keys for owned, keys in owners)
+
+
+def test_search_looks_each_tensor_up_a_few_times_among_many_of_one_size() -> None:
+    store, n_lookups = Store.init_backend(MemoryBackend(), chunk_bytes=4 * CHUNK_BYTES), 0
+
+    class CountedName(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            nonlocal n_lookups
+            n_lookups += 1
+            return super().__hash__()
+
+    first = np.random.default_rng(0).normal(0, 0.02, (100, 4096)).astype(np.float32)
+    kin, owners = Kin(partial(sketches_in, store)), []
+    for name, layers in (("layers.#", first), ("model.#", first * np.float32(1.0001))):
+        save(store, {name.replace("#", str(at)): layer for at, layer in enumerate(layers)}, name)
+        [ref] = (ref for ref in store.checkpoints() if ref.run_id == name)
+        manifest = store.manifest(ref)
+        rows = list(range(len(manifest.rows)))
+        keys = [Key(CountedName(row.spec.name), "float32", (4096,), 4 * CHUNK_BYTES) for row in manifest.rows]
+        owners.append([owner.name for owner in kin.add(manifest, rows, keys, [False] * len(rows))])
+
+    assert [name.replace("layers", "model") for name in owners[1]] == [row.spec.name for row in manifest.rows]
+    assert n_lookups < 30 * len(keys)
