@@ -29,6 +29,8 @@ _MAX_MODELS = 8
 """Number of ONNX models of a folder that are read for the description of a file."""
 _MAX_MODEL_BYTES = 2 << 30
 """Greatest size of a message in protobuf."""
+_MAX_TENSORS = 100_000
+"""Number of tensors of a description that is used: what it says of them is held in memory for the other files."""
 _ANY_SIZE = 1 << 62
 
 
@@ -116,7 +118,7 @@ def _located(folder: Folder, description: str, name: str) -> list[TensorLocation
 
 @lru_cache(maxsize=_MAX_MODELS)
 def _described(description: Description) -> dict[str, list[TensorLocation]]:
-    """Return the tensors that a file describes, by the names of their files; none if it is malformed.
+    """Return the tensors that a file describes, by the names of their files; none if it is malformed or too long.
 
     A folder may have a file for each tensor, so the result is remembered. It keeps no file open.
     """
@@ -128,6 +130,8 @@ def _described(description: Description) -> dict[str, list[TensorLocation]]:
     try:
         listing = lists(source, _Unopened)
     except UNREADABLE:
+        return found
+    if len(listing.locations) > _MAX_TENSORS:
         return found
     for location in listing.locations.values():
         found.setdefault(listing.sources[location.source].name, []).append(location)

@@ -15,7 +15,7 @@ import onnx.helper
 import onnx.numpy_helper
 import pytest
 
-from tensorcas_mlflow.file_formats import FilePart, FilePlace, Learned, PlainBytes, Tape, Tensor, split
+from tensorcas_mlflow.file_formats import FilePart, FilePlace, Learned, PlainBytes, Tape, Tensor, _beside, split
 from tests.file_formats.samples import tensorflow_folder
 from tests.file_formats.test_read_fuzz import damaged
 
@@ -105,3 +105,16 @@ def test_a_description_is_not_kept_open(write: Write, tmp_path: Path) -> None:
 
     assert not [path for path in opened if path.is_relative_to(tmp_path)]
     assert str(tmp_path) not in mapped
+
+
+@WRITERS
+@pytest.mark.parametrize(("n_too_many", "n_tensors"), [(0, 4), (1, 0)])
+def test_a_description_of_too_many_tensors_describes_nothing(
+    write: Write, n_too_many: int, n_tensors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path)
+    n_described = 8 if write is external_data else 4
+    monkeypatch.setattr(_beside, "_MAX_TENSORS", n_described - n_too_many)
+    parts = parts_of(path)
+
+    assert sum(isinstance(part, Tensor) for part, _ in parts) == n_tensors
