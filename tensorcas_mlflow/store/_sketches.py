@@ -604,7 +604,8 @@ class Relative:
                 found[row.spec.name] = replace(other, spec=row.spec)
         if len(found) > len(self._found):
             self._found = found
-            self.renamed = replace(self.parent, rows=list(found.values()), sketches=b"", hints=b"", left_out={})
+            parent = self.parent.in_full(store_id=self.parent.store_id)
+            self.renamed = replace(parent, rows=list(found.values()), sketches=b"", hints=b"", left_out={})
 
 
 def find_relative(

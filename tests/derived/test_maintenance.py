@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
@@ -16,7 +17,7 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sources import NoSource
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
-from tests.derived.checkpoints import save_derived
+from tests.derived.checkpoints import Made, save_derived
 from tests.derived.test_reading import BF16, CHUNK_BYTES, CONV, MADE, TENSORS, V, W, same
 from tests.maintenance.copy.copying import copy
 from tests.maintenance.repair.damaging import overwrite
@@ -306,3 +307,19 @@ def test_an_unknown_function_stops_a_collection(store: Store, ref: Ref) -> None:
 
     with pytest.raises(FormatError):
         plan_gc(Store.open_backend(store.backend), grace_s=0)
+
+
+def test_tensors_under_new_names_are_saved_beside_a_checkpoint_with_derived_ones() -> None:
+    store = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
+    draw = np.random.default_rng(0)
+    wide = {f"wide.{at}": draw.normal(0, 0.02, 20_000).astype(np.float32) for at in range(4)}
+    narrow = {f"narrow.{at}": array.astype(np.float16) for at, array in enumerate(wide.values())}
+    made = {f"narrow.{at}": Made("cast", [f"wide.{at}"]) for at in range(4)}
+    save_derived(store, RefTarget(run_id="r", step=1), wide | narrow, made)
+    renamed = {f"model.{at}": array * np.float32(1.0001) for at, array in enumerate(wide.values())}
+    with store.write_checkpoint(renamed) as save:
+        ref = save.commit(RefTarget(run_id="other", step=1))
+    found = store.read_tensors(store.manifest(ref))
+
+    assert all(np.array_equal(found[name], array) for name, array in renamed.items())
+    assert save.n_stored_bytes < 0.6 * sum(array.nbytes for array in renamed.values())
