@@ -450,17 +450,22 @@ def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
         return None
 
     refs: list[tuple[BlobInfo, Ref]] = []
+    small: list[tuple[BlobInfo, Ref]] = []
     done: list[BlobInfo] = []
     at_hand = known.digests()
     infos = known.unread(backend)[: most * _REFS_A_READ] if most else []
-    for info, ref in zip(infos, backend.map_requests(ref_of, infos), strict=True):
-        is_small = ref is not None and ref.kind == "file" and ref.n_bytes < LEAST_SKETCHED_BYTES
-        if ref is None or is_small or _digest(ref.manifest) in at_hand:
+    read = backend.ordered_map(ref_of, infos, window=_MOST_FETCHED) if backend.is_remote else map(ref_of, infos)
+    for info, ref in zip(infos, read, strict=False):
+        is_tiny = ref is not None and ref.kind == "file" and ref.n_bytes < LEAST_SKETCHED_BYTES
+        if ref is None or is_tiny or _digest(ref.manifest) in at_hand:
             done.append(info)
+        elif _most_bytes_of(ref, store.chunk_bytes) < _LEAST_SHARE * n_bytes:
+            small.append((info, ref))
         else:
             refs.append((info, ref))
-    refs.sort(key=lambda each: _most_bytes_of(each[1], store.chunk_bytes) < _LEAST_SHARE * n_bytes)
-    refs = refs[:most]
+            if len(refs) == most:
+                break
+    refs = [*refs, *small][:most]
     found: list[tuple[Manifest, Sketched]] = []
     left_bytes = _MOST_READ_BYTES
     left_decoded_bytes = min(MOST_DECODED_BYTES, max(_LEAST_DECODED_BYTES, int(_DECODED_SHARE * n_bytes)))

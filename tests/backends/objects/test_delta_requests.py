@@ -244,14 +244,15 @@ def test_new_process_finds_bases_under_other_names_with_few_requests(
 
 
 def test_search_fetches_few_manifests_from_a_bucket_with_many(store: Store, way: Proxy, reopen: Reopen) -> None:
-    for number in range(16):
+    for number in range(40):
         save(store, {"other": np.random.default_rng(number).normal(size=1 << 13)}, 0, f"run {number}")
     [state] = training(1)
     save(reopen(), state, 0, "new")
     traffic = way.traffic()
-    n_manifests = str(traffic.of(Kind.GET)).count("/manifests/")
+    requests = str(traffic.of(Kind.GET))
 
-    assert n_manifests == 3 + 8, str(traffic)
+    assert requests.count("/manifests/") == 3 + 8, str(traffic)
+    assert requests.count("/refs/") <= 32, str(traffic)  # two searches, each eight at a time, and eight ahead
 
 
 def test_process_that_created_the_bucket_lists_no_refs_for_its_searches(store: Store, way: Proxy) -> None:
