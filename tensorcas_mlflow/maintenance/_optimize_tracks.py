@@ -74,7 +74,7 @@ def tracks_of(
         names, rows = columns.names.to_list(), _rows_with_versions(columns)
         spans = [slice(*columns.chunk_at[row : row + 2].tolist()) for row in rows]
         are_done = [bool(done[span].all()) for span in spans]
-        # An input of derived rows has no name: by name it is a version of nothing but itself.
+        # An input of derived rows has no name. Its identity stands for one: only an equal input is the same tensor.
         keys = [
             Key(
                 names[row] or columns.row(row).identity,

@@ -34,7 +34,7 @@ class StoredFolder(Folder):
     """A folder of a store's artifacts."""
 
     def __init__(self, store: ArtifactStore, path: str) -> None:
-        """Stand for a folder.
+        """Name a folder; nothing is read yet.
 
         Args:
             store: The store.

@@ -85,7 +85,7 @@ MOST_DECODED_BYTES = 32 << 20
 """Bounds of the chunks read by one search, for checkpoints without sketches; between them it is a share of the save."""
 _DECODED_SHARE = 1 / 4
 _BATCH_BYTES = 32 << 20
-"""About the number of chunk bytes in memory while a manifest is sketched."""
+"""Approximate bound of the chunk bytes held in memory while a manifest is sketched."""
 _MOST_LISTED = 20_000
 _LISTING_S = 60.0
 """Least time between two listings of a store's refs by searches."""
