@@ -43,7 +43,13 @@ from tensorcas_mlflow.store._choose import (
     sample_number,
     share_against,
 )
-from tensorcas_mlflow.store._derivations import LEAST_DERIVED_BYTES, MOST_DERIVED_BYTES, Derivations, Derived
+from tensorcas_mlflow.store._derivations import (
+    LEAST_DERIVED_BYTES,
+    MOST_DERIVED_BYTES,
+    Derivations,
+    Derived,
+    with_equal_rows,
+)
 from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
 from tensorcas_mlflow.store._sketches import Relative, find_relative, listed_refs, query_of, read_more, sketches_of
 from tensorcas_mlflow.store._sources import Source, Words
@@ -830,7 +836,7 @@ class Parents:
             if not self._derivations.has_looked_for_merges:
                 self._derivations.look_for_merges(source, left, self._relatives(source, plan, left, based))
             found |= self._derivations.find_merged(source, left)
-        return found
+        return with_equal_rows(source, found)
 
     def _relatives(
         self, source: Source, plan: BasePlan | None, rows: Mapping[int, Row], based: Collection[int]

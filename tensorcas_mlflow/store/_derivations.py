@@ -371,6 +371,24 @@ def with_derived(manifest: Manifest, derived: Mapping[int, Derived]) -> Manifest
     return replace(manifest, inputs=inputs, derived=tuple(made), sketches=b"", hints=b"")
 
 
+def with_equal_rows(source: Source, found: Mapping[int, Derived]) -> dict[int, Derived]:
+    """Add the rows of a save that are equal to derived rows: a row stored in full would keep the chunks of all of them.
+
+    Args:
+        source: The rows of the save.
+        found: The derived rows by number.
+    """
+    columns = source.columns
+    derived = {_content(each.row): each for each in found.values()}
+    sizes = list({each.row.spec.n_bytes for each in found.values()})
+    equal: dict[int, Derived] = {}
+    for number in np.isin(columns.n_bytes, sizes).nonzero()[0].tolist():
+        row = columns.row(number)
+        if number not in found and _content(row) in derived:
+            equal[number] = replace(derived[_content(row)], row=row)
+    return {**found, **equal}
+
+
 def _content(row: Row) -> tuple[str | None, tuple[int, ...], bytes]:
     return row.spec.dtype, row.spec.shape, row.digests.tobytes()
 

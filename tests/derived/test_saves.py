@@ -315,6 +315,31 @@ def test_stored_copy_is_found_by_a_later_save_of_the_same_tensors(
     assert share_taken(in_another_process(store), as_bfloat16(model(0)), "third") < 0.01
 
 
+def test_relative_of_a_checkpoint_with_derived_and_stored_tensors_is_saved(
+    store: Store, in_another_process: InAnotherProcess
+) -> None:
+    save(store, model(0))
+    mixed = {**as_bfloat16(model(0)), **{f"new.{name}": array for name, array in as_bfloat16(model(1)).items()}}
+    save(in_another_process(store), mixed, run_id="mixed")
+    later = {f"new.{name}": array for name, array in as_bfloat16(tuned(model(1), 2)).items()}
+
+    assert share_taken(in_another_process(store), renamed(later), "later") < 0.6
+
+
+def test_equal_tensors_are_all_derived(store: Store, in_another_process: InAnotherProcess) -> None:
+    tied = {**model(0), "head.weight": model(0)["embed.weight"]}
+    save(store, tied)
+
+    assert share_taken(in_another_process(store), renamed(as_bfloat16(tied))) < 0.01
+
+
+def test_equal_tensors_of_a_file_are_all_derived(store: Store, in_another_process: InAnotherProcess) -> None:
+    tied = {**model(0), "head.weight": model(0)["embed.weight"]}
+    save(store, tied)
+
+    assert share_taken_by_file(in_another_process(store), safetensors.numpy.save(renamed(as_bfloat16(tied)))) < 0.02
+
+
 def test_file_that_is_saved_twice_shares_a_manifest(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
     data = gguf(renamed(model(0)))
