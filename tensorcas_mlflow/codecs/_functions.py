@@ -118,6 +118,25 @@ def evaluate(
     return made
 
 
+def computes_exactly() -> bool:
+    """Tell whether this thread keeps subnormal numbers and rounds to nearest, as every reader does by default.
+
+    Libraries change both for a thread: `torch.set_flush_denormal` does, and so do some that are compiled for speed.
+    """
+    products = _SMALLEST * _SCALES
+    sums = _UNITS + _HALF_STEPS
+    return products.tobytes() == _EXACT_PRODUCTS and sums.tobytes() == _EXACT_SUMS
+
+
+_SMALLEST = np.array([1, 1 << 23], dtype=np.uint32).view(np.float32)
+"""The least subnormal number, and the least normal one."""
+_SCALES = np.array([2, 0.5], dtype=np.float32)
+_EXACT_PRODUCTS = np.array([2, 1 << 22], dtype=np.uint32).tobytes()
+_UNITS = np.array([1, -1, 1], dtype=np.float32)
+_HALF_STEPS = np.array([2**-24, -(2**-24), 3 * 2**-24], dtype=np.float32)
+_EXACT_SUMS = np.array([1, -1, 1 + 2**-22], dtype=np.float32).tobytes()
+
+
 def residual_of(exact: np.ndarray[Any, Any], made: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the differences of an array from a function's result: zigzag words, as in `add_residual`.
 

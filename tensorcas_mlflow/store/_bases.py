@@ -22,6 +22,7 @@ from tensorcas_mlflow.chunk_io import (
     Places,
     StoredChunks,
 )
+from tensorcas_mlflow.codecs import computes_exactly
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import (
     PACK_NAME_BYTES,
@@ -821,6 +822,9 @@ class Parents:
                 read_more(self.store, int(source.sizes[new].sum()))
         recent = RECENT.of(self.store.id)
         if not recent and not sketches_of(self.store.id).keys():
+            return {}
+        if not computes_exactly():
+            # The proof would hold in this thread only, and no other process could read the rows.
             return {}
         rows = _derivable(source, numbers, open_row)
         if self._derivations is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import tracemalloc
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
-from tensorcas_mlflow.codecs import Kind, add_residual, check, evaluate, residual_kind, residual_of
+from tensorcas_mlflow.codecs import Kind, add_residual, check, computes_exactly, evaluate, residual_kind, residual_of
 from tensorcas_mlflow.errors import FormatError
 
 rng = np.random.default_rng(0)
@@ -313,3 +315,25 @@ def test_evaluation_needs_the_memory_of_its_result_and_a_few_blocks(
     tracemalloc.stop()
 
     assert peak < output.n_bytes + (3 << 20)
+
+
+def test_thread_computes_exactly_unless_it_flushes_subnormals() -> None:
+    assert computes_exactly()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor always keeps subnormal numbers")
+    try:
+        assert not computes_exactly()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "zero"])
+def test_thread_that_rounds_otherwise_does_not_compute_exactly(mode: str) -> None:
+    libm = ctypes.CDLL(None)
+    modes = {"x86_64": {"down": 0x400, "up": 0x800, "zero": 0xC00}}.get(platform.machine(), {})
+    if mode not in modes or libm.fesetround(modes[mode]) != 0:
+        pytest.skip("this processor's rounding modes have other numbers")
+    try:
+        assert not computes_exactly()
+    finally:
+        libm.fesetround(0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import FencedError
@@ -202,6 +205,29 @@ def test_copy_that_a_function_does_not_reproduce_is_stored(store: Store, in_anot
 
     assert share > 0.5
     assert functions_of(store, next(ref for ref in again.checkpoints() if ref.run_id == "other")) == set()
+
+
+@pytest.fixture
+def flushed_subnormals() -> Iterator[None]:
+    """Compute in this thread without subnormal numbers."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor always keeps subnormal numbers")
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.usefixtures("flushed_subnormals")
+def test_copy_without_subnormals_is_read_by_a_process_that_keeps_them(
+    store: Store, in_another_process: InAnotherProcess
+) -> None:
+    whole = {name: array.astype(np.float64) * 1e-38 for name, array in model(0).items()}
+    copy = as_dtype(whole, np.float32)
+    save(store, whole)
+    ref = save(in_another_process(store), copy, run_id="other")
+    torch.set_flush_denormal(False)
+
+    assert all((array == 0).mean() > 0.5 for array in copy.values())
+    check_loads(store, ref, copy)
 
 
 def test_model_without_relatives_is_not_derived(store: Store, in_another_process: InAnotherProcess) -> None:
