@@ -306,8 +306,12 @@ class Manifest:
         """Return the derivations of the derived ones among some rows, by position."""
         if not self.derived:
             return {}
-        of_row = {each.row: each for each in self.derived}
+        of_row = self._derivation_of
         return {at: found for at, row in enumerate(rows.tolist()) if (found := of_row.get(row)) is not None}
+
+    @Lazy
+    def _derivation_of(self) -> Mapping[int, Derivation]:
+        return {each.row: each for each in self.derived}
 
     def in_full(self, *, store_id: str | None) -> Manifest:
         """Return the manifest of the same content for a place that keeps the chunks of every row.

@@ -241,12 +241,21 @@ class _Candidate(NamedTuple):
     evidence: float
 
 
+class _Group(NamedTuple):
+    """Rows of one dtype and shape that may be inputs."""
+
+    numbers: frozenset[int]
+    known: Any
+    """The stored ones among them with a sketch, ascending."""
+    words: Any
+    """Their sketches, one column each."""
+
+
 class Earlier:
     """An earlier checkpoint or file with possible inputs."""
 
     def __init__(self, manifest: Manifest, sketched: Sketched | None) -> None:
         self.manifest = manifest
-        self._groups: dict[tuple[str | None, tuple[int, ...]], list[int]] | None = None
         self._sketched = sketched
         self._derived = {each.row for each in manifest.derived}
         self.n_failed: dict[str, int] = {}
@@ -280,25 +289,28 @@ class Earlier:
 
     def again(self, row: Row) -> tuple[Any, list[Row]] | None:
         """Return the derivation of a row with the same content, and its inputs."""
-        for each in self.manifest.derived:
-            other = self.manifest.columns.row(each.row)
-            if _kind(other) == _kind(row) and np.array_equal(other.digests, row.digests) and each.residual is None:
-                return each, [self.manifest.table.row(number) for number in each.inputs]
-        return None
+        each = self._known.get(_content(row))
+        return None if each is None else (each, [self.manifest.table.row(number) for number in each.inputs])
+
+    @Lazy
+    def _known(self) -> dict[Any, Any]:
+        """The derivations without residuals, by the content of their rows."""
+        columns = self.manifest.columns
+        return {_content(columns.row(each.row)): each for each in self.manifest.derived if each.residual is None}
 
     def candidates(self, elements: Elements) -> list[_Candidate]:
         """Return possible inputs of a row with their functions, the likeliest first."""
         row, found = elements.row, []
         own = self.named(row.spec.name)
-        for (dtype, shape), numbers in self._grouped().items():
+        for (dtype, shape), group in self._groups.items():
             for guess in guesses(row, dtype, shape):
                 words = elements.words(guess, shape)
+                bits = evidence_of(words, group.words, elements.chance)
                 found += [
-                    _Candidate(guess, number, bits)
-                    for number, bits in self._evidence(words, elements.chance, numbers)
-                    if bits >= LIKELY_BITS
+                    _Candidate(guess, int(group.known[at]), float(bits[at]))
+                    for at in (bits >= LIKELY_BITS).nonzero()[0].tolist()
                 ]
-                if own in numbers and (own not in self._words or np.count_nonzero(words) < _FEW_WORDS):
+                if own in group.numbers and (own not in self._words or np.count_nonzero(words) < _FEW_WORDS):
                     found.append(_Candidate(guess, own, 0.0))
         return sorted(found, key=lambda each: (-each.evidence, each.row != own))
 
@@ -309,23 +321,14 @@ class Earlier:
         """
         words, own = elements.words(_CAST, elements.row.spec.shape), self.named(elements.row.spec.name)
         best, most = None, (N_WORDS // 2, False)
-        for (dtype, shape), numbers in self._grouped().items():
-            known = [number for number in numbers if number in self._words and number not in self._derived]
-            if known and Kind(dtype, shape).n_elements == _kind(elements.row).n_elements:
-                steps = np.stack([self._words[each] for each in known]) - words
-                n_near = (np.abs(steps.view(np.int16).astype(np.int32)) <= _MOST_STEPS).sum(axis=1)
-                for number, n in zip(known, n_near.tolist(), strict=True):
+        for (dtype, shape), group in self._groups.items():
+            if Kind(dtype, shape).n_elements == _kind(elements.row).n_elements:
+                steps = group.words - words[:, None]
+                n_near = (np.abs(steps.view(np.int16).astype(np.int32)) <= _MOST_STEPS).sum(axis=0)
+                for number, n in zip(group.known.tolist(), n_near.tolist(), strict=True):
                     if (n, number == own) >= most:
                         best, most = number, (n, number == own)
         return best
-
-    def _evidence(self, words: Any, chance: float, numbers: Sequence[int]) -> list[tuple[int, float]]:
-        """Compare words with the sketches of some rows; return the numbers of those with one, and the evidence."""
-        known = [number for number in numbers if number in self._words and number not in self._derived]
-        if not known:
-            return []
-        found = evidence_of(words, np.stack([self._words[each] for each in known], axis=1), chance)
-        return list(zip(known, found.tolist(), strict=True))
 
     def is_base(self, elements: Elements) -> bool:
         """Tell whether the row of the same name is near a row element by element, as far as sketches show it."""
@@ -337,16 +340,23 @@ class Earlier:
         words = elements.words(_CAST, elements.row.spec.shape)
         return bool(evidence_of(words, self._words[own][:, None], elements.chance)[0] >= LIKELY_BITS)
 
-    def _grouped(self) -> dict[tuple[str | None, tuple[int, ...]], list[int]]:
-        """Return the numbers of the rows that may be inputs, by dtype and shape."""
-        if self._groups is None:
-            columns = self.manifest.columns
-            large = (columns.is_tensor & (columns.n_bytes >= LEAST_DERIVED_BYTES // 2)).nonzero()[0]
-            self._groups = {}
-            shapes = columns.shapes(large)
-            for number, shape, code in zip(large.tolist(), shapes, columns.dtype[large].tolist(), strict=True):
-                self._groups.setdefault((columns.dtypes[code], shape), []).append(number)
-        return self._groups
+    @Lazy
+    def _groups(self) -> dict[tuple[str | None, tuple[int, ...]], _Group]:
+        """The rows that may be inputs, by dtype and shape."""
+        columns = self.manifest.columns
+        large = (columns.is_tensor & (columns.n_bytes >= LEAST_DERIVED_BYTES // 2)).nonzero()[0]
+        numbers: dict[tuple[str | None, tuple[int, ...]], list[int]] = {}
+        shapes = columns.shapes(large)
+        for number, shape, code in zip(large.tolist(), shapes, columns.dtype[large].tolist(), strict=True):
+            numbers.setdefault((columns.dtypes[code], shape), []).append(number)
+        return {kind: self._group(of_kind) for kind, of_kind in numbers.items()}
+
+    def _group(self, numbers: Sequence[int]) -> _Group:
+        known = [number for number in numbers if number in self._words and number not in self._derived]
+        words = np.zeros((N_WORDS, len(known)), dtype=np.uint16)
+        for at, number in enumerate(known):
+            words[:, at] = self._words[number]
+        return _Group(frozenset(numbers), np.array(known, dtype=np.int64), words)
 
 
 def with_derived(manifest: Manifest, derived: Mapping[int, Derived]) -> Manifest:
