@@ -27,6 +27,19 @@ Generation = tuple[int, int, int]
 """Device, inode and size of the file of that name."""
 
 
+class _IsOn:
+    """True if the store has logs.
+
+    A save asks many times. After the folder is found, an attribute of the instance answers without a call.
+    """
+
+    def __get__(self, folder: LogFolder, owner: type) -> bool:
+        if not os.path.isdir(folder.path):
+            return False
+        folder.__dict__["is_on"] = True
+        return True
+
+
 class LogFolder:
     """The folder ``logs`` of one store.
 
@@ -40,17 +53,7 @@ class LogFolder:
         self._prefix = f"{self.path}{os.sep}"
         self._generation = self._prefix + _GENERATION
 
-    is_on: bool
-    """True if the store has logs."""
-
-    def __getattr__(self, name: str) -> bool:
-        # A save asks many times. Once the folder is found, an attribute answers without a call.
-        if name != "is_on":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if not os.path.isdir(self.path):
-            return False
-        self.is_on = True
-        return True
+    is_on = _IsOn()
 
     def log_path(self, log: str) -> str:
         """Return the path of a log."""

@@ -75,7 +75,7 @@ class Summary:
         dtypes = ", ".join(f"{name} {size_text(n_bytes)}" for name, (_, n_bytes) in self.dtypes.items())
         lines = [f"{self.label}: {self.n_tensors} tensors, {size_text(self.n_bytes)} ({dtypes})"]
         if self.left_out:
-            # Opening a file's formats takes longer than a summary; most checkpoints leave nothing out.
+            # The import of the file formats takes longer than a summary; most checkpoints leave nothing out.
             from tensorcas_mlflow.file_formats import EXAMPLE_INPUT, OTHER_FILE, left_out_parts
 
             others = left_out_parts(self.left_out)

@@ -427,9 +427,9 @@ class BasePlan:
         found = self._ancestry(rows).up_to(depth, passes)
         is_usable = self._is_held(found) & _differ(self._candidates[rows], digests) & _differ(_digests(found), digests)
         usable = is_usable.nonzero()[0]
-        wanted_ones = found if len(usable) == len(rows) else found.some(usable)
-        data = self._remembered(wanted_ones)
-        stored = None if is_decoded or data is not None else self._stored(wanted_ones)
+        chains = found if len(usable) == len(rows) else found.some(usable)
+        data = self._remembered(chains)
+        stored = None if is_decoded or data is not None else self._stored(chains)
         if stored is not None:
             data = [None] * len(usable)
         if data is None:

@@ -291,8 +291,7 @@ def encode_chunks(
     is_text &= source.itemsizes == 1
     # Small amounts are divided among the threads: the caller is waiting.
     n_bytes = int(source.sizes[chunks].sum())
-    # Two threads or more would have less than the least group.
-    is_least = n_bytes <= 2 * _LEAST_GROUP_BYTES
+    is_least = n_bytes <= 2 * _LEAST_GROUP_BYTES  # and so is the share of a thread, whatever their number
     most_bytes = _LEAST_GROUP_BYTES if is_least else min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, _share(n_bytes)))
     one_by_one = n_bytes <= (_MOST_COPIED_BYTES if policy is Policy.FAST else _MOST_ALONE_BYTES)
     recipes = Recipes(source, chunks, policy, plan, chooser)

@@ -498,8 +498,9 @@ class PendingSave:
         key = f"manifests/{self._manifest_name}"
         if with_manifest and self._parents is not None:
             is_step = self._parents.is_step
-            derived = [each.row for each in self.manifest.derived]
-            n_bytes = self.n_new_bytes + int(self.manifest.columns.n_bytes[derived].sum())
+            n_bytes = self.n_new_bytes
+            if self.manifest.derived:
+                n_bytes += int(self.manifest.columns.n_bytes[[each.row for each in self.manifest.derived]].sum())
             known = self._parents.words
             self.manifest = sketched(self.manifest, self._source, n_bytes, is_step=is_step, known=known)
         beside = {key: manifest_blob(self._backend, self._catalog, self.manifest)} if with_manifest else {}
