@@ -98,9 +98,12 @@ class LogFolder:
         """Return the generation; None before the first log.
 
         Raises:
-            RefusedError: Its file is a symbolic link.
+            RefusedError: The folder or the file is a symbolic link.
         """
         try:
+            # Somebody may have moved the folder, and put a link in its place, while this process has a log open.
+            if stat.S_ISLNK(os.lstat(self.path).st_mode):
+                raise _link_error(self.path)
             found = os.lstat(self._generation)
         except FileNotFoundError:
             return None

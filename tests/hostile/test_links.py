@@ -125,6 +125,20 @@ def test_target_of_a_link_in_the_place_of_a_log_stays_unchanged(name: str, tmp_p
     assert all("symbolic link" in text for text in said.values())
 
 
+def test_open_store_writes_nothing_behind_a_link_put_in_the_place_of_its_logs(tmp_path: Path) -> None:
+    root, outside = tmp_path / "store", tmp_path / "outside"
+    store = saved(root, logs=True)
+    save(store, {"w": TENSORS["w"] + 1}, run_id="r", step=2)  # now it has the log open, and has listed it
+    logs = root / ".tensorcas" / "logs"
+    logs.rename(outside)
+    logs.symlink_to(outside)
+    before = everything(outside)
+
+    with pytest.raises(RefusedError, match="symbolic link"):
+        save(store, {"w": TENSORS["w"] + 2}, run_id="r", step=3)
+    assert everything(outside) == before
+
+
 @pytest.mark.parametrize("target", ["a file", "nothing"])
 @pytest.mark.parametrize("ending", ["log", "dead"])
 def test_error_for_a_link_in_the_place_of_a_log_names_the_log_and_the_remedy(
