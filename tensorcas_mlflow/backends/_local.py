@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from tensorcas_mlflow.backends._contract import (
     Backend,
@@ -558,7 +558,7 @@ def _check_no_link(folder: str, key: str) -> None:
         _refuse_link(folder, key)
 
 
-def _refuse_link(folder: str, key: str) -> None:
+def _refuse_link(folder: str, key: str) -> NoReturn:
     raise RefusedError("use", key, f"{folder!r} is a symbolic link, and nothing of a store lies behind one")
 
 

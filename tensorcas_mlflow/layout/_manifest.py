@@ -209,7 +209,7 @@ class Manifest:
             raise ValueError("a manifest's left_out is no mapping of names to types")
         for name in ("rows", "inputs"):
             rows: Sequence[Row] = getattr(self, name)
-            if not isinstance(rows, Rows) and (len(rows) or name == "rows"):
+            if (len(rows) or name == "rows") and not isinstance(rows, Rows):
                 object.__setattr__(self, name, Rows(Columns.of_rows(rows)))
         if self.derived:
             from tensorcas_mlflow.layout._derived import check_derived  # few manifests have derived rows

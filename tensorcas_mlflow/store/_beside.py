@@ -18,7 +18,7 @@ _MAX_BYTES = 64 << 20
 
 
 class ArtifactStore(Protocol):
-    """The parts of an open store that its artifacts are read with."""
+    """The parts of an open store needed to read its artifacts."""
 
     backend: Backend
     id: str

@@ -439,7 +439,7 @@ class PendingSave:
         self._missing = probe(
             self._backend, self._catalog, self._unique, self._condemned, check_bases=self._check_bases
         )
-        if (self._first[self._missing] < 0).any():
+        if self.manifest.derived and (self._first[self._missing] < 0).any():
             self._begin_in_full()
 
     def _begin_in_full(self) -> None:
