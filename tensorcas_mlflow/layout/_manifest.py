@@ -209,7 +209,7 @@ class Manifest:
             raise ValueError("a manifest's left_out is no mapping of names to types")
         for name in ("rows", "inputs"):
             rows: Sequence[Row] = getattr(self, name)
-            if (len(rows) or name == "rows") and not isinstance(rows, Rows):
+            if (name == "rows" or len(rows)) and not isinstance(rows, Rows):
                 object.__setattr__(self, name, Rows(Columns.of_rows(rows)))
         if self.derived:
             from tensorcas_mlflow.layout._derived import check_derived  # few manifests have derived rows
@@ -254,7 +254,7 @@ class Manifest:
     def table(self) -> Columns:
         """All rows, column by column: those of the content, and behind them the inputs of derived rows."""
         inputs = self.inputs
-        return self.columns.joined(inputs.columns) if isinstance(inputs, Rows) and len(inputs) else self.columns
+        return self.columns.joined(inputs.columns) if len(inputs) and isinstance(inputs, Rows) else self.columns
 
     @Lazy
     def stored_rows(self) -> Offsets:
