@@ -14,8 +14,8 @@ from tensorcas_mlflow.codecs import add_residual, evaluate
 from tensorcas_mlflow.errors import DerivedTensorError
 from tensorcas_mlflow.layout import Derivation, Manifest, kind_of
 
-ReadInput = Callable[[int, str], Array]
-"""Returns a stored row, given its number in the table and the name of the tensor that needs it."""
+ReadInput = Callable[[int], Array]
+"""Returns a stored row, given its number in the table."""
 
 
 class DerivedRows:
@@ -64,11 +64,11 @@ class DerivedRows:
         for number in each.inputs:
             if number not in self._inputs:
                 known = self._known.get(number)
-                self._inputs[number] = self._read(number, name) if known is None else known
+                self._inputs[number] = self._read(number) if known is None else known
         inputs = [self._inputs[number] for number in each.inputs]
         evaluate(each.function, each.params, inputs, kind_of(manifest.table, each.row), out=room)
         if each.residual is not None:
-            room[...] = add_residual(room, self._read(each.residual, name))
+            room[...] = add_residual(room, self._read(each.residual))
         row = manifest.rows[each.row]
         found = digest_all(pieces_of(bytes_of(room), row.ends(manifest.chunk_bytes))) if room.nbytes else row.digests
         wrong = np.flatnonzero((found != row.digests).any(axis=1))

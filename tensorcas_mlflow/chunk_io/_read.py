@@ -120,7 +120,7 @@ class ChunkReader:
         copy: bool | None = None,
         is_private: bool = False,
         way: Way | None = None,
-        needed_by: str = "",
+        needed_by: Offsets | None = None,
     ) -> list[Array]:
         """Read whole rows by their numbers; otherwise like `tensors`.
 
@@ -132,7 +132,7 @@ class ChunkReader:
             copy: See `Store.read_tensors`.
             is_private: Whether views of mapped packs are writable; writes never reach the packs.
             way: See `Store.read_tensors`.
-            needed_by: Name of the derived tensor that needs the rows, for errors.
+            needed_by: Numbers of the rows that need them, for errors; by default they themselves.
 
         Returns:
             An array a row, in their order.
@@ -142,7 +142,14 @@ class ChunkReader:
             stored = np.delete(np.arange(len(rows)), list(derived))
             outs_of_stored = {at: outs[place] for at, place in enumerate(stored.tolist()) if place in outs}
             read = self.rows(
-                manifest, rows[stored], verify=verify, outs=outs_of_stored, copy=copy, is_private=is_private, way=way
+                manifest,
+                rows[stored],
+                verify=verify,
+                outs=outs_of_stored,
+                copy=copy,
+                is_private=is_private,
+                way=way,
+                needed_by=rows,
             )
             made = dict(zip(stored.tolist(), read, strict=True))
             known = dict(zip(rows[stored].tolist(), read, strict=True))
@@ -159,8 +166,7 @@ class ChunkReader:
         if mapped:
             digests = columns.digests[columns.chunks_of(rows[left])]
         arrays, target = new_arrays(columns, rows[left], manifest.chunk_bytes, outs)
-        tell = (lambda _: (needed_by,)) if needed_by else None
-        owner = ChunkOwner(label=manifest.label, rows=ChosenRows(columns, rows[left]), tell=tell)
+        owner = _owner(manifest, rows[left], rows if needed_by is None else needed_by)
         self._read(Wanted(digests=digests, target=target, verify=verify), owner, way)
         if not mapped:
             return list(arrays)
@@ -231,8 +237,10 @@ class ChunkReader:
         """Evaluate derived rows; see `DerivedRows.evaluate`."""
         from tensorcas_mlflow.chunk_io._derive import DerivedRows  # few checkpoints have derived rows
 
-        def read(row: int, name: str) -> Array:
-            return self.rows(manifest, np.array([row]), verify=verify, copy=False, way=way, needed_by=name)[0]
+        made = np.array([each.row for each in derivations])
+
+        def read(row: int) -> Array:
+            return self.rows(manifest, np.array([row]), verify=verify, copy=False, way=way, needed_by=made)[0]
 
         try:
             DerivedRows(manifest, derivations, read, known).evaluate(make_room, use)
@@ -240,7 +248,7 @@ class ChunkReader:
             if not verify:
                 # Perhaps an input is damaged: then that is the error.
                 rows = sorted({row for each in derivations for row in each.sources})
-                self.check(manifest, np.array(rows))
+                self.check(manifest, np.array(rows), needed_by=made)
             raise
 
     @property
@@ -274,21 +282,23 @@ class ChunkReader:
         """
         return pieces if self._cache is None else self._cache.kept(self._store_id, pack, pieces)
 
-    def check(self, manifest: Manifest, rows: Offsets) -> None:
+    def check(self, manifest: Manifest, rows: Offsets, *, needed_by: Offsets | None = None) -> None:
         """Check that the store holds an intact copy of every chunk of some rows, by their numbers.
 
         The check reads the stored bytes of each chunk, and of the bases of deltas, and compares them with the digests
         in the tables of their packs. It decodes only chunks with a damaged copy, to find an intact one. It evaluates
         derived rows.
+
+        Args:
+            manifest: A manifest of this store.
+            rows: The rows.
+            needed_by: See `rows`.
         """
         columns = manifest.table
         derived = list(manifest.derivations(rows).values())
-        rows = _with_sources(rows, derived)
+        needed_by, rows = rows if needed_by is None else needed_by, _with_sources(rows, derived)
         digests, sizes = columns.digests[columns.chunks_of(rows)], columns.chunk_sizes(manifest.chunk_bytes, rows)
-        owner = ChunkOwner(label=manifest.label, rows=ChosenRows(columns, rows))
-        if manifest.derived:
-            of_chunk = np.repeat(rows, columns.chunk_at[rows + 1] - columns.chunk_at[rows])
-            owner = owner._replace(tell=lambda chunks: manifest.names_needing(of_chunk[chunks]))
+        owner = _owner(manifest, rows, needed_by)
         everything = np.arange(len(digests))
         places = self._locate(digests, frozenset(), everything, owner)
         suspects = everything if check_sizes(places, sizes) else self._suspects(places)
@@ -319,8 +329,7 @@ class ChunkReader:
         wanted = np.arange(len(manifest.columns)) if names is None else manifest.numbers(names)
         rows = _with_sources(wanted, manifest.derivations(wanted).values())
         digests = columns.digests[columns.chunks_of(rows)]
-        owner = ChunkOwner(label=manifest.label, rows=ChosenRows(columns, rows))
-        places = self._locate(digests, frozenset(), np.arange(len(digests)), owner)
+        places = self._locate(digests, frozenset(), np.arange(len(digests)), _owner(manifest, rows, wanted))
         mapped = mappable(places, columns, rows, manifest.chunk_bytes) if copy is False else rows[:0]
         counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
         is_mapped = np.isin(np.arange(len(rows)), mapped)
@@ -565,6 +574,25 @@ class ChunkReader:
             chunk = int(np.searchsorted(links.begins, link, side="right")) - 1
             found[chunk] = damage_of(links, chunk, link - int(links.begins[chunk]), reason)
         return list(found.values())
+
+
+def _owner(manifest: Manifest, rows: Offsets, needed_by: Offsets) -> ChunkOwner:
+    """Return the owner of the chunks of some rows, by their numbers in the table.
+
+    Args:
+        manifest: Their manifest.
+        rows: The rows.
+        needed_by: The rows of the content that need them; errors name the tensors among these.
+    """
+    chosen = ChosenRows(manifest.table, rows)
+    if not manifest.derived:
+        return ChunkOwner(label=manifest.label, rows=chosen)
+
+    def tell(chunks: Any) -> tuple[str, ...]:
+        counts = manifest.table.chunk_at[rows + 1] - manifest.table.chunk_at[rows]
+        return manifest.names_needing(np.repeat(rows, counts)[chunks], among=needed_by)
+
+    return ChunkOwner(label=manifest.label, rows=chosen, tell=tell)
 
 
 def _with_sources(rows: Offsets, derived: Iterable[Derivation]) -> Offsets:

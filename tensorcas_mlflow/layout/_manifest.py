@@ -288,13 +288,17 @@ class Manifest:
         """Return the numbers of the content's rows that need some chunks; see `names_of_stored`."""
         return self._with_derived(self.stored_rows[self.stored.rows_of(chunks)])
 
-    def names_needing(self, stored_rows: Any) -> tuple[str, ...]:
+    def names_needing(self, stored_rows: Any, among: Any = None) -> tuple[str, ...]:
         """Return the names of the tensors that need some stored rows: the rows themselves, and those derived of them.
 
         Args:
             stored_rows: Numbers of the rows in `table`.
+            among: Numbers of the rows that may be named; by default all.
         """
-        return tuple(name for row in self._with_derived(stored_rows) if (name := self.columns.name(row)))
+        rows = self._with_derived(stored_rows)
+        if among is not None:
+            rows = sorted({*rows}.intersection(np.asarray(among).tolist()))
+        return tuple(name for row in rows if (name := self.columns.name(row)))
 
     def _with_derived(self, stored_rows: Any) -> list[int]:
         """Return the rows of the content among stored rows, and those derived of them; ascending."""

@@ -179,6 +179,26 @@ def test_a_read_names_the_tensor_derived_of_a_damaged_input(store: Store, ref: R
     assert same(again.read_tensors(manifest, ["bf16"])["bf16"], BF16)
 
 
+def test_a_read_of_everything_names_each_tensor_derived_of_a_damaged_input(store: Store, ref: Ref) -> None:
+    flip_chunk(store, V.tobytes()[:CHUNK_BYTES])
+    again = Store.open_backend(store.backend)
+    with pytest.raises(CorruptChunkError) as caught:
+        again.read_tensors(again.manifest(ref))
+
+    assert set(caught.value.tensors) == {"joined", "mean"}
+
+
+def test_a_read_names_the_damaged_tensor_and_those_derived_of_it(store: Store) -> None:
+    tensors = {"full": W, "short": BF16}
+    ref = save_derived(store, KEY, tensors, {"short": Made("cast", ["full"])})
+    flip_chunk(store, W.tobytes()[:CHUNK_BYTES])
+    again = Store.open_backend(store.backend)
+    with pytest.raises(CorruptChunkError) as caught:
+        again.read_tensors(again.manifest(ref))
+
+    assert caught.value.tensors == ("full", "short")
+
+
 def test_a_damaged_input_of_the_content_names_itself_and_what_is_derived_of_it(store: Store, ref: Ref) -> None:
     flip_chunk(store, W.tobytes()[:CHUNK_BYTES])
     found = [each for each in verify(store, full=True).problems if each.checkpoint == ref.label]
