@@ -16,6 +16,7 @@ from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store, _ingest
 from tests.deltas.test_files import Stream
+from tests.derived.checkpoints import Made, save_derived
 from tests.derived.conftest import InAnotherProcess
 from tests.derived.made import (
     Tensors,
@@ -350,6 +351,17 @@ def test_relative_of_a_checkpoint_with_derived_and_stored_tensors_is_saved(
     later = {f"new.{name}": array for name, array in as_bfloat16(tuned(model(1), 2)).items()}
 
     assert share_taken(in_another_process(store), renamed(later), "later") < 0.6
+
+
+def test_function_of_an_earlier_checkpoint_is_proven_again(store: Store) -> None:
+    copy = as_bfloat16(model(0))
+    wrong = {name: Made("cast", [array]) for name, array in model(1).items()}
+    save_derived(store, RefTarget(run_id="forged", step=0), copy, wrong)
+    ref = save(store, copy, run_id="other")
+
+    fresh = Store.open_backend(store.backend)
+    found = fresh.read_tensors(fresh.manifest(ref))
+    assert all(found[name].tobytes() == array.tobytes() for name, array in copy.items())
 
 
 def test_equal_tensors_are_all_derived(store: Store, in_another_process: InAnotherProcess) -> None:
