@@ -37,7 +37,7 @@ _NAN_BITS = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "floa
 _BLOCK = 1 << 16
 """Elements of one step of a conversion or merge; so many stay in the processor's cache."""
 _TILE = 64
-"""Side of a tile of a permutation, in elements."""
+"""Side of a square tile of a permutation, in elements."""
 
 
 class Kind(NamedTuple):
@@ -270,7 +270,10 @@ def _tiles(view: Any, *, is_bounded: bool) -> Iterator[tuple[slice, ...]]:
         # Neighbours in memory along another axis than the last one: the processor's cache keeps a tile of both axes.
         near = min((axis for axis in range(view.ndim) if sides[axis] > 1), key=lambda axis: abs(view.strides[axis]))
         if near != view.ndim - 1:
-            sides[near], sides[-1] = min(sides[near], _TILE), min(sides[-1], _TILE)
+            # A tile of a thin array is longer: each one costs a call.
+            side = min(sides[near], _TILE)
+            sides[-1] = min(sides[-1], _TILE * _TILE // side)
+            sides[near] = min(sides[near], _TILE * _TILE // sides[-1])
     for axis in range(view.ndim if is_bounded else 0):
         n = math.prod(sides)
         if n > _BLOCK:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
 import tracemalloc
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
 from tensorcas_mlflow.codecs import Kind, add_residual, check, computes_exactly, evaluate, residual_kind, residual_of
+from tensorcas_mlflow.codecs._functions import _tiles
 from tensorcas_mlflow.errors import FormatError
 
 rng = np.random.default_rng(0)
@@ -337,3 +339,11 @@ def test_thread_that_rounds_otherwise_does_not_compute_exactly(mode: str) -> Non
         assert not computes_exactly()
     finally:
         libm.fesetround(0)
+
+
+@pytest.mark.parametrize("shape", [(2, 1 << 18), (1 << 18, 2), (1 << 19, 1)])
+def test_permutation_of_a_thin_array_takes_few_steps(shape: tuple[int, int]) -> None:
+    tiles = list(_tiles(np.empty(shape, np.float32).T, is_bounded=True))
+
+    assert len(tiles) <= 1 << 8
+    assert sum(math.prod(side.stop - side.start for side in tile) for tile in tiles) >= 1 << 19
