@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from types import SimpleNamespace
 
 import pytest
 
+from tensorcas_mlflow.store._sketches import Sketches
 from tests.protocol.interleave import actors_uuid4
+
+
+class SketchesOfEachActor(threading.local):
+    """The sketches that one actor knows, by store: every actor stands for a process that has just begun."""
+
+    def __init__(self) -> None:
+        self._of_store: dict[str, Sketches] = {}
+
+    def setdefault(self, store_id: str, new: Sketches) -> Sketches:
+        return self._of_store.setdefault(store_id, new)
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +33,7 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     # Packs of remote stores have the time in their names.
     for module in ("chunk_io._catalog", "layout._index"):
         monkeypatch.setattr(f"tensorcas_mlflow.{module}.time", SimpleNamespace(time=lambda: 1.77e9))
+    monkeypatch.setattr("tensorcas_mlflow.store._sketches._of_store", SketchesOfEachActor())
     # Every chunk of a stream is a batch.
     monkeypatch.setattr("tensorcas_mlflow.store._ingest.BATCH_BYTES", 4096)
     monkeypatch.setattr("tensorcas_mlflow.store._ingest._LOOK_BYTES", 1024)
