@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         check,
         computes_exactly,
         evaluate,
+        fills,
         residual_kind,
         residual_of,
     )
@@ -58,7 +59,7 @@ _NAMES = {
     ),
     "_codec": "MOST_OVERHEAD_BYTES RAW Codec compiled_encoder",
     "_delta": "DECAYED_BYTES DELTA Transform is_sparse",
-    "_functions": "Kind add_residual check computes_exactly evaluate residual_kind residual_of",
+    "_functions": "Kind add_residual check computes_exactly evaluate fills residual_kind residual_of",
     "_planes": "PLANES Effort PlaneCoding",
     "_words": "WORD_BYTES",
     "_zstd": "SHUFFLE_ZSTD ZSTD check_zstd_has_memory",

@@ -324,6 +324,53 @@ def _concatenate(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) ->
         at += each.shape[params["axis"]]
 
 
+def fills(offsets: Sequence[Sequence[int]], sides: Sequence[Sequence[int]], shape: Sequence[int]) -> bool:
+    """Tell whether boxes fill an array without gaps and overlaps.
+
+    Args:
+        offsets: The first element of each box along each axis.
+        sides: The sides of each box.
+        shape: Shape of the array.
+    """
+    if sum(map(math.prod, sides)) != math.prod(shape):
+        return False
+    if not len(shape):
+        return True
+    begins, ends = np.empty((2, len(sides), len(shape)), dtype=np.int64)
+    for number, (offset, side) in enumerate(zip(offsets, sides, strict=True)):
+        if len(offset) != len(shape) or len(side) != len(shape):
+            return False
+        begins[number] = offset
+        ends[number] = np.asarray(offset, dtype=np.int64) + side
+    if (begins < 0).any() or (ends > shape).any():
+        return False
+    begins, ends = begins[(ends > begins).all(axis=1)], ends[(ends > begins).all(axis=1)]
+    # Boxes of the right size in all fill the array unless two of them overlap.
+    for number in range(len(begins) - 1):
+        overlaps = (begins[number + 1 :] < ends[number]) & (begins[number] < ends[number + 1 :])
+        if overlaps.all(axis=1).any():
+            return False
+    return True
+
+
+def _assemble_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+    offsets = params["offsets"]
+    return (
+        isinstance(offsets, list | tuple)
+        and len(offsets) == len(inputs)
+        and all(isinstance(each, list | tuple) and len(each) == len(output.shape) for each in offsets)
+        and all(_is_number(at, 0, side + 1) for each in offsets for at, side in zip(each, output.shape, strict=True))
+        and all(len(each.shape) == len(output.shape) and _converts(each, output) for each in inputs)
+        and fills(offsets, [each.shape for each in inputs], output.shape)
+    )
+
+
+def _assemble(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
+    for each, offsets in zip(inputs, params["offsets"], strict=True):
+        box = tuple(slice(at, at + side) for at, side in zip(offsets, each.shape, strict=True))
+        _fill(made[box], each)
+
+
 def _merge_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
     weights = params["weights"]
     return (
@@ -389,6 +436,7 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "permute": _Function(frozenset({"axes"}), 1, _permute_fits, _permute),
     "slice": _Function(frozenset({"axis", "start"}), 1, _slice_fits, _slice),
     "concatenate": _Function(frozenset({"axis"}), MOST_INPUTS, _concatenate_fits, _concatenate),
+    "assemble": _Function(frozenset({"offsets"}), MOST_INPUTS, _assemble_fits, _assemble),
     "merge": _Function(frozenset({"weights"}), MOST_INPUTS, _merge_fits, _merge),
     "q8_0": _Function(frozenset(), 1, _q8_0_fits, _q8_0),
 }

@@ -14,6 +14,7 @@ no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
 | `_sketches` | search for related checkpoints by sketches |
 | `_relatives` | relatives of a model, for its lineage |
 | `_derivations` | search for derived tensors |
+| `_shards` | shards of one checkpoint, stored by several processes |
 | `_deltas` | deltas for maintenance |
 | `_payload` | self-contained checkpoints |
 | `protocol` | records, lists and tables that savers and collectors share |
@@ -40,6 +41,15 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
     from tensorcas_mlflow.store._relatives import Likely, find_likely
     from tensorcas_mlflow.store._save import PendingSave
+    from tensorcas_mlflow.store._shards import (
+        Box,
+        JoinedRows,
+        Shard,
+        StoredShards,
+        join_shards,
+        store_shards,
+        withdraw_shards,
+    )
     from tensorcas_mlflow.store._sketches import sketches_in
     from tensorcas_mlflow.store._sources import TensorCopy
     from tensorcas_mlflow.store._store import Store, stores_below
@@ -54,6 +64,7 @@ _NAMES = {
     "_pending": "abandon_pending has_pending hold_pending take_pending",
     "_relatives": "Likely find_likely",
     "_save": "PendingSave",
+    "_shards": "Box JoinedRows Shard StoredShards join_shards store_shards withdraw_shards",
     "_sketches": "sketches_in",
     "_sources": "TensorCopy",
     "_store": "Store stores_below",

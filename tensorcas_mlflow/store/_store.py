@@ -536,7 +536,7 @@ class Store(Refs):
 
     def begin_checkpoint(
         self,
-        tensors: Mapping[str, Array] | TensorCopy,
+        tensors: Mapping[str, Array] | Source,
         *,
         flavor: str | None = None,
         cuts: Mapping[str, Sequence[int]] | None = None,
@@ -550,19 +550,18 @@ class Store(Refs):
         """Hash arrays and find the chunks missing from the store, but write none yet; see `write_checkpoint`.
 
         Args:
-            tensors: Arrays by name, or a copy of them, made with its cuts and hashed before.
+            tensors: Arrays by name; a copy of them, made with its cuts and hashed before; or rows that several
+                processes have stored.
             watch: Called with the number of bytes hashed.
         """
         from tensorcas_mlflow.store._bases import Parents
         from tensorcas_mlflow.store._choose import Policy
         from tensorcas_mlflow.store._save import PendingSave
-        from tensorcas_mlflow.store._sources import TensorCopy, TensorSource
+        from tensorcas_mlflow.store._sources import Source, TensorSource
 
         chosen = Policy.of(policy)
         source: Source = (
-            tensors
-            if isinstance(tensors, TensorCopy)
-            else TensorSource(tensors, cuts or {}, self.chunk_bytes, watch=watch)
+            tensors if isinstance(tensors, Source) else TensorSource(tensors, cuts or {}, self.chunk_bytes, watch=watch)
         )
         manifest = Manifest(
             kind="checkpoint",

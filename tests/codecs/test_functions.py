@@ -136,6 +136,15 @@ def test_concatenate_joins_arrays_and_converts_each(axis: int) -> None:
     assert same_bytes(made("concatenate", {"axis": axis}, arrays, kind_of(wanted)), wanted)
 
 
+def test_assemble_puts_boxes_in_their_places_and_converts_each() -> None:
+    wanted = np.arange(7 * 5, dtype=np.float32).reshape(7, 5)
+    boxes = {(0, 0): wanted[:3, :2], (3, 0): wanted[3:, :2], (0, 2): wanted[:, 2:], (7, 0): wanted[7:, :2]}
+    arrays = [np.ascontiguousarray(box).astype(np.float64) for box in boxes.values()]
+    params = {"offsets": [list(offsets) for offsets in boxes]}
+
+    assert same_bytes(made("assemble", params, arrays, kind_of(wanted)), wanted)
+
+
 def test_slice_and_concatenate_take_plain_bytes() -> None:
     data = rng.integers(0, 256, 1000).astype(np.uint8)
     kind = Kind(None, (1000,))
@@ -272,6 +281,13 @@ F32 = Kind("float32", (4, 64))
         ("concatenate", {"axis": 0}, [F32, F32], F32),
         ("concatenate", {"axis": 1}, [F32, F32], Kind("float32", (8, 64))),
         ("concatenate", {"axis": 2}, [F32], F32),
+        ("assemble", {"offsets": [[0, 0]]}, [F32, F32], F32),
+        ("assemble", {"offsets": [[0]]}, [F32], F32),
+        ("assemble", {"offsets": [[0, 1]]}, [F32], F32),
+        ("assemble", {"offsets": [[0, -1]]}, [F32], F32),
+        ("assemble", {"offsets": [[0, 0.0]]}, [F32], F32),
+        ("assemble", {"offsets": [[0, 0], [0, 0]]}, [F32, F32], Kind("float32", (2 * F32.shape[0], F32.shape[1]))),
+        ("assemble", {"offsets": "ab"}, [F32, F32], F32),
         ("concatenate", {"axis": 0}, [F32, Kind("float32", (256,))], Kind("float32", (8, 64))),
         ("concatenate", {"axis": 0}, [F32] * 1025, Kind("float32", (4100, 64))),
         ("merge", {"weights": [1.0]}, [F32, F32], F32),

@@ -36,7 +36,7 @@ from tensorcas_mlflow.reader import StoreReads
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
-    from tensorcas_mlflow.store import PendingSave, Policy, Store, TensorCopy
+    from tensorcas_mlflow.store import JoinedRows, PendingSave, Policy, Store, TensorCopy
 
 
 _logger = logging.getLogger(__name__)
@@ -346,7 +346,7 @@ class StoreSeries(Series):
     def begin(
         self,
         step: int,
-        tensors: Mapping[str, Array],
+        tensors: Mapping[str, Array] | JoinedRows,
         *,
         flavor: str,
         cuts: Mapping[str, Sequence[int]] | None,
@@ -359,7 +359,8 @@ class StoreSeries(Series):
     ) -> Saving:
         target = self.target(step)
         series = posixpath.dirname(target.key)
-        copy = self._copied(series, step, tensors, cuts) if later else None
+        # Rows that others have stored have no bytes here to copy.
+        copy = self._copied(series, step, tensors, cuts) if later and isinstance(tensors, Mapping) else None
         begin = partial(
             self.store.begin_checkpoint,
             tensors if copy is None else copy,
@@ -370,7 +371,7 @@ class StoreSeries(Series):
             left_out=left_out,
             watch=watch,
             series=series,
-            earlier=partial(self._before, step),
+            earlier=partial(self._manifest_before, step),
         )
         return _StoreSaving(self, step, target, begin, copy, overwrite=overwrite, watch=watch)
 
@@ -399,10 +400,13 @@ class StoreSeries(Series):
                 self.store.drop(ref)
         hide(self, step)
 
-    def _before(self, step: int) -> Manifest | None:
-        """Read the manifest of the step before another; None if there is none."""
+    def before(self, step: int) -> Ref | None:
+        """Read the ref of the step before another; None if there is none."""
         before = max((each for each in self.steps() if each < step), default=None)
-        ref = None if before is None else self.store.ref(self.target(before).key)
+        return None if before is None else self.store.ref(self.target(before).key)
+
+    def _manifest_before(self, step: int) -> Manifest | None:
+        ref = self.before(step)
         return None if ref is None else self.store.manifest(ref)
 
     def _can_be_read(self, step: int) -> bool:

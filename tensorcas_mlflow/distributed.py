@@ -1,0 +1,621 @@
+"""Checkpoints that many ranks save and load together, through `torch.distributed.checkpoint`.
+
+```python
+from tensorcas_mlflow.distributed import TensorCasStorageReader, TensorCasStorageWriter
+
+dcp.save(state, storage_writer=TensorCasStorageWriter(step=100, run_id=run_id))
+dcp.load(state, storage_reader=TensorCasStorageReader(step=100, run_id=run_id))
+```
+
+Plans of PyTorch's planners come in, and boxes of tensors go into a store; rows of an ordinary checkpoint come in, and
+tensors of any mesh are filled. The module imports torch, the integration and the rooms below it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from tensorcas_mlflow.adapter import SKELETON, Array, adapter_named, take_apart
+from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.base.tensors import Spec
+from tensorcas_mlflow.errors import AdapterError, FormatError, WrongStoreError
+from tensorcas_mlflow.integration.checkpoints import CheckpointInfo, ShardedStep, open_whole_step
+from tensorcas_mlflow.layout import DEFAULT_NAME, Ref
+from tensorcas_mlflow.store import (
+    Box,
+    Policy,
+    Shard,
+    Store,
+    StoredShards,
+    join_shards,
+    store_shards,
+    withdraw_shards,
+)
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+    from tensorcas_mlflow.layout import Manifest
+    from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
+
+__all__ = ["TensorCasStorageReader", "TensorCasStorageWriter"]
+
+_GROUP_BYTES = 512 << 20
+"""Bytes of tensors of other devices that are copied to this machine's memory at a time."""
+
+
+class _WantedSave(TypedDict):
+    step: int
+    name: str
+    run_id: str | Run | None
+    overwrite: bool
+    policy: str | None
+
+
+class _Place(NamedTuple):
+    """Everything a rank must know to store its shards."""
+
+    store_uri: str
+    store_id: str
+    folder: str
+    """Name of the series in the store."""
+    policy: str
+    before: Ref | None
+    """The step before, whose chunks may be bases of deltas."""
+
+    def store(self) -> Store:
+        """Open the store; a process opens it once.
+
+        Raises:
+            WrongStoreError: There is another store at the place.
+        """
+        store, _ = Store.find(self.store_uri)
+        if store.id != self.store_id:
+            raise WrongStoreError(self.store_id, store.id, store.uri)
+        return store
+
+
+class _Written(NamedTuple):
+    """Result of one item."""
+
+    shard: Shard | None
+    """The stored box; None for other values."""
+    value: bytes | None
+    """A value that is no tensor, as the planner gave it."""
+    part: _Part
+    """Figures of all items of the rank: one object, which a pickle holds once."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Part:
+    intents: tuple[str, ...] = ()
+    n_new_bytes: int = 0
+    n_stored_bytes: int = 0
+
+
+class TensorCasStorageWriter(StorageWriter):
+    """Writer for `torch.distributed.checkpoint.save`: the state becomes a step of a run, an ordinary checkpoint.
+
+    ```python
+    dcp.save(state, storage_writer=TensorCasStorageWriter(step=100, run_id=run_id))
+    ```
+
+    Each rank stores the chunks that the store lacks. The coordinator commits the step at the end, in one atomic step: a
+    save that fails on any rank leaves no step, and the next collection removes its chunks. The run's store must be in a
+    folder or a bucket that all ranks reach. `mlflow.tensorcas.load_checkpoint`, `open_checkpoint`, `diff` and the UI
+    read the step like any other.
+
+    One writer saves one step; it may be used again for the same step. All ranks pass equal arguments.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: int,
+        name: str = DEFAULT_NAME,
+        run_id: str | Run | None = None,
+        overwrite: bool = False,
+        policy: str | None = None,
+    ) -> None:
+        """Describe the step; nothing is written or looked up yet.
+
+        Args:
+            step: Any whole number of 64 bits.
+            name: The series of checkpoints in the run.
+            run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. Only the coordinator, rank 0 by
+                default, looks for it. By default its active run, else a new one.
+            overwrite: Replace a checkpoint of this step, atomically.
+            policy: As for `log_checkpoint`.
+
+        Raises:
+            ValueError: There is no such policy.
+        """
+        Policy.of(policy)
+        self.info: CheckpointInfo | None = None
+        """On the coordinator, the result of the last save."""
+        self._wanted = _WantedSave(step=step, name=name, run_id=run_id, overwrite=overwrite, policy=policy)
+        self._step: ShardedStep | None = None
+        self._rank = 0
+        self._open: tuple[Store, list[str]] | None = None
+        """The store, and the intents of this rank in it that nobody may have withdrawn."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_step": None, "_open": None, "info": None}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Tell whether an id names a place for a checkpoint: none does, the writer itself names the step."""
+        return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a save: withdraw what a failed one has left.
+
+        Raises:
+            ValueError: There is an id: the writer has a step already.
+        """
+        if checkpoint_id is not None:
+            raise ValueError(f"the writer names the run and the step: leave checkpoint_id out ({checkpoint_id!r:.200})")
+        self._withdraw()
+        self._step = None
+        self.info = None
+
+    def _withdraw(self) -> None:
+        if self._open is not None:
+            withdraw_shards(*self._open)
+        self._open = None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Find the step, on the coordinator."""
+        self._rank = int(kwargs.get("rank", 0))
+        if is_coordinator:
+            self._step = ShardedStep(**self._wanted)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Tell every rank the place of its shards."""
+        assert self._step is not None
+        store = self._step.store
+        step = self._step
+        place = _Place(store.uri, store.id, step.folder, step.policy.value, step.before())
+        return [dataclasses.replace(plan, storage_data=place) for plan in plans]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Store the items of this rank; they are durable, and not yet part of a checkpoint.
+
+        Raises:
+            WrongStoreError: This rank finds another store at the place.
+            ValueError: The store has no dtype for a tensor.
+            BackendError: The storage failed.
+        """
+        place: _Place = plan.storage_data
+        store = place.store()
+        self._open = store, []
+        part = _Part()
+        results: list[WriteResult] = []
+        for number, items in enumerate(_groups(plan.items, planner)):
+            boxes = [box for _, box, _ in items if box is not None]
+            stored: StoredShards | None = None
+            if boxes:
+                stored = store_shards(
+                    store,
+                    boxes,
+                    series=f"{place.folder}#{self._rank}.{number}",
+                    policy=Policy.of(place.policy),
+                    earlier=None if place.before is None else partial(store.manifest, place.before),
+                )
+                self._open[1].append(stored.intent)
+                part.intents += (stored.intent,)
+                part.n_new_bytes += stored.n_new_bytes
+                part.n_stored_bytes += stored.n_stored_bytes
+            shards = iter(stored.shards if stored is not None else ())
+            for item, box, value in items:
+                shard = None if box is None else next(shards)
+                n_bytes = len(value or b"") if box is None else box.data.nbytes
+                data = _Written(shard, value, part)
+                results.append(WriteResult(index=item.index, size_in_bytes=n_bytes, storage_data=data))
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Join the shards of all ranks, and commit the step.
+
+        Raises:
+            CheckpointExistsError: The step is there and ``overwrite`` is False.
+            ValueError: The shards of a tensor are not the whole tensor.
+            AdapterError: The state cannot be taken apart exactly.
+            BackendError: The storage failed.
+        """
+        assert self._step is not None
+        written = [result for rank in results for result in rank]
+        parts = {id(result.storage_data.part): result.storage_data.part for result in written}
+        intents = [intent for part in parts.values() for intent in part.intents]
+        store = self._step.store
+        try:
+            self.info = _commit(self._step, metadata, written, intents, list(parts.values()))
+        finally:
+            withdraw_shards(store, intents)
+            self._open = None
+
+
+def _commit(
+    step: ShardedStep, metadata: Metadata, written: Sequence[WriteResult], intents: list[str], parts: Sequence[_Part]
+) -> CheckpointInfo:
+    shards: dict[str, list[Shard]] = {}
+    plain: dict[str, bytes] = {}
+    for result in written:
+        data: _Written = result.storage_data
+        if data.shard is not None:
+            shards.setdefault(result.index.fqn, []).append(data.shard)
+        else:
+            plain[result.index.fqn] = data.value or b""
+    values: dict[str, Any] = {}
+    names: dict[int, str] = {}
+    for name, known in metadata.state_dict_metadata.items():
+        if isinstance(known, TensorStorageMetadata):
+            values[name] = _placeholder(known.properties.dtype, known.size)
+            if values[name].numel():
+                names[values[name].data_ptr()] = name
+        elif name in plain:
+            # These bytes are of this job's own ranks, which exchange pickles already.
+            values[name] = torch.load(io.BytesIO(plain[name]), weights_only=False)
+        else:
+            raise ValueError(f"no rank has written {name!r}")
+    paths = metadata.planner_data
+    state = unflatten_state_dict(values, dict(paths)) if isinstance(paths, Mapping) else values
+    adapter = adapter_named(_FLAVOR)
+    tensors = take_apart(adapter, state)
+    left_out = adapter.left_out(tensors)
+    sources = {row: names.pop(_address_of(array), None) if array.size else None for row, array in tensors.items()}
+    if names:
+        raise ValueError(f"the adapter has no row for the tensor {next(iter(names.values()))!r}")
+    own = [
+        Box(name=row, data=array, offsets=(0,) * array.ndim, shape=array.shape)
+        for row, array in tensors.items()
+        if sources[row] is None
+    ]
+    stored = store_shards(step.store, own, series=f"{step.folder}#", policy=step.policy)
+    intents.append(stored.intent)
+    mine = {box.name: shard for box, shard in zip(own, stored.shards, strict=True)}
+    rows: list[tuple[Spec, Sequence[Shard]]] = []
+    for row, array in tensors.items():
+        source = sources[row]
+        spec = mine[row].row.spec if source is None else Spec.of(row, array)
+        if source is None:
+            spec = dataclasses.replace(spec, name=row, shape=array.shape)
+        rows.append((spec, [mine[row]] if source is None else shards.get(source, [])))
+    joined = join_shards(step.store, rows)
+    return step.commit(
+        joined,
+        flavor=_FLAVOR,
+        left_out=left_out,
+        n_tensors=len(tensors) - (SKELETON in tensors),
+        n_new_bytes=stored.n_new_bytes + sum(part.n_new_bytes for part in parts),
+        n_stored_bytes=stored.n_stored_bytes + sum(part.n_stored_bytes for part in parts),
+    )
+
+
+def _groups(
+    items: Sequence[WriteItem], planner: SavePlanner
+) -> Iterator[list[tuple[WriteItem, Box | None, bytes | None]]]:
+    """Yield the items of a rank with their data, some at a time: copies from other devices take memory."""
+    group: list[tuple[WriteItem, Box | None, bytes | None]] = []
+    n_copied = 0
+    for item in items:
+        data = planner.resolve_data(item)
+        if item.type is WriteItemType.BYTE_IO:
+            assert isinstance(data, io.BytesIO)
+            group.append((item, None, data.getvalue()))
+            continue
+        assert isinstance(data, torch.Tensor)
+        if data.device.type != "cpu":
+            n_copied += data.nbytes
+        group.append((item, _box_of(item, data), None))
+        if n_copied >= _GROUP_BYTES:
+            yield group
+            group, n_copied = [], 0
+    if group:
+        yield group
+
+
+def _box_of(item: WriteItem, tensor: torch.Tensor) -> Box:
+    facts = item.tensor_data
+    assert facts is not None
+    if tuple(tensor.shape) != tuple(facts.chunk.sizes):
+        raise ValueError(
+            f"the planner gave a shard of {item.index.fqn!r} of shape {list(tensor.shape)}, "
+            f"and planned {list(facts.chunk.sizes)}"
+        )
+    return Box(
+        name=item.index.fqn,
+        data=_array_of(item.index.fqn, tensor),
+        offsets=tuple(facts.chunk.offsets),
+        shape=tuple(facts.size),
+    )
+
+
+def _array_of(name: str, tensor: torch.Tensor) -> Array:
+    """Return the elements of a tensor as an array; it shares the memory of a contiguous tensor of this machine."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    try:
+        dtype = parse_dtype(kind)
+    except FormatError:
+        dtype = None
+    if dtype is None or tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError(
+            f"the tensor {name!r} has the dtype {kind} and the layout {tensor.layout}, and a store keeps dense tensors "
+            "of numpy's and ml_dtypes' dtypes: leave it out of the state, or save it as another dtype"
+        )
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    array: Array = np.frombuffer(memoryview(b""), dtype=dtype) if plain.numel() == 0 else None  # type: ignore[assignment]
+    if array is None:
+        array = plain.reshape(-1).view(torch.uint8).numpy().view(dtype)
+    return array.reshape(tuple(tensor.shape))
+
+
+_READ_GROUP_BYTES = 256 << 20
+"""Bytes of whole tensors read at a time."""
+_READ_BYTES = 1 << 16
+"""A row of at most this size is read with the structure: it may be no tensor of the state."""
+
+
+class _WantedLoad(TypedDict):
+    step: int | None
+    name: str
+    run_id: str | Run | None
+
+
+class TensorCasStorageReader(StorageReader):
+    """Reader for `torch.distributed.checkpoint.load`: fills the tensors of any mesh from a step of a run.
+
+    ```python
+    dcp.load(state, storage_reader=TensorCasStorageReader(step=100, run_id=run_id))
+    ```
+
+    The step may come from any number of ranks, or from `log_checkpoint` in one process: a state of nested dicts and
+    lists, or imported tensors. Each rank reads the chunks of its own parts and checks each chunk's digest. If a tensor
+    was saved in shards along a later axis than the first, a rank assembles it in memory, whole.
+    """
+
+    def __init__(self, *, step: int | None = None, name: str = DEFAULT_NAME, run_id: str | Run | None = None) -> None:
+        """Describe the step; nothing is read yet.
+
+        Args:
+            step: A step of the run; by default the highest.
+            name: The series of checkpoints in the run.
+            run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run of each rank.
+        """
+        self._wanted = _WantedLoad(step=step, name=name, run_id=run_id)
+        self._reader: CheckpointReader | None = None
+        self._rows: dict[str, str] = {}
+        """Row of each tensor, by the tensor's name in plans."""
+        self._values: dict[str, Any] = {}
+        """Values that are no tensors, by their names in plans."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Tell whether an id names a checkpoint: none does, the reader itself names the step."""
+        return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a load.
+
+        Raises:
+            ValueError: There is an id: the reader has a step already.
+        """
+        if checkpoint_id is not None:
+            raise ValueError(f"the reader names the run and the step: leave checkpoint_id out ({checkpoint_id!r:.200})")
+        self._reader = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read names, dtypes and shapes, and all values that are no tensors.
+
+        Raises:
+            NotFoundError: There is no such step.
+            AdapterError: The step holds a whole model, and no state.
+            CorruptChunkError: A chunk is damaged.
+        """
+        metadata, self._reader = open_whole_step(**self._wanted, take=self._take)
+        assert isinstance(metadata, Metadata)
+        return metadata
+
+    def _take(self, manifest: Manifest, read: ReadArrays) -> Metadata:
+        state, rows = _structure(manifest, read)
+        values, paths = _flat(state)
+        self._rows, self._values = {}, {}
+        known: dict[str, STORAGE_TYPES] = {}
+        for name, value in values.items():
+            if not isinstance(value, torch.Tensor):
+                self._values[name] = value
+                known[name] = BytesStorageMetadata()
+                continue
+            self._rows[name] = rows[id(value)]
+            chunk = ChunkStorageMetadata(offsets=torch.Size([0] * value.ndim), sizes=value.shape)
+            known[name] = TensorStorageMetadata(TensorProperties(dtype=value.dtype), value.shape, [chunk])
+        return Metadata(state_dict_metadata=known, planner_data=paths)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take the metadata, which this reader has read itself."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill the tensors of this rank's plan, and pass on its other values.
+
+        Raises:
+            CorruptChunkError: A chunk is damaged; some tensors are filled already.
+            BackendError: The storage failed; some tensors are filled already.
+        """
+        assert self._reader is not None
+        whole: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if item.type is LoadItemType.BYTE_IO:
+                data = io.BytesIO()
+                torch.save(self._values[name], data)
+                data.seek(0)
+                planner.load_bytes(item, data)
+                continue
+            row = self._rows[name]
+            shape = self._reader.spec(row).shape
+            if tuple(item.lengths) == tuple(shape):
+                whole.setdefault(row, []).append(item)
+                continue
+            box = tuple(slice(at, at + side) for at, side in zip(item.storage_offsets, item.lengths, strict=True))
+            _fill(planner, item, self._reader.get_slice(row)[box])
+        for rows in self._groups(whole):
+            for row, tensor in self._reader.tensors(rows).items():
+                for item in whole[row]:
+                    _fill(planner, item, tensor)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _groups(self, rows: Iterable[str]) -> Iterator[list[str]]:
+        assert self._reader is not None
+        group: list[str] = []
+        n_bytes = 0
+        for row in rows:
+            size = self._reader.spec(row).n_bytes
+            if group and n_bytes + size > _READ_GROUP_BYTES:
+                yield group
+                group, n_bytes = [], 0
+            group.append(row)
+            n_bytes += size
+        if group:
+            yield group
+
+
+def _fill(planner: LoadPlanner, item: ReadItem, tensor: torch.Tensor) -> None:
+    target = planner.resolve_tensor(item).detach()
+    if target.shape != tensor.shape:
+        raise ValueError(
+            f"{item.storage_index.fqn!r} has the shape {list(tensor.shape)} in the checkpoint, "
+            f"and {list(target.shape)} in the state"
+        )
+    target.copy_(tensor)
+    planner.commit_tensor(item, target)
+
+
+def _structure(manifest: Manifest, read: ReadArrays) -> tuple[Mapping[str, Any], dict[int, str]]:
+    """Return a state with placeholders for its tensors, and the row of each tensor by the tensor's identity."""
+    specs = {row.spec.name: row.spec for row in manifest.rows}
+    if SKELETON not in specs or manifest.flavor is None:
+        # Imported tensors: a flat state.
+        weights = adapter_named(_FLAVOR).weights(
+            {
+                name: _array_placeholder(parse_dtype(spec.dtype), spec.shape)
+                for name, spec in specs.items()
+                if spec.dtype
+            }
+        )
+        return weights, {id(tensor): name for name, tensor in weights.items()}
+    adapter = adapter_named(manifest.flavor)
+    kept = {name for name, spec in specs.items() if spec.dtype is None or spec.n_bytes <= _READ_BYTES}
+    while True:
+        arrays: dict[str, Array] = dict(read(sorted(kept)))
+        for name, spec in specs.items():
+            if name not in kept:
+                assert spec.dtype is not None
+                arrays[name] = _array_placeholder(parse_dtype(spec.dtype), spec.shape)
+        state = adapter.reconstruct({name: arrays[name] for name in specs})
+        if not isinstance(state, Mapping):
+            raise AdapterError(
+                manifest.flavor,
+                f"the checkpoint holds a {type(state).__qualname__}, and torch.distributed.checkpoint loads states, "
+                "such as {'model': model.state_dict()}: load it with load_checkpoint",
+            )
+        by_address = {_address_of(array): name for name, array in arrays.items() if array.size}
+        rows: dict[int, str] = {}
+        found: set[str] = set()
+        values, _ = _flat(state)
+        for path, value in values.items():
+            if isinstance(value, torch.Tensor):
+                row = by_address.get(value.data_ptr()) if value.numel() else path
+                if row is None or (specs[row].shape if row in specs else None) != tuple(value.shape):
+                    raise AdapterError(manifest.flavor, f"the tensor {path!r} of the state has no row of its own")
+                rows[id(value)] = row
+                found.add(row)
+        # A placeholder that is no tensor of the state was taken for something else: it must be read.
+        unread = {name for name in specs if name not in kept and name not in found}
+        if not unread:
+            return state, rows
+        kept |= unread
+
+
+_FLAVOR = "pytorch"
+"""Name of the adapter of saved states."""
+_SMALL_BYTES = 1 << 16
+
+
+def _placeholder(dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
+    """Return a tensor whose elements nobody may read: a large one takes addresses and no memory."""
+    sides = tuple(shape)
+    n_bytes = math.prod(sides) * dtype.itemsize
+    if n_bytes <= _SMALL_BYTES:
+        return torch.zeros(sides, dtype=dtype)
+    return torch.frombuffer(_addresses(n_bytes), dtype=torch.uint8).view(dtype).view(sides)
+
+
+def _array_placeholder(dtype: Any, shape: tuple[int, ...]) -> Array:
+    """Return an array like `_placeholder`."""
+    if math.prod(shape) == 0:
+        return np.empty(shape, dtype)
+    return np.frombuffer(_addresses(math.prod(shape) * np.dtype(dtype).itemsize), dtype=dtype).reshape(shape)
+
+
+def _addresses(n_bytes: int) -> mmap.mmap:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return mmap.mmap(-1, n_bytes, flags=flags)
+
+
+def _address_of(array: Array) -> int:
+    """Return the address of an array's first byte."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _flat(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str | int, ...]]]:
+    """Return the values of a nested state by the names that PyTorch's planners give them, and their paths."""
+    values, paths = flatten_state_dict(dict(state))
+    return values, paths

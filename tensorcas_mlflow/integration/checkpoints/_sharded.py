@@ -1,0 +1,137 @@
+"""A step that many processes save together: the coordinator's side, in a run of MLflow."""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import mlflow
+
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.integration._errors import translate_errors
+from tensorcas_mlflow.integration.checkpoints._background import saves
+from tensorcas_mlflow.integration.checkpoints._find import series_of
+from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, finish_now
+from tensorcas_mlflow.integration.checkpoints._series import run_to_read, run_to_write
+from tensorcas_mlflow.integration.checkpoints._store_series import StoreSeries
+from tensorcas_mlflow.layout import Ref, as_step
+from tensorcas_mlflow.store import Policy
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+    from tensorcas_mlflow.layout import Manifest
+    from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
+    from tensorcas_mlflow.store import JoinedRows, Store
+
+
+class ShardedStep:
+    """One step of a run whose shards several processes store; one of them commits it."""
+
+    @translate_errors()
+    def __init__(self, *, step: int, name: str, run_id: str | Run | None, overwrite: bool, policy: str | None) -> None:
+        """Find the step's place; see `log_checkpoint` for the arguments.
+
+        Raises:
+            CheckpointExistsError: The step is there and ``overwrite`` is False; it is untouched.
+            ValueError: A server keeps the store of the run: other processes cannot write into it.
+        """
+        self._began = time.perf_counter()
+        saves.wait()
+        self.step = as_step(step)
+        self.policy = Policy.of(policy)
+        self._overwrite = overwrite
+        series = series_of(run_to_write(run_id), name, create=True)
+        if not isinstance(series, StoreSeries) or series.store.backend.is_carrier:
+            raise ValueError(
+                f"the artifacts of run {series.run.run_id} are behind a server, and many processes can save into a "
+                "store only if they reach it themselves: give the experiment an artifact location in a shared "
+                "folder or a bucket (docs/deployments.md)"
+            )
+        self._series = series
+        if not overwrite and series.has(self.step):
+            raise CheckpointExistsError(f"{name!r} of run {series.run.run_id} at step {self.step}")
+
+    @property
+    def store(self) -> Store:
+        """The store of the step."""
+        return self._series.store
+
+    @property
+    def folder(self) -> str:
+        """Name of the series in the store."""
+        return posixpath.dirname(self._series.target(self.step).key)
+
+    def before(self) -> Ref | None:
+        """Read the ref of the step before; None if there is none."""
+        return self._series.before(self.step)
+
+    @translate_errors()
+    def commit(
+        self,
+        rows: JoinedRows,
+        *,
+        flavor: str,
+        left_out: Mapping[str, str],
+        n_tensors: int,
+        n_new_bytes: int,
+        n_stored_bytes: int,
+    ) -> CheckpointInfo:
+        """Make the step visible, in one step; log its figures.
+
+        Args:
+            rows: Its rows.
+            flavor: Name of the adapter of its state.
+            left_out: Tensors that cannot be read as arrays, by name, with their types.
+            n_tensors: Number of its tensors.
+            n_new_bytes: Bytes of the chunks that the processes have added to the store.
+            n_stored_bytes: Growth of the store by these chunks.
+        """
+        saving = self._series.begin(
+            self.step,
+            rows,
+            flavor=flavor,
+            cuts=None,
+            left_out=left_out,
+            overwrite=self._overwrite,
+            policy=self.policy,
+        )
+        if saving.n_new_bytes is not None:
+            saving.n_new_bytes += n_new_bytes
+        info = finish_now(
+            self._series,
+            saving,
+            step=self.step,
+            n_tensors=n_tensors,
+            log_metrics=config.logs_metrics(),
+            tracking_uri=mlflow.get_tracking_uri(),
+            began=self._began,
+        )
+        return dataclasses.replace(info, stored_bytes=(info.stored_bytes or 0) + n_stored_bytes)
+
+
+Take = Callable[["Manifest", "ReadArrays"], Any]
+"""Takes the manifest of a step and a reader of its arrays."""
+
+
+@translate_errors()
+def open_whole_step(
+    run_id: str | Run | None, *, step: int | None, name: str, take: Take
+) -> tuple[Any, CheckpointReader]:
+    """Open a step of a run to read its structure, and then parts of its tensors as PyTorch's.
+
+    Returns:
+        The result of ``take``, and a reader.
+
+    Raises:
+        NotFoundError: There is no such step.
+    """
+    saves.wait()
+    checkpoint = series_of(run_to_read(run_id), name).get(step)
+    with checkpoint.opened() as (manifest, read):
+        taken = take(manifest, read)
+    return taken, checkpoint.reader(framework="pt")

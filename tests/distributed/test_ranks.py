@@ -1,0 +1,107 @@
+"""Checkpoints of several gloo ranks: ordinary checkpoints, loaded by any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from mlflow.exceptions import MlflowException
+
+import tensorcas_mlflow as tensorcas
+from tensorcas_mlflow.distributed import TensorCasStorageReader, TensorCasStorageWriter
+from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.layout import list_dir
+from tensorcas_mlflow.maintenance import plan_gc, verify
+from tensorcas_mlflow.store import Store
+from tests.distributed.ranks import run_ranks
+from tests.distributed.states import assert_equal, empty_like, whole_state
+
+STATES = "tests.distributed.states"
+
+
+@pytest.fixture
+def tracking(tmp_path: Path) -> str:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_experiment(experiment_id=mlflow.create_experiment("ranks", f"{tmp_path}/artifacts"))
+    return uri
+
+
+@pytest.fixture
+def run_id(tracking: str) -> str:
+    with mlflow.start_run() as run:
+        return str(run.info.run_id)
+
+
+def store_of(run_id: str) -> Store:
+    return Store.open(mlflow.get_run(run_id).info.artifact_uri.partition("/artifacts")[0] + "/artifacts")
+
+
+def test_steps_of_four_ranks_are_ordinary_checkpoints_for_any_number_of_ranks(tracking: str, run_id: str) -> None:
+    assert run_ranks(4, f"{STATES}:save", tracking, run_id, [1, 2]) == [0, 0, 0, 0]
+    tensorcas.log_checkpoint(whole_state(2), step=3, run_id=run_id)
+
+    assert_equal(tensorcas.load_checkpoint(run_id, step=2), whole_state(2))
+    assert not tensorcas.diff((run_id, 2), (run_id, 3)).changed
+    assert tensorcas.diff((run_id, 1), (run_id, 2)).changed == (
+        "model.rows",
+        "model.columns",
+        "model.grid",
+        "optimizer.state.rows.step",
+    )
+    with tensorcas.open_checkpoint(run_id, step=2) as reader:
+        assert (reader.rows("model.rows", slice(700, 702)) == whole_state(2)["model"]["rows"][700:702].numpy()).all()
+    assert run_ranks(3, f"{STATES}:load", tracking, run_id, [(1, 1), (3, 2)]) == [0, 0, 0]
+    loaded = empty_like(whole_state(2))
+    dcp.load(loaded, storage_reader=TensorCasStorageReader(step=2, run_id=run_id))
+    assert_equal(loaded, whole_state(2))
+
+
+def test_a_later_step_stores_only_the_changes(tracking: str, run_id: str) -> None:
+    run_ranks(2, f"{STATES}:save", tracking, run_id, [1, 3])
+    store = store_of(run_id)
+    before = tensorcas.log_checkpoint(whole_state(3), step=4, run_id=run_id)
+
+    # One process shares all chunks with two ranks but those at the borders of shards, and those of columns and boxes.
+    assert before.new_bytes is not None
+    assert before.new_bytes < before.total_bytes / 4
+    assert verify(store, full=True).problems == ()
+    plan_gc(store, grace_s=0).execute()
+    assert_equal(tensorcas.load_checkpoint(run_id, step=3), whole_state(3))
+
+
+def test_a_rank_that_dies_leaves_no_step_and_the_next_try_heals(tracking: str, run_id: str) -> None:
+    assert 9 in run_ranks(2, f"{STATES}:save_and_die", tracking, run_id, 1, 1)
+    assert tensorcas.list_checkpoints(run_id) == []
+
+    assert run_ranks(2, f"{STATES}:save", tracking, run_id, [1]) == [0, 0]
+    assert_equal(tensorcas.load_checkpoint(run_id, step=1), whole_state(1))
+    store = store_of(run_id)
+    plan_gc(store, grace_s=0).execute()
+    assert not list_dir(store.backend, "intents")[0]
+    assert verify(store, full=True).problems == ()
+
+
+def test_a_thread_saves_the_state_as_it_was(tracking: str, run_id: str) -> None:
+    assert run_ranks(2, f"{STATES}:save_in_background", tracking, run_id, 1) == [0, 0]
+    assert_equal(tensorcas.load_checkpoint(run_id, step=1), whole_state(1))
+
+
+def test_an_existing_step_is_refused_and_untouched(tracking: str, run_id: str) -> None:
+    dcp.save(whole_state(1), storage_writer=TensorCasStorageWriter(step=1, run_id=run_id))
+    with pytest.raises(BaseException, match="there is already a checkpoint") as caught:
+        dcp.save(whole_state(2), storage_writer=TensorCasStorageWriter(step=1, run_id=run_id))
+    dcp.save(whole_state(3), storage_writer=TensorCasStorageWriter(step=1, run_id=run_id, overwrite=True))
+
+    assert isinstance(caught.value, CheckpointExistsError | MlflowException | dcp.api.CheckpointException)
+    assert_equal(tensorcas.load_checkpoint(run_id, step=1), whole_state(3))
+
+
+def test_a_checkpoint_of_a_module_is_no_state(tracking: str, run_id: str) -> None:
+    tensorcas.log_checkpoint(torch.nn.Linear(2, 3), step=1, run_id=run_id)
+
+    with pytest.raises(BaseException, match="loads states"):
+        dcp.load({"weight": torch.zeros(3, 2)}, storage_reader=TensorCasStorageReader(step=1, run_id=run_id))
