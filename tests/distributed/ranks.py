@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import importlib
 import json
+import logging
 import os
 import sys
 import tempfile
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ def run_ranks(n_ranks: int, function: str, *given: Any) -> list[int]:
 def _rank(rank: int, n_ranks: int, meeting: str, function: Any, given: list[Any]) -> None:
     import torch.distributed as dist
 
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     patience = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", rank=rank, world_size=n_ranks, init_method=f"file://{meeting}", timeout=patience)
     function(rank, *given)

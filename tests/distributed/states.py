@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import warnings
 from typing import Any
 
 import mlflow
@@ -14,9 +12,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tensorcas_mlflow.distributed import TensorCasStorageReader, TensorCasStorageWriter
-
-warnings.simplefilter("ignore")
-logging.disable(logging.WARNING)
 
 
 def whole_state(step: int) -> dict[str, Any]:
