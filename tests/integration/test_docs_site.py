@@ -1,0 +1,39 @@
+"""The pages in docs/ say what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_environment_page_lists_the_variables_that_the_package_reads() -> None:
+    sources = [ROOT / "tensorcas_mlflow/base/config.py", ROOT / "tensorcas_mlflow/native/__init__.py"]
+    read = {name for source in sources for name in re.findall(r'"(TENSORCAS_[A-Z_]+)"', source.read_text("utf-8"))}
+    page = (ROOT / "docs/environment.md").read_text("utf-8")
+
+    assert set(re.findall(r"^\| `(TENSORCAS_[A-Z_]+)`", page, flags=re.MULTILINE)) == read
+
+
+def test_quickstart_page_runs_as_printed(
+    plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/quickstart.md").read_text("utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    torch.manual_seed(0)
+    names: dict[str, object] = {}
+    exec(block, names)
+
+    torch.manual_seed(0)
+    expected = torch.nn.Linear(4, 2)
+    model = names["model"]
+    assert isinstance(model, torch.nn.Linear)
+    assert torch.equal(model.bias, expected.bias + 1 + 1)
+    assert capsys.readouterr().out.strip().endswith("[0, 1, 2]")
+    assert mlflow.active_run() is None
