@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .PHONY: help venv postgresql object-servers demo test test-long test-all stress check format clean
-.PHONY: bench bench-smoke
+.PHONY: bench bench-smoke docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -50,6 +50,9 @@ check: $(STAMP) ## lint, formatting, types, layers; changes nothing
 format: $(STAMP) ## format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: $(STAMP) ## build the site of docs/ in build/docs; warnings are errors
+	$(BIN)/python -m sphinx -q -W -b html docs build/docs
 
 bench: $(STAMP) ## measure speed, size and memory beside other formats and tools; an hour. PARTS="save load" measures some
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[bench]"

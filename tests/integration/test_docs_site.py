@@ -20,6 +20,15 @@ def test_environment_page_lists_the_variables_that_the_package_reads() -> None:
     assert set(re.findall(r"^\| `(TENSORCAS_[A-Z_]+)`", page, flags=re.MULTILINE)) == read
 
 
+def test_every_page_is_on_the_site_and_in_the_list_for_language_models() -> None:
+    pages = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    on_site = re.findall(r"^[a-z][\w/-]+$", (ROOT / "docs/index.md").read_text("utf-8"), flags=re.MULTILINE)
+    listed = re.findall(r"\(_sources/(.+)\.md\.txt\)$", (ROOT / "docs/llms.txt").read_text("utf-8"), flags=re.MULTILINE)
+
+    assert sorted(on_site) == sorted(pages - {"index"})
+    assert sorted(listed) == sorted(pages - {"index"})
+
+
 def test_quickstart_page_runs_as_printed(
     plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
