@@ -10,6 +10,7 @@ our errors as `MlflowException` as well (`_errors`). The room imports the rooms 
 | `artifacts` | the artifact repository of ``tensorcas:`` locations |
 | `forgotten` | what MLflow's deletions leave behind |
 | `server_store` | a store in the artifact root of a stock MLflow server |
+| `_figures`, `_background` | metrics and tags for MLflow; threads of saves and of reports |
 | `_home`, `_artifact_uri` | the store of an artifact root; what an artifact URI names |
 
 `checkpoints` may import the others. `models`, `artifacts` and `forgotten` do not import each other. `server_store`

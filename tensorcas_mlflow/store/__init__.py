@@ -13,6 +13,7 @@ no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
 | `_sketching` | sketches of the tensors of a save |
 | `_sketches` | search for related checkpoints by sketches |
 | `_relatives` | relatives of a model, for its lineage |
+| `_shared` | refs that share chunks with a checkpoint |
 | `_derivations` | search for derived tensors |
 | `_shards` | shards of one checkpoint, stored by several processes |
 | `_deltas` | deltas for maintenance |
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         store_shards,
         withdraw_shards,
     )
+    from tensorcas_mlflow.store._shared import find_shared
     from tensorcas_mlflow.store._sketches import sketches_in
     from tensorcas_mlflow.store._sources import TensorCopy
     from tensorcas_mlflow.store._store import Store, stores_below
@@ -65,6 +67,7 @@ _NAMES = {
     "_relatives": "Likely find_likely",
     "_save": "PendingSave",
     "_shards": "Box JoinedRows Shard StoredShards join_shards store_shards withdraw_shards",
+    "_shared": "find_shared",
     "_sketches": "sketches_in",
     "_sources": "TensorCopy",
     "_store": "Store stores_below",

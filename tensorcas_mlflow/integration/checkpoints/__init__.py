@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.integration.checkpoints._background import wait
+    from tensorcas_mlflow.integration._background import wait
     from tensorcas_mlflow.integration.checkpoints._exchange import export_checkpoint, import_checkpoint
     from tensorcas_mlflow.integration.checkpoints._load import (
         CheckpointRecord,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.integration.checkpoints._sharded import ShardedStep, open_whole_step
 
 _NAMES = {
-    "_background": "wait",
+    "tensorcas_mlflow.integration._background": "wait",
     "_exchange": "export_checkpoint import_checkpoint",
     "_load": "CheckpointRecord delete_checkpoint list_before_logging list_checkpoints load_checkpoint",
     "_log": "CheckpointInfo Keep log_checkpoint would_be_refused",

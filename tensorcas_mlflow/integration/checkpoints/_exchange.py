@@ -14,8 +14,8 @@ from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.progress import ByteProgress
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.file_formats import Written, open_listing
+from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
-from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, finish_now
 from tensorcas_mlflow.integration.checkpoints._open import opened

@@ -10,8 +10,8 @@ from mlflow.entities import Run
 from tensorcas_mlflow.adapter import adapter_named
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
+from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
-from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import all_series_of, series_of
 from tensorcas_mlflow.integration.checkpoints._series import run_to_read
 from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri

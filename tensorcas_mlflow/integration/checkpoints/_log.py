@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import re
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
@@ -19,12 +18,12 @@ from mlflow.tracking import MlflowClient
 from tensorcas_mlflow.adapter import SKELETON, adapter_for, take_apart
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import CheckpointExistsError, StoreNotFoundError, TensorCasError, without_secrets
+from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
-from tensorcas_mlflow.integration.checkpoints._background import saves
+from tensorcas_mlflow.integration._figures import log_figures
 from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._pace import pace_of
 from tensorcas_mlflow.integration.checkpoints._series import Saving, Series, run_to_write
-from tensorcas_mlflow.integration.checkpoints._store_series import log_figures
 from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
 from tensorcas_mlflow.store import Policy
 
@@ -156,9 +155,6 @@ _MAX_AHEAD_BYTES = 64 << 20
 _MOST_HERE_BYTES = 16 << 20
 """Bound of a state saved in the caller although the save may run in the background."""
 
-_NO_METRIC = re.compile(r"[^A-Za-z0-9_. -]")
-"""Characters that MLflow refuses in a metric's name, and ``/``, the separator of its parts."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
@@ -223,9 +219,10 @@ def log_checkpoint(
             thread; the first three raise its error.
         overwrite: Replace a checkpoint of this step, atomically.
         keep: A rule for the earlier checkpoints of the series to keep; the next collection frees the others' bytes.
-        log_metrics: Whether to log ``tensorcas/total_bytes``, ``tensorcas/new_bytes`` and ``tensorcas/saved_ratio`` as
-            metrics of the step, in the background; for another series as ``tensorcas/<name>/…``. If a server has the
-            store, none is logged. None takes TENSORCAS_LOG_METRICS, by default True.
+        log_metrics: Whether to log ``tensorcas/total_bytes``, ``tensorcas/new_bytes``, ``tensorcas/stored_bytes`` and
+            ``tensorcas/saved_ratio`` as metrics of the step, in the background; for another series as
+            ``tensorcas/<name>/…``. If a server has the store, none is logged. None takes TENSORCAS_LOG_METRICS, by
+            default True.
         policy: ``fast`` stores tensors as they are, ``balanced`` compresses at the speed of a disk, ``small`` spends
             more time on fewer bytes. The loaded values are the same. None takes TENSORCAS_POLICY, by default
             ``balanced``.
@@ -364,17 +361,16 @@ class _Finish:
         finally:
             self.saving.abandon()
         info = dataclasses.replace(info, new_bytes=self.saving.n_new_bytes, stored_bytes=n_stored_bytes)
-        if self.log_metrics and info.new_bytes is not None:
-            prefix = "tensorcas" if info.name == DEFAULT_NAME else f"tensorcas/{_NO_METRIC.sub('_', info.name)}"
-            log_figures(info.run_id, info.step, _figures(info.total_bytes, info.new_bytes, prefix), self.tracking_uri)
+        if self.log_metrics and info.new_bytes is not None and info.stored_bytes is not None:
+            log_figures(
+                info.run_id,
+                info.step,
+                series="" if info.name == DEFAULT_NAME else info.name,
+                total_bytes=info.total_bytes,
+                new_bytes=info.new_bytes,
+                stored_bytes=info.stored_bytes,
+                tracking_uri=self.tracking_uri,
+            )
         if self.keep is not None:
             prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
         return info
-
-
-def _figures(n_total: int, n_new: int, prefix: str) -> dict[str, float]:
-    return {
-        f"{prefix}/total_bytes": float(n_total),
-        f"{prefix}/new_bytes": float(n_new),
-        f"{prefix}/saved_ratio": 1 - n_new / n_total if n_total else 1.0,
-    }

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow.errors import without_secrets
+from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
-from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
 from tensorcas_mlflow.integration.models import open_artifact
 from tensorcas_mlflow.layout import DEFAULT_NAME

@@ -12,8 +12,8 @@ import mlflow
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
-from tensorcas_mlflow.integration.checkpoints._background import saves
 from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, finish_now
 from tensorcas_mlflow.integration.checkpoints._series import run_to_read, run_to_write

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import posixpath
 import tempfile
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,17 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from mlflow.entities import Metric
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import UPLOADING, is_ours
 from tensorcas_mlflow.base.files import new_name, sync_folder
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.errors import BackendError, CorruptError, without_secrets
+from tensorcas_mlflow.errors import BackendError, CorruptError
+from tensorcas_mlflow.integration._background import reports
+from tensorcas_mlflow.integration._figures import as_warning
 from tensorcas_mlflow.integration._home import Home, as_lookup, local_folder
-from tensorcas_mlflow.integration.checkpoints._background import reports
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
@@ -46,8 +43,6 @@ _MAX_FAILURES = 3
 _failures: dict[str, int] = {}
 """Consecutive failed uploads, by artifact root: an unresponsive root costs minutes each time."""
 
-_figures: dict[tuple[str, str], list[Metric]] = {}
-"""Metrics not yet logged, by tracking store and run."""
 _MAX_COPIES = 16
 _copies: OrderedDict[tuple[str, str], tuple[int, TensorCopy]] = OrderedDict()
 """The last copied step of some series, by store and folder of refs; a stored one holds digests and no bytes."""
@@ -130,7 +125,7 @@ def show(series: StoreSeries, step: int, manifest: Manifest) -> None:
         return
     # MLflow omits names like this from its listings.
     staging = f"{folder}{os.sep}{UPLOADING}{new_name()}"
-    with _as_warning("a copy of a checkpoint's manifest cannot be shown"):
+    with as_warning("a copy of a checkpoint's manifest cannot be shown"):
         with open(staging, "wb", buffering=0) as file:
             file.write(manifest.stream)
         os.replace(staging, f"{folder}{os.sep}{posixpath.basename(series.artifact(step))}")
@@ -145,46 +140,8 @@ def hide(series: StoreSeries, step: int) -> None:
         # After the upload, if one is still queued.
         reports.submit(lambda: _delete(series, step))
         return
-    with _as_warning("a copy of a deleted checkpoint's manifest stays"):
+    with as_warning("a copy of a deleted checkpoint's manifest stays"):
         Path(folder, posixpath.basename(series.artifact(step))).unlink(missing_ok=True)
-
-
-def log_figures(run_id: str, step: int, figures: Mapping[str, float], tracking_uri: str) -> None:
-    """Log metrics of a step, later. If the tracking store is slower than the steps, several steps share one call.
-
-    MLflow's work on a call competes with the training for the interpreter, so a pause follows each call.
-    """
-    metrics = [Metric(key, value, int(time.time() * 1000), step) for key, value in figures.items()]
-    key = (tracking_uri, run_id)
-    with _lock:
-        waiting = _figures.setdefault(key, [])
-        waiting += metrics
-        is_first = len(waiting) == len(metrics)
-    if is_first:
-        reports.submit(lambda: _log_waiting(key), begin_s=lambda: _next_figures_s)
-
-
-def _log_waiting(key: tuple[str, str]) -> None:
-    tracking_uri, run_id = key
-    with _lock:
-        metrics = _figures.pop(key, [])
-    began = time.monotonic()
-    with _as_warning("figures of checkpoints cannot be logged"):
-        client = MlflowClient(tracking_uri)
-        for begin in range(0, len(metrics), _MAX_METRICS):
-            client.log_batch(run_id, metrics=metrics[begin : begin + _MAX_METRICS])
-    global _next_figures_s
-    ended = time.monotonic()
-    _next_figures_s = ended + min(_PAUSE * (ended - began), _MAX_PAUSE_S)
-
-
-_PAUSE = 4
-"""Pause after a call for figures, in durations of the call."""
-_MAX_PAUSE_S = 1.0
-_next_figures_s = 0.0
-"""Earliest begin of the next call for figures, by `time.monotonic`."""
-_MAX_METRICS = 1000
-"""MLflow's limit for one call."""
 
 
 def _upload(series: StoreSeries, step: int, manifest: Manifest) -> None:
@@ -193,7 +150,7 @@ def _upload(series: StoreSeries, step: int, manifest: Manifest) -> None:
         return
     _failures[root] = _failures.get(root, 0) + 1
     more = ", and no more are tried" if _failures[root] == _MAX_FAILURES else ""
-    with _as_warning(f"a copy of a checkpoint's manifest cannot be shown{more}"):
+    with as_warning(f"a copy of a checkpoint's manifest cannot be shown{more}"):
         _put_copy(series, step, manifest)
         _failures[root] = 0
 
@@ -209,16 +166,8 @@ def _put_copy(series: StoreSeries, step: int, manifest: Manifest) -> None:
 
 
 def _delete(series: StoreSeries, step: int) -> None:
-    with _as_warning("a copy of a deleted checkpoint's manifest stays"):
+    with as_warning("a copy of a deleted checkpoint's manifest stays"):
         get_artifact_repository(series.run.artifact_uri).delete_artifacts(series.artifact(step))
-
-
-@contextlib.contextmanager
-def _as_warning(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 -- MLflow's stores fail in their own ways, and nothing of ours is lost
-        _logger.warning("%s: %s", what, without_secrets(str(error)))
 
 
 _MAX_TOLD = 4096

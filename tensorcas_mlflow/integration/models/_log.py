@@ -27,6 +27,7 @@ from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.text import check_path
 from tensorcas_mlflow.errors import BackendError, TensorCasError, without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
+from tensorcas_mlflow.integration._figures import log_figures, model_tags, tag_model_later
 from tensorcas_mlflow.integration._home import as_lookup, home_of, local_folder, sends_files
 from tensorcas_mlflow.integration.models._folder import DATA, Extras, StoredModel, write_folder
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
@@ -222,7 +223,11 @@ def log_model(
     """Log a model as deduplicated tensors, to the active run if there is one.
 
     TENSORCAS_STORE names the store; by default it is the store around the experiment's artifact location, created if
-    missing. A server with a store of its own gets the whole model. Errors are also `mlflow.exceptions.MlflowException`.
+    missing. A server with a store of its own gets the whole model.
+
+    Storage figures become metrics of the run, such as ``tensorcas/models/<name>/new_bytes``, and tags of the logged
+    model and of its registered version; TENSORCAS_LOG_METRICS=false turns both off. Errors are also
+    `mlflow.exceptions.MlflowException`.
 
     Args:
         model: A model of a framework with an adapter. It may change once this returns.
@@ -266,7 +271,16 @@ def log_model(
     # Before MLflow creates a logged model, so a refused model leaves none behind.
     run = mlflow.active_run()
     series = None if run is None or name is None else f"models/{run.info.run_id}/{name}"
-    flavor = _StoringFlavor(adapter, take_apart(adapter, model), extras, series)
+    # MLflow gives this very mapping to the logged model before the save, and to the registered version after it.
+    all_tags = dict(tags or {})
+    flavor = _StoringFlavor(
+        adapter,
+        take_apart(adapter, model),
+        extras,
+        series,
+        version_tags=all_tags if registered_model_name is not None else None,
+        log_metrics=config.logs_metrics(),
+    )
     try:
         flavor.start_ahead()
         info: ModelInfo = Model.log(
@@ -276,7 +290,7 @@ def log_model(
             registered_model_name=registered_model_name,
             await_registration_for=await_registration_for,
             params=params,
-            tags=tags,
+            tags=all_tags if tags is not None or registered_model_name is not None else None,
             model_type=model_type,
             model_id=model_id,
             step=extras.step or 0,
@@ -289,6 +303,7 @@ def log_model(
     finally:
         flavor.let_go()
     flavor.confirm()
+    flavor.report(info, name)
     return info
 
 
@@ -300,7 +315,16 @@ class _StoringFlavor:
 
     __name__ = "mlflow.tensorcas"
 
-    def __init__(self, adapter: Adapter, tensors: dict[str, Array], extras: Extras, series: str | None) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        tensors: dict[str, Array],
+        extras: Extras,
+        series: str | None,
+        *,
+        version_tags: dict[str, Any] | None,
+        log_metrics: bool,
+    ) -> None:
         self._adapter = adapter
         self._tensors = tensors
         self._extras = extras
@@ -308,6 +332,12 @@ class _StoringFlavor:
         """Name shared by the models that a run logs under one name: the last one has the bases of the next."""
         self._ahead: Future[tuple[Store, PendingSave] | None] | None = None
         """A save begun before MLflow names the destination, and the store it goes to."""
+        self._version_tags = version_tags
+        """Tags of the version to be registered; the save adds its own. None if there will be no version."""
+        self._log_metrics = log_metrics
+        self._saved: tuple[Store, PendingSave] | None = None
+        """The finished save and its store, for figures; None if a server has the store."""
+        self._model_tags: dict[str, str] | None = None
         self._held: PendingSave | None = None
         self._committed: tuple[ModelStore, Ref] | None = None
 
@@ -368,6 +398,41 @@ class _StoringFlavor:
             if place.store.ref(ref.key) is None:
                 self._write(place).commit(place.target)
 
+    def report(self, info: ModelInfo, name: str | None) -> None:
+        """Log the figures of the save as metrics of the run, and as tags of the logged model, in the background."""
+        if self._saved is None or not self._log_metrics:
+            return
+        store, save = self._saved
+        tracking_uri = mlflow.get_tracking_uri()
+        manifest, new_bytes, model_id = save.manifest, save.n_new_bytes, info.model_id
+        if info.run_id is not None:
+            log_figures(
+                info.run_id,
+                self._extras.step or 0,
+                series="models" if name is None else f"models/{name}",
+                total_bytes=manifest.n_bytes,
+                new_bytes=new_bytes,
+                stored_bytes=save.n_stored_bytes,
+                tracking_uri=tracking_uri,
+                model_id=model_id,
+            )
+        known = self._model_tags
+        if model_id is not None:
+            tag_model_later(
+                model_id,
+                lambda: known or model_tags(store, manifest, new_bytes=new_bytes, model_id=model_id),
+                tracking_uri,
+            )
+
+    def _note(self, place: ModelStore, save: PendingSave) -> None:
+        """Remember the save for `report`, and add its tags to those of the version that MLflow registers next."""
+        self._saved = place.store, save
+        if self._version_tags is not None and self._log_metrics:
+            model_id = place.target.model_id
+            found = model_tags(place.store, save.manifest, new_bytes=save.n_new_bytes, model_id=model_id)
+            self._model_tags = found
+            self._version_tags |= found
+
     def let_go(self) -> None:
         """Abandon pending content that nothing has taken over."""
         if self._held is not None:
@@ -394,6 +459,7 @@ class _StoringFlavor:
                 self._held = save
             else:
                 self._committed = place, save.commit(place.target)
+            self._note(place, save)
         except BaseException:
             save.abandon()
             raise

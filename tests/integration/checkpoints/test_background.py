@@ -453,7 +453,7 @@ def test_metrics_of_many_steps_wait_together_for_a_slow_tracking_store(
         steps_are_logged.set()
         mlflow.tensorcas.wait()
 
-    assert sum(batches) == 60
+    assert sum(batches) == 80
     assert len(batches) <= 2
     history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "tensorcas/new_bytes")
     assert [metric.step for metric in history] == list(range(20))

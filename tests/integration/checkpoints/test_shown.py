@@ -44,6 +44,7 @@ def test_figures_are_logged_as_metrics_of_the_step(experiment: str) -> None:
 
     assert history("tensorcas/total_bytes") == [(1, first.total_bytes), (2, second.total_bytes)]
     assert history("tensorcas/new_bytes") == [(1, first.new_bytes), (2, 0)]
+    assert history("tensorcas/stored_bytes") == [(1, first.stored_bytes), (2, second.stored_bytes)]
     assert history("tensorcas/saved_ratio") == [(1, 1 - first.new_bytes / first.total_bytes), (2, 1.0)]
 
 
@@ -65,7 +66,7 @@ def test_calls_for_figures_take_a_small_share_of_the_time(experiment: str, monke
         total_s, in_calls_s = time.monotonic() - began, sum(took_s)
     mlflow.tensorcas.wait()
 
-    assert sum(n_metrics) == 3 * 40
+    assert sum(n_metrics) == 4 * 40
     assert in_calls_s <= total_s / 5 + 2 * max(took_s)
 
 
@@ -289,7 +290,7 @@ def test_a_series_of_another_name_has_metrics_of_its_own(experiment: str) -> Non
     assert set(mlflow.MlflowClient().get_run(run.info.run_id).data.metrics) == {
         f"{prefix}/{figure}"
         for prefix in ("tensorcas", "tensorcas/ema __1")
-        for figure in ("total_bytes", "new_bytes", "saved_ratio")
+        for figure in ("total_bytes", "new_bytes", "stored_bytes", "saved_ratio")
     }
 
 

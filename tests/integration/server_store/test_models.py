@@ -70,6 +70,21 @@ def test_carried_registered_version_loads(carried: Experiment) -> None:
     assert torch.equal(loaded[0].weight, model[0].weight)
 
 
+def test_figures_of_a_carried_model_and_checkpoint_are_logged(carried: Experiment) -> None:
+    with mlflow.start_run() as run:
+        info = log(network(5), step=3)
+        mlflow.tensorcas.log_checkpoint(network(6), step=3)
+    mlflow.tensorcas.wait()
+    metrics = mlflow.MlflowClient().get_run(run.info.run_id).data.metrics
+
+    assert metrics["tensorcas/models/model/new_bytes"] >= payload_bytes(network(5))
+    assert metrics["tensorcas/models/model/stored_bytes"] > payload_bytes(network(5)) / 2
+    assert metrics["tensorcas/new_bytes"] >= payload_bytes(network(6))
+    assert metrics["tensorcas/stored_bytes"] > payload_bytes(network(6)) / 2
+    tags = mlflow.MlflowClient().get_logged_model(info.model_id).tags
+    assert float(tags["tensorcas.new_bytes"]) == metrics["tensorcas/models/model/new_bytes"]
+
+
 @pytest.mark.long
 def test_carried_model_loads_in_another_process(carried: Experiment) -> None:
     info = log(network(3))

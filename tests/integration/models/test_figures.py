@@ -1,0 +1,109 @@
+"""Storage figures of logged models: metrics of the run, tags of the model and of its registered version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+from mlflow.tracking import MlflowClient
+
+from tensorcas_mlflow.store import Store
+from tests.integration.models.test_log import make_model
+
+FIGURES = ("new_bytes", "saved_ratio", "stored_bytes", "total_bytes")
+
+
+def history(run_id: str, key: str) -> list[tuple[int, float]]:
+    return [(each.step, each.value) for each in MlflowClient().get_metric_history(run_id, f"tensorcas/{key}")]
+
+
+def log(seed: int, **options: Any) -> Any:
+    return mlflow.tensorcas.log_model(make_model(seed), **{"name": "net", "pip_requirements": [], **options})
+
+
+def tags_of(info: Any) -> dict[str, str]:
+    tags = MlflowClient().get_logged_model(info.model_id).tags
+    return {key: value for key, value in tags.items() if key.startswith("tensorcas.")}
+
+
+def test_figures_of_models_are_logged_as_metrics_of_the_step(experiment: str) -> None:
+    with mlflow.start_run() as run:
+        first, second = log(1, step=1), log(1, step=2)
+    mlflow.tensorcas.wait()
+
+    [(step, total), *_] = history(run.info.run_id, "models/net/total_bytes")
+    [(_, new), again] = history(run.info.run_id, "models/net/new_bytes")
+    assert (step, again) == (1, (2, 0.0))
+    assert make_model(1).coef_.nbytes < new <= total
+    assert history(run.info.run_id, "models/net/saved_ratio") == [(1, 1 - new / total), (2, 1.0)]
+    assert history(run.info.run_id, "models/net/stored_bytes")[0][1] > 0
+    assert tags_of(first) == {"tensorcas.new_bytes": str(int(new))}
+    assert tags_of(second) == {
+        "tensorcas.new_bytes": "0",
+        "tensorcas.shares_with": f"models:/{first.model_id} (100.0%)",
+    }
+
+
+def test_stored_bytes_of_a_model_are_all_that_the_store_has_grown_by(cas_experiment: str, tmp_path: Path) -> None:
+    def disk_bytes() -> int:
+        return sum(each.stat().st_size for each in (tmp_path / "artifacts/.tensorcas").rglob("*") if each.is_file())
+
+    Store.open(tmp_path / "artifacts", create=True)
+    before = disk_bytes()
+    with mlflow.start_run() as run:
+        log(1)
+    mlflow.tensorcas.wait()
+
+    [(_, stored)] = history(run.info.run_id, "models/net/stored_bytes")
+    assert stored == pytest.approx(disk_bytes() - before, rel=0.1)
+
+
+def test_registered_version_names_the_run_whose_checkpoint_it_shares(experiment: str) -> None:
+    with mlflow.start_run() as earlier:
+        mlflow.tensorcas.log_checkpoint({"coef": make_model(1).coef_, "more": np.arange(99.0)}, step=1)
+    with mlflow.start_run():
+        info = log(1, registered_model_name="best", tags={"mine": "1"})
+    mlflow.tensorcas.wait()
+    tags = MlflowClient().get_model_version("best", "1").tags
+
+    assert tags == {"mine": "1", **tags_of(info)}
+    assert tags["tensorcas.shares_with"].startswith(f"runs:/{earlier.info.run_id} (9")
+    assert 0 < int(tags["tensorcas.new_bytes"]) < make_model(1).coef_.nbytes / 2
+
+
+def test_figures_of_models_can_be_switched_off(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORCAS_LOG_METRICS", "false")
+    with mlflow.start_run() as run:
+        info = log(1, registered_model_name="best")
+    mlflow.tensorcas.wait()
+
+    assert MlflowClient().get_run(run.info.run_id).data.metrics == {}
+    assert tags_of(info) == MlflowClient().get_model_version("best", "1").tags == {}
+
+
+def test_model_without_a_run_has_tags_and_starts_no_run(experiment: str) -> None:
+    info = log(1)
+    mlflow.tensorcas.wait()
+
+    assert set(tags_of(info)) == {"tensorcas.new_bytes"}
+    assert MlflowClient().search_runs([experiment]) == []
+
+
+def test_figures_that_mlflow_refuses_cost_no_model(
+    experiment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(MlflowClient, "set_logged_model_tags", fail)
+    monkeypatch.setattr("tensorcas_mlflow.integration._figures.find_shared", fail)
+    with mlflow.start_run():
+        info = log(1)
+    mlflow.tensorcas.wait()
+
+    np.testing.assert_array_equal(mlflow.tensorcas.load_model(info.model_uri).coef_, make_model(1).coef_)
+    assert "a logged model's tags cannot be set: no answer" in caplog.text
+    assert "share a model's bytes cannot be found" in caplog.text
