@@ -73,6 +73,21 @@ def test_a_later_step_stores_only_the_changes(tracking: str, run_id: str) -> Non
     assert_equal(tensorcas.load_checkpoint(run_id, step=3), whole_state(3))
 
 
+def test_figures_of_a_step_count_the_shards(tracking: str, run_id: str) -> None:
+    writer = TensorCasStorageWriter(step=1, run_id=run_id)
+    dcp.save(whole_state(1), storage_writer=writer)
+    tensorcas.wait()
+
+    assert writer.info is not None
+    assert writer.info.new_bytes is not None
+    assert writer.info.new_bytes > 0.9 * writer.info.total_bytes
+    metrics = mlflow.get_run(run_id).data.metrics
+    assert metrics["tensorcas/new_bytes"] == writer.info.new_bytes
+    assert metrics["tensorcas/stored_bytes"] == writer.info.stored_bytes
+    assert writer.info.stored_bytes is not None
+    assert writer.info.stored_bytes > writer.info.total_bytes / 2
+
+
 def test_a_rank_that_dies_leaves_no_step_and_the_next_try_heals(tracking: str, run_id: str) -> None:
     assert 9 in run_ranks(2, f"{STATES}:save_and_die", tracking, run_id, 1, 1)
     assert tensorcas.list_checkpoints(run_id) == []

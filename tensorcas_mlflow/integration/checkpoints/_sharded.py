@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import posixpath
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, finish_now
-from tensorcas_mlflow.integration.checkpoints._series import run_to_read, run_to_write
+from tensorcas_mlflow.integration.checkpoints._series import Saving, run_to_read, run_to_write
 from tensorcas_mlflow.integration.checkpoints._store_series import StoreSeries
 from tensorcas_mlflow.layout import Ref, as_step
 from tensorcas_mlflow.store import Policy
@@ -100,18 +99,31 @@ class ShardedStep:
             overwrite=self._overwrite,
             policy=self.policy,
         )
-        if saving.n_new_bytes is not None:
-            saving.n_new_bytes += n_new_bytes
-        info = finish_now(
+        return finish_now(
             self._series,
-            saving,
+            _WithShards(saving, n_new_bytes=n_new_bytes, n_stored_bytes=n_stored_bytes),
             step=self.step,
             n_tensors=n_tensors,
             log_metrics=config.logs_metrics(),
             tracking_uri=mlflow.get_tracking_uri(),
             began=self._began,
         )
-        return dataclasses.replace(info, stored_bytes=(info.stored_bytes or 0) + n_stored_bytes)
+
+
+class _WithShards(Saving):
+    """A save of joined rows, with the figures of the processes that have stored them."""
+
+    def __init__(self, saving: Saving, *, n_new_bytes: int, n_stored_bytes: int) -> None:
+        self._saving = saving
+        self._n_stored_bytes = n_stored_bytes
+        self.n_bytes = saving.n_bytes
+        self.n_new_bytes = (saving.n_new_bytes or 0) + n_new_bytes
+
+    def finish(self) -> int:
+        return (self._saving.finish() or 0) + self._n_stored_bytes
+
+    def abandon(self) -> None:
+        self._saving.abandon()
 
 
 Take = Callable[["Manifest", "ReadArrays"], Any]
