@@ -161,6 +161,7 @@ def test_an_empty_folder_is_filled(experiment: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("store_of_files")
 def test_damage_leaves_no_folder_behind(cas_experiment: str, tmp_path: Path) -> None:
     info = mlflow.tensorcas.log_model(MODEL, name="model")
+    mlflow.tensorcas.wait()  # the database has a journal while figures are logged
     before = sorted(tmp_path.iterdir())
     for pack in (tmp_path / "artifacts/.tensorcas/packs").rglob("*.pack"):
         data = bytearray(pack.read_bytes())
