@@ -59,6 +59,12 @@ from tensorcas_mlflow import (
     open_checkpoint as open_checkpoint,
 )
 from tensorcas_mlflow import (
+    plot_diff as plot_diff,
+)
+from tensorcas_mlflow import (
+    plot_history as plot_history,
+)
+from tensorcas_mlflow import (
     safe_open as safe_open,
 )
 from tensorcas_mlflow import (

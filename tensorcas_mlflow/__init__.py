@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         load_checkpoint,
         log_checkpoint,
         open_checkpoint,
+        plot_diff,
+        plot_history,
         safe_open,
         wait,
     )
@@ -62,6 +64,8 @@ __all__ = [
     "log_checkpoint",
     "log_model",
     "open_checkpoint",
+    "plot_diff",
+    "plot_history",
     "safe_open",
     "save_model",
     "wait",

@@ -12,6 +12,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests, hex_of, unique_rows
+from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.errors import (
@@ -55,7 +56,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyPlan:
+class CopyPlan(PrintedPlan):
     """Plan of a copy, as things stand. Printing it says so in words."""
 
     source: Store = field(repr=False, compare=False)

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -174,7 +175,7 @@ def _unneeded_manifest(backend: Backend, name: str) -> tuple[str, Manifest, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GcPlan:
+class GcPlan(PrintedPlan):
     """Plan of a collection, as things stand. Printing it says so in words."""
 
     store: Store = field(repr=False)

@@ -20,6 +20,7 @@ from itertools import chain
 import numpy as np
 
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.codecs import Effort
@@ -165,7 +166,7 @@ class OptimizeReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizePlan:
+class OptimizePlan(PrintedPlan):
     """Plan of an optimization, as things stand. Printing it says so in words."""
 
     store: Store = field(repr=False)

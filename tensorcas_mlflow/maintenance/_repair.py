@@ -13,6 +13,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import LogDamage
 from tensorcas_mlflow.base.digest import Digests, as_keys
+from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -269,7 +270,7 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepairPlan:
+class RepairPlan(PrintedPlan):
     """Plan of a repair, as things stand. Printing it says so in words."""
 
     store: Store = field(repr=False)

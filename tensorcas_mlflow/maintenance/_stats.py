@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
+from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
 from tensorcas_mlflow.layout import Entries, Ref, list_blobs
 from tensorcas_mlflow.maintenance._census import Census
@@ -22,11 +24,40 @@ from tensorcas_mlflow.maintenance._inventory import (
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _FOLD_ROWS = 1 << 20
 
 
-class Figures(Mapping[str, Any]):
-    """Record that is also a mapping from the names of its fields."""
+class Figures(Mapping[str, Any], Tabular):
+    """Record that is also a mapping from the names of its fields, and a table of one row."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table of one row with a column for each field; ``disk`` becomes ``disk_packs`` and so on."""
+        import pyarrow as pa
+
+        return pa.table(
+            {name: [list(value) if isinstance(value, tuple) else value] for name, value in self._flat().items()}
+        )
+
+    def _flat(self) -> dict[str, Any]:
+        """Return the fields, with those of a record in a field under both names."""
+        flat: dict[str, Any] = {}
+        for name, value in self.items():
+            if isinstance(value, Figures):
+                flat.update({f"{name}_{inner}": each for inner, each in value._flat().items()})
+            else:
+                flat[name] = value
+        return flat
+
+    def _repr_html_(self) -> str:
+        is_disk = isinstance(self, DiskUsage)
+        rows = [
+            (name.replace("_", " "), _in_words(value, is_bytes=is_disk or name.startswith("disk_") or "bytes" in name))
+            for name, value in self._flat().items()
+        ]
+        return html_table((), rows)
 
     def _names(self) -> list[str]:
         return [field.name for field in fields(self)]  # type: ignore[arg-type]
@@ -248,6 +279,30 @@ class Shares(Figures):
     """Bytes that several owners need, counted once."""
     shares: tuple[Share, ...]
     """Most exclusive bytes first."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table with a row for each of ``shares``."""
+        return table_of_records(self.shares, _SHARE_COLUMNS)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [_in_words(share[name], is_bytes=name.endswith("_bytes")) for name in _SHARE_COLUMNS]
+            for share in self.shares[:MOST_ROWS]
+        ]
+        caption = f"{size_text(self.needed_bytes)} needed, {size_text(self.shared_bytes)} of them by several owners"
+        headings = [name.replace("_", " ") for name in _SHARE_COLUMNS]
+        return html_table(headings, rows, caption=caption, n_more=len(self.shares) - len(rows))
+
+
+_SHARE_COLUMNS = [field.name for field in fields(Share)]
+
+
+def _in_words(value: Any, *, is_bytes: bool) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return size_text(value) if is_bytes else str(value)
 
 
 def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:

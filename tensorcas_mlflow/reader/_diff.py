@@ -6,16 +6,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base.dtypes import DType
+from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table
 from tensorcas_mlflow.base.tensors import Offsets
+from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.reader._contents import Contents, PartContents, RowContents
 from tensorcas_mlflow.reader._reader import CheckpointReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _BLOCK_ELEMENTS = 1 << 16
 _BLOCK_BYTES = 1 << 20
@@ -254,7 +259,7 @@ def _as_float(value: Fraction) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDiff:
+class CheckpointDiff(Tabular):
     """The result of `diff`: names of tensors by kind of change, in the order of the checkpoints.
 
     It is true if anything differs: ``if diff(before, after): …``.
@@ -282,6 +287,8 @@ class CheckpointDiff:
     equal_bytes: int
     values: Mapping[str, ValueChange] = field(default_factory=dict)
     """Changes of values, for changed tensors of one dtype and shape in both checkpoints; filled on request."""
+    tensor_bytes: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """Size of each tensor, by name: in the second checkpoint, or in the first one if it was removed."""
 
     @property
     def is_equal(self) -> bool:
@@ -290,6 +297,83 @@ class CheckpointDiff:
 
     def __bool__(self) -> bool:
         return not self.is_equal
+
+    def by_change(self) -> list[tuple[str, str]]:
+        """Return names and kinds of change of the tensors that differ, largest change first.
+
+        The kinds are ``added``, ``removed`` and ``changed``. Tensors without a relative norm come first: those in one
+        checkpoint only, and those of other dtypes or shapes. Without ``values`` no tensor has one, so the order is by
+        size.
+        """
+        kinds = {"added": self.added, "removed": self.removed, "changed": self.changed}
+        found = [(name, kind) for kind, names in kinds.items() for name in names]
+
+        def rank(item: tuple[str, str]) -> tuple[float, int]:
+            change = self.values.get(item[0])
+            norm = math.inf if change is None or change.relative_norm is None else change.relative_norm
+            return -norm, -self.tensor_bytes.get(item[0], 0)
+
+        return sorted(found, key=rank)
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table with a row for each tensor: those that differ, largest change first, then equal ones.
+
+        Returns:
+            Columns ``name``, ``change`` (``added``, ``removed``, ``changed`` or ``equal``), ``n_bytes``, and the fields
+            of `ValueChange`, null for a tensor that was not measured.
+        """
+        import pyarrow as pa
+
+        listed = [*self.by_change(), *((name, "equal") for name in self.equal)]
+        changes = [self.values.get(name) for name, _ in listed]
+
+        def figures(figure: str, kind: pa.DataType) -> Any:
+            return pa.array([None if each is None else getattr(each, figure) for each in changes], kind)
+
+        return pa.table(
+            {
+                "name": pa.array([name for name, _ in listed], pa.string()),
+                "change": pa.array([kind for _, kind in listed], pa.string()),
+                "n_bytes": pa.array([self.tensor_bytes.get(name) for name, _ in listed], pa.int64()),
+                "n_elements": figures("n_elements", pa.int64()),
+                "n_equal": figures("n_equal", pa.int64()),
+                "n_not_finite": figures("n_not_finite", pa.int64()),
+                "max_absolute": figures("max_absolute", pa.float64()),
+                "mean_absolute": figures("mean_absolute", pa.float64()),
+                "relative_norm": figures("relative_norm", pa.float64()),
+            }
+        )
+
+    def _repr_html_(self) -> str:
+        caption = "; ".join(
+            f"{count_text(len(names), 'tensor')} {kind} ({size_text(n_bytes)})"
+            for kind, names, n_bytes in (
+                ("changed", self.changed, self.changed_bytes),
+                ("added", self.added, self.added_bytes),
+                ("removed", self.removed, self.removed_bytes),
+                ("equal", self.equal, self.equal_bytes),
+            )
+            if names
+        )
+        if self.other:
+            caption += f"; also different: {', '.join(self.other)}"
+        listed = self.by_change()
+        rows = [self._row(name, kind) for name, kind in listed[:MOST_ROWS]]
+        headings = ("tensor", "change", "size", *(_MEASURED if self.values else ()))
+        return html_table(headings, rows, caption=caption or "no tensors", n_more=len(listed) - len(rows))
+
+    def _row(self, name: str, kind: str) -> list[str]:
+        row = [name, kind, size_text(self.tensor_bytes.get(name, 0))]
+        if not self.values:
+            return row
+        change = self.values.get(name)
+        if change is None:
+            return [*row, "", "", ""]
+        figures = (change.relative_norm, change.max_absolute)
+        return [*row, *("" if each is None else f"{each:.3g}" for each in figures), f"{change.share_equal:.1%}"]
+
+
+_MEASURED = ("relative norm", "largest change", "equal elements")
 
 
 def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = False) -> CheckpointDiff:
@@ -329,6 +413,7 @@ def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = Fa
         changed_bytes=after._n_bytes_of(changed),
         equal_bytes=after._n_bytes_of(equal),
         values=_values(before, after, changed) if values else {},
+        tensor_bytes={**before._tensor_bytes(removed), **after._tensor_bytes(new)},
     )
 
 

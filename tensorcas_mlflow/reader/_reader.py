@@ -205,6 +205,9 @@ class CheckpointReader(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"<CheckpointReader of {self.label}: {len(self)} tensors>"
 
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a reader has files open and cannot be pickled: send its source, and open that there")
 
@@ -565,6 +568,12 @@ class CheckpointReader(Mapping[str, Any]):
         """Return the content beside the tensors; see `Contents.other_content`."""
         with self._watch.running():
             return self._contents.other_content()
+
+    def _tensor_bytes(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the sizes of some tensors, by name."""
+        names = list(names)
+        rows = np.array([self._row(name) for name in names], dtype=np.int64)
+        return dict(zip(names, self._contents.specs.n_bytes[rows].tolist(), strict=True))
 
     def _n_bytes_of(self, names: Iterable[str]) -> int:
         """Add up the sizes of some tensors."""

@@ -72,6 +72,19 @@ class Summary:
     """Tensors not counted above: unsupported ones by name, with their type."""
 
     def __str__(self) -> str:
+        lines = self._headings()
+        table = list(_lines(self.tree.children, 0))
+        width = max((len(left) for left, _ in table), default=0)
+        lines += [f"{left:<{width}}  {right}" for left, right in table]
+        return "\n".join([*lines, "…"] if self.is_cut else lines)
+
+    def _repr_html_(self) -> str:
+        from tensorcas_mlflow.base.notebook import line
+
+        more = [line("…")] if self.is_cut else []
+        return "\n".join([*map(line, self._headings()), *(_folded(node, 0) for node in self.tree.children), *more])
+
+    def _headings(self) -> list[str]:
         dtypes = ", ".join(f"{name} {size_text(n_bytes)}" for name, (_, n_bytes) in self.dtypes.items())
         lines = [f"{self.label}: {self.n_tensors} tensors, {size_text(self.n_bytes)} ({dtypes})"]
         if self.left_out:
@@ -92,22 +105,31 @@ class Summary:
             experts = f", up to {stack.n_experts} experts each" if stack.n_experts else ""
             name = stack.name or "the model"
             lines.append(f"layers of {name}: {number_ranges(stack.layers)}{experts}")
-        table = list(_lines(self.tree.children, 0))
-        width = max((len(left) for left, _ in table), default=0)
-        lines += [f"{left:<{width}}  {right}" for left, right in table]
-        return "\n".join([*lines, "…"] if self.is_cut else lines)
+        return lines
+
+
+def _folded(node: SummaryNode, depth: int) -> str:
+    """Return a part of the tree as HTML; the first level is open, and a click opens the others."""
+    from tensorcas_mlflow.base.notebook import fold, indented, line
+
+    text = f"{node.name}  {_described(node)}"
+    if not node.children:
+        return line(text)
+    return fold(text, indented("".join(_folded(child, depth + 1) for child in node.children)), is_open=depth == 0)
 
 
 def _lines(nodes: Sequence[SummaryNode], depth: int) -> Iterator[tuple[str, str]]:
     for node in nodes:
-        what = size_text(node.n_bytes)
-        if node.dtypes:
-            shape = "x".join(map(str, node.shape)) or "scalar" if node.shape is not None else "different shapes"
-            what = f"{'/'.join(node.dtypes)} {shape}  {what}"
-        if node.n_alike > 1:
-            what += f"  in {node.n_alike}"
-        yield "  " * depth + node.name, what
+        yield "  " * depth + node.name, _described(node)
         yield from _lines(node.children, depth + 1)
+
+
+def _described(node: SummaryNode) -> str:
+    what = size_text(node.n_bytes)
+    if node.dtypes:
+        shape = "x".join(map(str, node.shape)) or "scalar" if node.shape is not None else "different shapes"
+        what = f"{'/'.join(node.dtypes)} {shape}  {what}"
+    return f"{what}  in {node.n_alike}" if node.n_alike > 1 else what
 
 
 def summarize(label: str, specs: Specs, outline: Outline, left_out: Mapping[str, str]) -> Summary:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Keep, log_checkpoint, would_be_refused
     from tensorcas_mlflow.integration.checkpoints._open import diff, lineage, open_checkpoint, safe_open
+    from tensorcas_mlflow.integration.checkpoints._plots import plot_diff, plot_history
     from tensorcas_mlflow.integration.checkpoints._sharded import ShardedStep, open_whole_step
 
 _NAMES = {
@@ -30,6 +31,7 @@ _NAMES = {
     "_load": "CheckpointRecord delete_checkpoint list_before_logging list_checkpoints load_checkpoint",
     "_log": "CheckpointInfo Keep log_checkpoint would_be_refused",
     "_open": "diff lineage open_checkpoint safe_open",
+    "_plots": "plot_diff plot_history",
     "_sharded": "ShardedStep open_whole_step",
 }
 

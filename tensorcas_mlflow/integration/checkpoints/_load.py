@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlflow.entities import Run
 
 from tensorcas_mlflow.adapter import adapter_named
 from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
 from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
 from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
@@ -17,6 +18,9 @@ from tensorcas_mlflow.integration.checkpoints._series import run_to_read
 from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
 from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
 from tensorcas_mlflow.reader import check_call, given, rebuild
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @translate_errors()
@@ -106,8 +110,23 @@ class CheckpointRecord:
     """The adapter used for the save. None if a server keeps it as a file."""
 
 
+class CheckpointList(list[CheckpointRecord], Tabular):
+    """The result of `list_checkpoints`: a list that a notebook shows as a table."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table with a row for each checkpoint, and a column for each field of `CheckpointRecord`."""
+        return table_of_records(self, _COLUMNS)
+
+    def _repr_html_(self) -> str:
+        rows = [(each.name, each.step, each.created or "", each.flavor or "", each.uri) for each in self[:MOST_ROWS]]
+        return html_table(("series", "step", "created", "adapter", "uri"), rows, n_more=len(self) - len(rows))
+
+
+_COLUMNS = ("run_id", "name", "step", "uri", "created", "flavor")
+
+
 @translate_errors()
-def list_checkpoints(run_id: str | Run | None = None, *, name: str | None = None) -> list[CheckpointRecord]:
+def list_checkpoints(run_id: str | Run | None = None, *, name: str | None = None) -> CheckpointList:
     """List the checkpoints of a run, by name and step, without reading them.
 
     Errors are also `mlflow.exceptions.MlflowException`.
@@ -118,7 +137,7 @@ def list_checkpoints(run_id: str | Run | None = None, *, name: str | None = None
         name: The series of checkpoints; by default all series.
 
     Returns:
-        The checkpoints, ascending by name, then by step.
+        The checkpoints, ascending by name, then by step: a list with the methods ``to_pandas`` and ``to_arrow``.
 
     Raises:
         NotFoundError: There is no such run, or TENSORCAS_STORE names a place without a store.
@@ -127,11 +146,11 @@ def list_checkpoints(run_id: str | Run | None = None, *, name: str | None = None
     """
     saves.wait()
     try:
-        return _records(run_id, name)
+        return CheckpointList(_records(run_id, name))
     except StoreNotFoundError:
         if config.store_uri() is not None:
             raise  # the checkpoints may be in the store named by the setting
-        return []
+        return CheckpointList()
 
 
 @translate_errors()

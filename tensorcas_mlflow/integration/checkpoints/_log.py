@@ -178,6 +178,16 @@ class CheckpointInfo:
     """Seconds for which the call blocked its caller."""
     _saved: Future[CheckpointInfo] | None = field(default=None, repr=False, compare=False)
 
+    def _repr_html_(self) -> str:
+        from tensorcas_mlflow.base.notebook import html_table
+        from tensorcas_mlflow.base.text import size_text
+
+        sizes = ("total_bytes", "new_bytes", "stored_bytes")
+        rows = [(each.split("_")[0], getattr(self, each)) for each in sizes]
+        texts = [(name, "not known" if n_bytes is None else size_text(n_bytes)) for name, n_bytes in rows]
+        headings = [("run", self.run_id), ("series", self.name), ("step", self.step), ("tensors", self.n_tensors)]
+        return html_table((), [*headings, *texts, ("blocked for", f"{self.blocked_s:.3f} s"), ("uri", self.uri)])
+
     def wait(self) -> CheckpointInfo:
         """Wait until the checkpoint is saved, and return the final figures.
 

@@ -10,6 +10,8 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from tensorcas_mlflow.backends import Root, is_ours
+from tensorcas_mlflow.base.notebook import PrintedPlan
+from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.integration.forgotten._holdings import Holding, drop_holding, folders_of_mlflow, look_again
 from tensorcas_mlflow.integration.forgotten._tracker import Asked, Registry, Tracker, ask
 from tensorcas_mlflow.store import Store
@@ -90,7 +92,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrphanPlan:
+class OrphanPlan(PrintedPlan):
     """Plan for deleting orphans, as of its making."""
 
     store: Store = field(repr=False)
@@ -98,6 +100,17 @@ class OrphanPlan:
     registries: Sequence[Registry] = field(repr=False)
     holdings: tuple[Holding, ...] = ()
     kept: tuple[Kept, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.holdings and not self.kept:
+            return "MLflow knows everything that this store holds"
+        lines = [
+            f"delete {each.kind} {each.id}: {len(each.refs)} refs, {each.n_plain} plain files "
+            f"({size_text(each.plain_bytes)})"
+            for each in self.holdings
+        ]
+        lines += [f"keep {each.n_holdings} of experiment {each.experiment!r}: {each.reason}" for each in self.kept]
+        return "\n".join(lines)
 
     def execute(self) -> tuple[Holding, ...]:
         """Drop the refs and remove the plain files of the orphans; the next collection frees their bytes.
