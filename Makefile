@@ -1,6 +1,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEMO := .venv/.demo
+DEMO_STAMP := $(DEMO)/.installed
 
 .PHONY: help venv postgresql object-servers demo test test-long test-all stress check format clean
 .PHONY: bench bench-smoke docs
@@ -26,8 +28,14 @@ object-servers: ## install what long tests of object stores run, below .venv: Lo
 	.ci/localstack
 	.ci/azurite
 
-demo: $(STAMP) ## run examples/quickstart.py
-	$(BIN)/python examples/quickstart.py
+demo: $(DEMO_STAMP) ## run examples/quickstart.py, in an environment of its own
+	$(DEMO)/bin/python examples/quickstart.py
+
+$(DEMO_STAMP): pyproject.toml setup.py setup.cfg constraints.txt $(wildcard tensorcas_mlflow/native/src/*)
+	.ci/libzstd
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[torch,sklearn,xgboost]"
+	touch $@
 
 test: $(STAMP) postgresql ## run the tests
 	$(BIN)/python -m pytest

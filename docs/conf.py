@@ -1,7 +1,10 @@
 """Settings of the documentation site, which `make docs` builds."""
 
+import re
+from typing import Any
+
 project = "tensorcas-mlflow"
-extensions = ["myst_parser", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
 html_theme = "furo"
 html_title = "tensorcas-mlflow"
 html_extra_path = ["llms.txt"]
@@ -9,3 +12,25 @@ myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 # `hex` marks bytes that a test parses, which Pygments does not know.
 suppress_warnings = ["misc.highlighting_failure"]
+default_role = "code"
+"""Role of `names in single backticks` in docstrings."""
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+
+
+def _rewrite_fences(app: Any, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
+    """Turn code between fences, as our docstrings have it, into a directive of reStructuredText."""
+    text = _FENCE.sub(_directive, "\n".join(lines))
+    lines[:] = text.splitlines()
+
+
+def _directive(found: re.Match[str]) -> str:
+    code = "\n".join(f"    {line}" if line else "" for line in found[2].splitlines())
+    return f".. code-block:: {found[1]}\n\n{code}\n"
+
+
+def setup(app: Any) -> None:
+    """Connect the hooks of this file to Sphinx."""
+    app.connect("autodoc-process-docstring", _rewrite_fences, priority=400)  # napoleon has 500

@@ -266,6 +266,7 @@ def ui_command(database: str) -> str:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=UserWarning)

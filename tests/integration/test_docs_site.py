@@ -9,6 +9,9 @@ import mlflow
 import pytest
 import torch
 
+import tensorcas_mlflow
+from tensorcas_mlflow import errors
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,6 +30,23 @@ def test_every_page_is_on_the_site_and_in_the_list_for_language_models() -> None
 
     assert sorted(on_site) == sorted(pages - {"index"})
     assert sorted(listed) == sorted(pages - {"index"})
+
+
+def test_troubleshooting_page_has_a_section_for_every_error() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
+    sections = re.findall(r"^### (\w+)$", page, flags=re.MULTILINE)
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type) and name.endswith("Error")}
+
+    assert len(set(sections)) == len(sections)
+    assert set(sections) == classes - {"TensorCasError", "NotFoundError", "FormatError"}
+
+
+def test_reference_page_has_every_public_name() -> None:
+    page = (ROOT / "docs/reference.md").read_text("utf-8")
+    names = re.findall(r"^\.\. auto(?:function|class):: (\w+)$", page, flags=re.MULTILINE)
+
+    assert sorted(names) == sorted({*tensorcas_mlflow.__all__} - {"__version__", "errors"})
+    assert ".. automodule:: tensorcas_mlflow.errors" in page
 
 
 def test_quickstart_page_runs_as_printed(
