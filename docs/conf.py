@@ -31,6 +31,34 @@ def _directive(found: re.Match[str]) -> str:
     return f".. code-block:: {found[1]}\n\n{code}\n"
 
 
+_fields: dict[str, list[str]] = {}
+"""Docstrings of fields, by name, as they were before napoleon."""
+
+
+def _keep_field(app: Any, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
+    """Remember the docstring of a field: napoleon takes the text before a colon for the field's type."""
+    if what == "attribute":
+        _fields[name] = lines[:]
+
+
+def _restore_field(app: Any, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
+    if name in _fields:
+        lines[:] = _fields.pop(name)
+
+
+_MADE_BY_CALLS = {f"tensorcas_mlflow.Checkpoint{name}" for name in ("Info", "Reader", "Record")}
+
+
+def _hide_constructor(
+    app: Any, what: str, name: str, obj: object, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Hide the arguments of classes that users do not make themselves."""
+    return ("", None) if name in _MADE_BY_CALLS else (signature, returned)
+
+
 def setup(app: Any) -> None:
-    """Connect the hooks of this file to Sphinx."""
-    app.connect("autodoc-process-docstring", _rewrite_fences, priority=400)  # napoleon has 500
+    """Connect the hooks of this file to Sphinx. Napoleon has the priority 500."""
+    app.connect("autodoc-process-docstring", _rewrite_fences, priority=400)
+    app.connect("autodoc-process-docstring", _keep_field, priority=450)
+    app.connect("autodoc-process-docstring", _restore_field, priority=550)
+    app.connect("autodoc-process-signature", _hide_constructor)

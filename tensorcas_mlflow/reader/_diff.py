@@ -402,6 +402,10 @@ def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = Fa
     kinds = {kind for kind in others.keys() | its_others.keys() if others.get(kind) != its_others.get(kind)}
     if common != [name for name in old if name in new]:
         kinds.add("order")
+    sizes = after._tensor_bytes()
+    if removed:
+        its_sizes = before._tensor_bytes()
+        sizes.update({name: its_sizes[name] for name in removed})
     return CheckpointDiff(
         added=tuple(added),
         removed=tuple(removed),
@@ -413,7 +417,7 @@ def diff(before: CheckpointReader, after: CheckpointReader, *, values: bool = Fa
         changed_bytes=after._n_bytes_of(changed),
         equal_bytes=after._n_bytes_of(equal),
         values=_values(before, after, changed) if values else {},
-        tensor_bytes={**before._tensor_bytes(removed), **after._tensor_bytes(new)},
+        tensor_bytes=sizes,
     )
 
 

@@ -569,11 +569,9 @@ class CheckpointReader(Mapping[str, Any]):
         with self._watch.running():
             return self._contents.other_content()
 
-    def _tensor_bytes(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the sizes of some tensors, by name."""
-        names = list(names)
-        rows = np.array([self._row(name) for name in names], dtype=np.int64)
-        return dict(zip(names, self._contents.specs.n_bytes[rows].tolist(), strict=True))
+    def _tensor_bytes(self) -> dict[str, int]:
+        """Return the sizes of all tensors, by name."""
+        return dict(zip(self, self._contents.specs.n_bytes.tolist(), strict=True))
 
     def _n_bytes_of(self, names: Iterable[str]) -> int:
         """Add up the sizes of some tensors."""
