@@ -209,6 +209,20 @@ class Adapter(ABC):
         """
         return {}
 
+    def module_for_ranks(self, model: Any) -> str | None:
+        """Name the module that saves and fills a model with tensors spread over the ranks of a process group.
+
+        The module has ``log_state``, with the arguments of `log_checkpoint`, and ``fill_state``, with some of those of
+        `load_checkpoint`. All ranks call them together, with their parts of the model.
+
+        Args:
+            model: A model accepted by `accepts`.
+
+        Returns:
+            The name; None if this process has the whole model.
+        """
+        return None
+
     def weights(self, tensors: Mapping[str, Array], **options: Any) -> dict[str, Any]:
         """Return a model's tensors by name, in the framework's own type if it has one; no pickle is read.
 

@@ -13,18 +13,21 @@ tensors of any mesh are filled. The module imports torch, the integration and th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     STORAGE_TYPES,
     BytesStorageMetadata,
@@ -43,14 +46,19 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 
 from tensorcas_mlflow.adapter import SKELETON, Array, adapter_named, take_apart
 from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import AdapterError, FormatError, WrongStoreError
-from tensorcas_mlflow.integration.checkpoints import CheckpointInfo, ShardedStep, open_whole_step
+from tensorcas_mlflow.integration.checkpoints import CheckpointInfo, Keep, ShardedStep, find_whole_step, open_whole_step
 from tensorcas_mlflow.layout import DEFAULT_NAME, Ref
 from tensorcas_mlflow.store import (
     Box,
@@ -71,6 +79,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorCasStorageReader", "TensorCasStorageWriter"]
 
+T = TypeVar("T")
+
 _GROUP_BYTES = 512 << 20
 """Bytes of tensors of other devices that are copied to this machine's memory at a time."""
 
@@ -80,6 +90,8 @@ class _WantedSave(TypedDict):
     name: str
     run_id: str | Run | None
     overwrite: bool
+    keep: Keep | None
+    log_metrics: bool | None
     policy: str | None
 
 
@@ -146,6 +158,8 @@ class TensorCasStorageWriter(StorageWriter):
         name: str = DEFAULT_NAME,
         run_id: str | Run | None = None,
         overwrite: bool = False,
+        keep: Keep | None = None,
+        log_metrics: bool | None = None,
         policy: str | None = None,
     ) -> None:
         """Describe the step; nothing is written or looked up yet.
@@ -156,6 +170,8 @@ class TensorCasStorageWriter(StorageWriter):
             run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. Only the coordinator, rank 0 by
                 default, looks for it. By default its active run, else a new one.
             overwrite: Replace a checkpoint of this step, atomically.
+            keep: As for `log_checkpoint`.
+            log_metrics: As for `log_checkpoint`.
             policy: As for `log_checkpoint`.
 
         Raises:
@@ -164,7 +180,15 @@ class TensorCasStorageWriter(StorageWriter):
         Policy.of(policy)
         self.info: CheckpointInfo | None = None
         """On the coordinator, the result of the last save."""
-        self._wanted = _WantedSave(step=step, name=name, run_id=run_id, overwrite=overwrite, policy=policy)
+        self._wanted = _WantedSave(
+            step=step,
+            name=name,
+            run_id=run_id,
+            overwrite=overwrite,
+            keep=keep,
+            log_metrics=log_metrics,
+            policy=policy,
+        )
         self._step: ShardedStep | None = None
         self._rank = 0
         self._open: tuple[Store, list[str]] | None = None
@@ -558,7 +582,8 @@ def _structure(manifest: Manifest, read: ReadArrays) -> tuple[Mapping[str, Any],
             if name not in kept:
                 assert spec.dtype is not None
                 arrays[name] = _array_placeholder(parse_dtype(spec.dtype), spec.shape)
-        state = adapter.reconstruct({name: arrays[name] for name in specs})
+        live = adapter.reconstruct({name: arrays[name] for name in specs})
+        state = _plain(live, _modules_of(live))
         if not isinstance(state, Mapping):
             raise AdapterError(
                 manifest.flavor,
@@ -619,3 +644,318 @@ def _flat(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str
     """Return the values of a nested state by the names that PyTorch's planners give them, and their paths."""
     values, paths = flatten_state_dict(dict(state))
     return values, paths
+
+
+def log_state(
+    state: Any,
+    *,
+    step: int,
+    name: str,
+    run_id: str | Run | None,
+    overwrite: bool,
+    keep: Keep | None,
+    log_metrics: bool | None,
+    policy: str | None,
+) -> CheckpointInfo:
+    """Save a live state from all ranks of the default process group: the part of `log_checkpoint` for spread states.
+
+    Modules and optimizers become their state dicts. The entries of an optimizer are named by the parameters of the
+    module beside it, as `torch.distributed.checkpoint.state_dict` names them.
+
+    Args:
+        state: This rank's parts of the state; see `log_checkpoint` for the others. All ranks pass equal arguments.
+
+    Returns:
+        The result, equal on all ranks.
+
+    Raises:
+        AdapterError: The parameters of an optimizer are not those of one module of the state.
+        CheckpointExistsError: The step is there and ``overwrite`` is False.
+        Exception: A rank failed; nothing was saved. All ranks raise the error of the first of those that failed.
+    """
+    writer = TensorCasStorageWriter(
+        step=step,
+        name=name,
+        run_id=run_id,
+        overwrite=overwrite,
+        keep=keep,
+        log_metrics=log_metrics,
+        policy=policy,
+    )
+    with _own_errors():
+        save(_plain(state, _modules_of(state)), storage_writer=writer)
+    info = _from_first(lambda: writer.info)
+    assert isinstance(info, CheckpointInfo)
+    return info
+
+
+def fill_state(state: Any, source: str | Run | None, *, step: int | None, name: str, strict: bool) -> Any:
+    """Fill a live state on all ranks of the default process group: the part of `load_checkpoint` for spread states.
+
+    Args:
+        state: This rank's parts of the state: tensors, modules and optimizers are filled, other values replaced.
+        source: See `load_checkpoint`; only rank 0 uses it.
+        step: See `load_checkpoint`.
+        name: See `load_checkpoint`.
+        strict: Whether the checkpoint and the state must have the same values. With False, those that only one of the
+            two has stay as they are.
+
+    Returns:
+        The state.
+
+    Raises:
+        NotFoundError: There is no such step.
+        AdapterError: The state does not fit; nothing has changed.
+        CorruptChunkError: A chunk is damaged; some tensors are filled already.
+        Exception: Another failure of a rank, as for `log_state`; some tensors may be filled already.
+    """
+    run_id, name, step = _from_first(lambda: find_whole_step(source, step=step, name=name))
+    reader = TensorCasStorageReader(step=step, name=name, run_id=run_id)
+    metadata = reader.read_metadata()
+    paths = metadata.planner_data
+    stored = unflatten_state_dict(metadata.state_dict_metadata, paths)
+    filling = _Filling(_modules_of(state), strict=strict)
+    plain = filling.target(state, stored, "")
+    filling.check()
+    with _own_errors():
+        load(plain, storage_reader=reader)
+    return filling.finish(state, plain)
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise the error of a rank in place of PyTorch's, which is no `Exception`."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (own, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        if not isinstance(own, Exception):
+            raise
+        own.add_note(f"This happened in rank {rank}.")
+        raise own from error
+
+
+def _from_first(give: Callable[[], T]) -> T:
+    """Return the result of a call in rank 0, on all ranks, or raise its error there."""
+    given: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            given[0] = give()
+        except Exception as error:  # noqa: BLE001 - every rank raises it
+            given[1] = error
+    dist.broadcast_object_list(given)
+    if given[1] is not None:
+        raise given[1]
+    return cast("T", given[0])
+
+
+def _modules_of(state: Any) -> list[torch.nn.Module]:
+    """Return the modules of a nested state."""
+    if isinstance(state, torch.nn.Module):
+        return [state]
+    parts = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return [module for part in parts for module in _modules_of(part)]
+
+
+def _plain(value: Any, modules: Sequence[torch.nn.Module]) -> Any:
+    """Return a state with state dicts for its modules, optimizers, schedulers and the like."""
+    if isinstance(value, torch.nn.Module):
+        return get_model_state_dict(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return _named_optimizer(value, _parameter_names(value, modules))
+    if isinstance(value, Mapping):
+        return {key: _plain(each, modules) for key, each in value.items()}
+    if isinstance(value, list) or (isinstance(value, tuple) and _is_live(value)):
+        return [_plain(each, modules) for each in value]
+    return value.state_dict() if isinstance(value, Stateful) else value
+
+
+def _is_live(value: Any) -> bool:
+    """Tell whether a value holds tensors: PyTorch's planners look for them in dicts and lists, and not in tuples."""
+    if isinstance(value, Mapping):
+        return any(_is_live(each) for each in value.values())
+    if isinstance(value, list | tuple):
+        return any(_is_live(each) for each in value)
+    return isinstance(value, torch.Tensor | Stateful)
+
+
+def _parameter_names(optimizer: torch.optim.Optimizer, modules: Sequence[torch.nn.Module]) -> list[str]:
+    """Return the names of an optimizer's parameters in their module, in the order of the optimizer's numbers."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for module in modules:
+        inner = module.module if isinstance(module, DistributedDataParallel) else module
+        names = {id(parameter): plain_name(name) for name, parameter in inner.named_parameters()}
+        if all(id(parameter) in names for parameter in parameters):
+            return [names[id(parameter)] for parameter in parameters]
+    raise AdapterError(
+        _FLAVOR,
+        f"the parameters of a {type(optimizer).__qualname__} are not those of one module of the state, so its entries "
+        "have no names: log the module beside it, as in {'model': model, 'optimizer': optimizer}; for a module of "
+        "FullyShardedDataParallel, log the results of torch.distributed.checkpoint.state_dict.get_state_dict",
+    )
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a parameter without the names of wrappers of PyTorch."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+
+
+def _named_optimizer(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, Any]:
+    """Return an optimizer's state dict with names in place of its numbers."""
+    numbered = optimizer.state_dict()
+    return {
+        "state": {names[number]: entry for number, entry in numbered["state"].items()},
+        "param_groups": [
+            {**group, "params": [names[number] for number in group["params"]]} for group in numbered["param_groups"]
+        ],
+    }
+
+
+def _numbered_optimizer(named: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the inverse of `_named_optimizer`."""
+    numbers = {name: number for number, name in enumerate(names)}
+    return {
+        "state": {numbers[name]: entry for name, entry in named.get("state", {}).items()},
+        "param_groups": [
+            {**group, "params": [numbers[name] for name in group["params"]]} for group in named["param_groups"]
+        ],
+    }
+
+
+class _Filling:
+    """One load into a live state: the plain state to fill, and afterwards its way into the live one."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module], *, strict: bool) -> None:
+        self._modules = modules
+        self._strict = strict
+        self._wrong: list[str] = []
+
+    def target(self, live: Any, stored: Any, path: str) -> Any:
+        """Return what `dcp.load` is to fill for a live value.
+
+        Args:
+            live: The live value.
+            stored: The facts of the stored values: nested as they are, with metadata for each.
+            path: The value's path, for messages.
+        """
+        if isinstance(live, torch.nn.Module):
+            return self._matched(get_model_state_dict(live), stored, path)
+        if isinstance(live, torch.optim.Optimizer):
+            return self._optimizer_target(live, stored, path)
+        if isinstance(live, Mapping):
+            return self._matched(live, stored, path)
+        if isinstance(live, list | tuple):
+            if not isinstance(stored, list) or len(stored) != len(live):
+                return self._leaf(live, stored, path)
+            return [
+                self.target(each, known, f"{path}.{at}")
+                for at, (each, known) in enumerate(zip(live, stored, strict=True))
+            ]
+        if isinstance(live, Stateful):
+            return self._anew(stored)
+        return self._leaf(live, stored, path)
+
+    def _matched(self, live: Mapping[Any, Any], stored: Any, path: str) -> dict[str, Any]:
+        known = stored if isinstance(stored, Mapping) else {}
+        if stored is not None and not isinstance(stored, Mapping):
+            self._wrong.append(f"{path or 'the state'} is a single value in the checkpoint")
+        by_text = {str(key): value for key, value in live.items()}
+        missing = [key for key, value in by_text.items() if key not in known and not _is_empty(value)]
+        if self._strict:
+            self._wrong += [f"{_joined(path, key)} is not in the checkpoint" for key in missing]
+            self._wrong += [f"{_joined(path, key)} is only in the checkpoint" for key in known if key not in by_text]
+        return {
+            key: self.target(value, known[key], _joined(path, key)) for key, value in by_text.items() if key in known
+        }
+
+    def _leaf(self, live: Any, stored: Any, path: str) -> Any:
+        is_tensor = isinstance(stored, TensorStorageMetadata)
+        if isinstance(live, torch.Tensor) != is_tensor or isinstance(stored, Mapping | list):
+            self._wrong.append(f"{path} is {_kind(stored)} in the checkpoint, and a {type(live).__qualname__} here")
+        elif isinstance(stored, TensorStorageMetadata) and (stored.size, stored.properties.dtype) != (
+            live.shape,
+            live.dtype,
+        ):
+            self._wrong.append(
+                f"{path} has the shape {list(stored.size)} and the dtype {stored.properties.dtype} in the checkpoint, "
+                f"and {list(live.shape)} and {live.dtype} here"
+            )
+        return live
+
+    def _anew(self, stored: Any, like: torch.Tensor | None = None) -> Any:
+        """Return new memory for stored values; tensors of the shape of a parameter are spread as it is."""
+        if isinstance(stored, Mapping):
+            return {key: self._anew(each, like) for key, each in stored.items()}
+        if isinstance(stored, list):
+            return [self._anew(each, like) for each in stored]
+        if not isinstance(stored, TensorStorageMetadata):
+            return None
+        if like is not None and stored.size == like.shape:
+            return torch.zeros_like(like, dtype=stored.properties.dtype, requires_grad=False)
+        return torch.zeros(stored.size, dtype=stored.properties.dtype)
+
+    def _optimizer_target(self, live: torch.optim.Optimizer, stored: Any, path: str) -> dict[str, Any]:
+        parameters = [parameter for group in live.param_groups for parameter in group["params"]]
+        by_name = dict(zip(_parameter_names(live, self._modules), parameters, strict=True))
+        entries = stored.get("state", {}) if isinstance(stored, Mapping) else {}
+        unknown = [name for name in entries if name not in by_name]
+        if not isinstance(stored, Mapping) or "param_groups" not in stored:
+            self._wrong.append(f"{path} is no optimizer in the checkpoint")
+        if unknown:
+            self._wrong.append(f"{path}.state.{unknown[0]} belongs to no parameter of the optimizer")
+        if self._wrong:
+            return {}
+        state = {name: self._anew(entry, by_name[name].detach()) for name, entry in entries.items()}
+        return {"state": state, "param_groups": self._anew(stored["param_groups"])}
+
+    def check(self) -> None:
+        """Refuse a state that does not fit.
+
+        Raises:
+            AdapterError: It does not.
+        """
+        if self._wrong:
+            more = f"; and {len(self._wrong) - 10} more" if len(self._wrong) > 10 else ""
+            raise AdapterError(_FLAVOR, "the checkpoint does not fit: " + "; ".join(self._wrong[:10]) + more)
+
+    def finish(self, live: Any, filled: Any) -> Any:
+        """Return a live value after `dcp.load`: itself, filled, or what replaces it."""
+        if isinstance(live, torch.nn.Module):
+            set_model_state_dict(live, filled, options=StateDictOptions(strict=self._strict))
+            return live
+        if isinstance(live, torch.optim.Optimizer):
+            live.load_state_dict(_numbered_optimizer(filled, _parameter_names(live, self._modules)))
+            return live
+        if isinstance(live, MutableMapping):
+            for key, value in live.items():
+                if str(key) in filled:
+                    live[key] = self.finish(value, filled[str(key)])
+            return live
+        if isinstance(live, list | tuple) and isinstance(filled, list) and len(filled) == len(live):
+            done = [self.finish(value, new) for value, new in zip(live, filled, strict=True)]
+            if isinstance(live, list):
+                live[:] = done
+                return live
+            return type(live)(done) if type(live) is tuple else type(live)(*done)
+        if isinstance(live, Stateful):
+            live.load_state_dict(filled)
+            return live
+        return filled
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _is_empty(value: Any) -> bool:
+    """Tell whether a value has no entry in a checkpoint: PyTorch's planners leave out empty dicts."""
+    return isinstance(value, Mapping) and all(_is_empty(each) for each in value.values())
+
+
+def _kind(stored: Any) -> str:
+    if isinstance(stored, TensorStorageMetadata):
+        return "a tensor"
+    return "a dict" if isinstance(stored, Mapping) else "a list" if isinstance(stored, list) else "another value"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
 import mlflow
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from mlflow.exceptions import MlflowException
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import tensorcas_mlflow as tensorcas
 from tensorcas_mlflow.distributed import TensorCasStorageReader, TensorCasStorageWriter
 
 
@@ -116,4 +121,93 @@ def assert_equal(value: Any, wanted: Any) -> None:
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         assert torch.equal(whole, wanted)
     else:
-        assert value == wanted
+        assert value == wanted, f"{value} is not {wanted}"
+
+
+def training(seed: int, *, width: int = 64) -> dict[str, Any]:
+    """Return a live training, spread over all ranks as FSDP2 does it; in one process it is a plain one."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(30, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 3))
+    if torch.distributed.is_initialized():
+        fully_shard(model, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
+    optimizer = torch.optim.AdamW(
+        [{"params": model[0].parameters(), "lr": 1e-2}, {"params": [*model[1].parameters(), *model[2].parameters()]}]
+    )
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    return {"model": model, "optimizer": optimizer, "schedule": schedule, "epoch": 0, "seen": [0, (1, 2)]}
+
+
+def train(state: dict[str, Any], epoch: int) -> None:
+    """Train for an epoch, the same in any number of ranks."""
+    torch.manual_seed(epoch)
+    for _ in range(2):
+        inputs = torch.randn(16, 30)
+        state["optimizer"].zero_grad()
+        state["model"](inputs).square().mean().backward()
+        state["optimizer"].step()
+    state["schedule"].step()
+    state["epoch"] = epoch
+    state["seen"][0] = epoch
+
+
+def values_of(state: dict[str, Any]) -> dict[str, Any]:
+    """Return all values of a training, gathered."""
+    optimizer = state["optimizer"].state_dict()
+    parts = {**state, "model": state["model"].state_dict(), "schedule": state["schedule"].state_dict()}
+    return gathered({**parts, "optimizer": {"state": optimizer["state"], "groups": {0: optimizer["param_groups"]}}})
+
+
+def gathered(value: Any) -> Any:
+    """Return a state of plain tensors."""
+    if isinstance(value, dict):
+        return {key: gathered(each) for key, each in value.items()}
+    return value.full_tensor().clone() if isinstance(value, DTensor) else copy.deepcopy(value)
+
+
+def log_training(rank: int, tracking: str, run_id: str, epochs: int) -> None:
+    """Train, and log a step after each epoch; keep the last two."""
+    mlflow.set_tracking_uri(tracking)
+    state = training(0)
+    for epoch in range(1, epochs + 1):
+        train(state, epoch)
+        info = tensorcas.log_checkpoint(
+            state, step=epoch, run_id=run_id if rank == 0 else None, keep=tensorcas.Keep(last=2)
+        )
+        assert (info.step, info.run_id, info.new_bytes is not None) == (epoch, run_id, True)
+    with pytest.raises(MlflowException, match="there is already a checkpoint"):
+        tensorcas.log_checkpoint(state, step=epochs, run_id=run_id if rank == 0 else None)
+    assert all(type(part) is type(fresh) for part, fresh in zip(state.values(), training(0).values(), strict=True))
+
+
+def continue_training(rank: int, tracking: str, run_id: str, epochs: int) -> None:
+    """Continue from the last step in other ranks; the result is that of a training without a break."""
+    mlflow.set_tracking_uri(tracking)
+    state = training(5)
+    tensorcas.load_checkpoint(run_id if rank == 0 else None, into=state)
+    whole = training(0)
+    for epoch in range(1, state["epoch"] + 1):
+        train(whole, epoch)
+    assert_equal(values_of(state), values_of(whole))
+    train(state, epochs)
+    train(whole, epochs)
+    assert_equal(values_of(state), values_of(whole))
+    load_what_does_not_fit(run_id)
+
+
+def load_what_does_not_fit(run_id: str) -> None:
+    """Load into states that do not fit: each is refused on all ranks, and unchanged."""
+    for state, words in (
+        (training(5, width=65), "model.0.weight has the shape"),
+        ({**training(5), "more": torch.zeros(3)}, "more is not in the checkpoint"),
+        ({key: part for key, part in training(5).items() if key != "epoch"}, "epoch is only in the checkpoint"),
+    ):
+        before = values_of(state)
+        with pytest.raises(MlflowException, match=words):
+            tensorcas.load_checkpoint(run_id, into=state)
+        assert_equal(values_of(state), before)
+    state = {"model": training(5)["model"]}
+    tensorcas.load_checkpoint(run_id, into=state, strict=False)
+    with pytest.raises(MlflowException, match="there is no checkpoint"):
+        tensorcas.load_checkpoint(run_id, step=77, into=state)
+    with pytest.raises(MlflowException, match="leave out device"):
+        tensorcas.load_checkpoint(run_id, into=state, device="cpu")

@@ -17,7 +17,7 @@ from tensorcas_mlflow.layout import list_dir
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store
 from tests.distributed.ranks import run_ranks
-from tests.distributed.states import assert_equal, empty_like, whole_state
+from tests.distributed.states import assert_equal, empty_like, train, training, whole_state
 
 STATES = "tests.distributed.states"
 
@@ -115,8 +115,37 @@ def test_an_existing_step_is_refused_and_untouched(tracking: str, run_id: str) -
     assert_equal(tensorcas.load_checkpoint(run_id, step=1), whole_state(3))
 
 
-def test_a_checkpoint_of_a_module_is_no_state(tracking: str, run_id: str) -> None:
-    tensorcas.log_checkpoint(torch.nn.Linear(2, 3), step=1, run_id=run_id)
+def test_a_module_of_one_process_is_a_state_and_a_single_value_is_none(tracking: str, run_id: str) -> None:
+    module = torch.nn.Linear(2, 3)
+    tensorcas.log_checkpoint(module, step=1, run_id=run_id)
+    tensorcas.log_checkpoint([torch.ones(3)], step=2, run_id=run_id)
 
+    weights = {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}
+    dcp.load(weights, storage_reader=TensorCasStorageReader(step=1, run_id=run_id))
+    assert_equal(weights, dict(module.state_dict()))
     with pytest.raises(BaseException, match="loads states"):
-        dcp.load({"weight": torch.zeros(3, 2)}, storage_reader=TensorCasStorageReader(step=1, run_id=run_id))
+        dcp.load(weights, storage_reader=TensorCasStorageReader(step=2, run_id=run_id))
+
+
+def test_log_checkpoint_in_all_ranks_saves_a_live_training_that_other_ranks_continue(
+    tracking: str, run_id: str
+) -> None:
+    assert run_ranks(2, f"{STATES}:log_training", tracking, run_id, 3) == [0, 0]
+    assert [record.step for record in tensorcas.list_checkpoints(run_id)] == [2, 3]
+    assert run_ranks(4, f"{STATES}:continue_training", tracking, run_id, 4) == [0, 0, 0, 0]
+
+    loaded = tensorcas.load_checkpoint(run_id)
+    assert loaded["epoch"] == 3
+    model = training(5)["model"]
+    with tensorcas.open_checkpoint(run_id) as reader:
+        reader.load_into(model, prefix="model.")
+    assert_equal(model.state_dict(), loaded["model"])
+
+
+def test_ranks_continue_a_training_of_one_process(tracking: str, run_id: str) -> None:
+    state = training(0)
+    for epoch in (1, 2):
+        train(state, epoch)
+    tensorcas.log_checkpoint(state, step=2, run_id=run_id)
+
+    assert run_ranks(2, f"{STATES}:continue_training", tracking, run_id, 3) == [0, 0]

@@ -101,6 +101,13 @@ class PyTorchAdapter(Adapter):
                     return True
         return False
 
+    def module_for_ranks(self, model: Any) -> str | None:
+        """Name the module for states with a `DTensor`, a `ShardedTensor` or an FSDP module; None for any other."""
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return None
+        return "tensorcas_mlflow.distributed" if _is_spread(model) else None
+
     def extract(self, model: Any) -> dict[str, Array]:
         """Take a model or training state apart, as views of its tensors where they are on the CPU.
 
@@ -339,8 +346,41 @@ class _Options:
         return tensors if self.device is None and self.dtype is None else convert(tensors, self.device, self.dtype)
 
 
+_SPREAD = {
+    ("torch.distributed.tensor", "DTensor"),
+    ("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
+}
+"""Classes of parts of tensors, and of modules that hold them."""
+
+
 def _is_live(value: object) -> bool:
     return _descends(value, _LIVE)
+
+
+def _is_spread(model: Any) -> bool:
+    """Tell whether some tensor of a state is a part of one that other processes share."""
+    stack: list[Any] = [model]
+    seen: set[int] = set()
+    while stack:
+        part = stack.pop()
+        if type(part) in _ATOMS or id(part) in seen:
+            continue
+        seen.add(id(part))
+        if issubclass(type(part), Mapping):
+            stack += part.values()
+        elif issubclass(type(part), list | tuple):
+            stack += part
+        elif _descends(part, _SPREAD):
+            return True
+        elif _descends(part, {("torch.nn.modules.module", "Module")}):
+            if any(_descends(module, _SPREAD) for module in part.modules()):
+                return True
+            stack += part.parameters()
+            stack += part.buffers()
+        elif _descends(part, {("torch.optim.optimizer", "Optimizer")}):
+            stack += (parameter for group in part.param_groups for parameter in group["params"])
+    return False
 
 
 def _descends(value: object, classes: set[tuple[str, str]]) -> bool:

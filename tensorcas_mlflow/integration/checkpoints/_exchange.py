@@ -97,6 +97,7 @@ def import_checkpoint(
         saving,
         step=step,
         n_tensors=len(prepared.arrays),
+        keep=None,
         log_metrics=config.logs_metrics(),
         tracking_uri=tracking_uri,
         began=began,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mlflow.entities import Run
 
-from tensorcas_mlflow.adapter import adapter_named
+from tensorcas_mlflow.adapter import adapter_for, adapter_named
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
 from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
@@ -51,7 +52,8 @@ def load_checkpoint(
             Everything is checked before anything changes: names, dtypes, shapes, and the stored bytes of all tensors.
             A load of at most 32 MiB reads the tensors into new memory first. A larger one reads most tensors of a
             PyTorch model straight into its memory; if the disk fails after the check, the state is filled in part, and
-            a note of the error says so. A module on the meta device is refused.
+            a note of the error says so. A module on the meta device is refused. If tensors of the state are spread over
+            ranks, all ranks make the call; names, dtypes and shapes are then checked first, and bytes as they are read.
         weights_only: Return the tensors by name, without unpickling.
         verify: Check each chunk against its digest.
         precheck: With ``into``, check the stored bytes of all tensors before anything changes. False reads them once,
@@ -75,6 +77,12 @@ def load_checkpoint(
         TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     check_call(into=into, weights_only=weights_only)
+    for_ranks = None if into is None else adapter_for(into).module_for_ranks(into)
+    if for_ranks is not None:
+        refused = given(device=device, dtype=dtype)
+        if refused:
+            raise ValueError(f"a state that is spread over ranks is filled as it is: leave out {', '.join(refused)}")
+        return import_module(for_ranks).fill_state(into, source, step=step, name=name, strict=strict is not False)
     saves.wait()
     one = parse_checkpoint_uri(source, step=step, name=name) if isinstance(source, str) else None
     if one is not None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal
 
 import mlflow
@@ -217,6 +218,10 @@ def log_checkpoint(
     The call is light enough for every step: it records no environment, and creates no model in MLflow's database.
     Errors are also `mlflow.exceptions.MlflowException`.
 
+    If tensors of the state are spread over the ranks of a process group of PyTorch (FSDP2, tensor parallelism), all
+    ranks must make the call, and each stores its own part (``docs/training-loops.md``, Many ranks). Rank 0 looks for
+    the run. Such a call always blocks.
+
     Args:
         state: A module, an estimator, a booster, a state dict, a training state such as ``{"model": model, "optimizer":
             optimizer, "epoch": 3}``, or any other picklable object, but no lone number or text. It is not changed.
@@ -255,6 +260,20 @@ def log_checkpoint(
     chosen = Policy.of(policy)
     if keep is not None and not isinstance(keep, Keep):
         raise ValueError(f"keep is a Keep, such as Keep(last=3), and not {keep!r}")
+    adapter = adapter_for(state)
+    for_ranks = adapter.module_for_ranks(state)
+    if for_ranks is not None:
+        info: CheckpointInfo = import_module(for_ranks).log_state(
+            state,
+            step=step,
+            name=name,
+            run_id=run_id,
+            overwrite=overwrite,
+            keep=keep,
+            log_metrics=log_metrics,
+            policy=policy,
+        )
+        return dataclasses.replace(info, blocked_s=time.perf_counter() - began)
     series = series_of(run_to_write(run_id), name, create=True)
 
     def refuse_existing() -> None:
@@ -268,7 +287,6 @@ def log_checkpoint(
     if log_metrics is None:
         log_metrics = config.logs_metrics()
     tracking_uri = mlflow.get_tracking_uri()
-    adapter = adapter_for(state)
     tensors = take_apart(adapter, state)
     if not blocking and sum(array.nbytes for array in tensors.values()) > _MAX_AHEAD_BYTES:
         saves.wait()
@@ -318,7 +336,15 @@ def would_be_refused(run_id: str | Run | None, *, step: int, name: str) -> bool:
 
 
 def finish_now(
-    series: Series, saving: Saving, *, step: int, n_tensors: int, log_metrics: bool, tracking_uri: str, began: float
+    series: Series,
+    saving: Saving,
+    *,
+    step: int,
+    n_tensors: int,
+    keep: Keep | None,
+    log_metrics: bool,
+    tracking_uri: str,
+    began: float,
 ) -> CheckpointInfo:
     """Finish a pending save, and log its figures.
 
@@ -327,13 +353,14 @@ def finish_now(
         saving: The pending save; abandoned if it cannot be finished.
         step: The step.
         n_tensors: The number of its tensors.
+        keep: A rule for the earlier checkpoints of the series to keep.
         log_metrics: Whether to log figures.
         tracking_uri: The tracking store for the figures.
         began: The start of the caller's call, by `time.perf_counter`.
     """
     info = _begun(series, saving, step=step, n_tensors=n_tensors)
     finish = _Finish(
-        series=series, saving=saving, keep=None, log_metrics=log_metrics, tracking_uri=tracking_uri, info=info
+        series=series, saving=saving, keep=keep, log_metrics=log_metrics, tracking_uri=tracking_uri, info=info
     )
     return dataclasses.replace(finish(), blocked_s=time.perf_counter() - began)
 

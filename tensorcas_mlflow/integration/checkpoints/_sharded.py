@@ -14,9 +14,10 @@ from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._find import series_of
-from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, finish_now
+from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Keep, finish_now
 from tensorcas_mlflow.integration.checkpoints._series import Saving, run_to_read, run_to_write
 from tensorcas_mlflow.integration.checkpoints._store_series import StoreSeries
+from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
 from tensorcas_mlflow.layout import Ref, as_step
 from tensorcas_mlflow.store import Policy
 
@@ -32,7 +33,17 @@ class ShardedStep:
     """One step of a run whose shards several processes store; one of them commits it."""
 
     @translate_errors()
-    def __init__(self, *, step: int, name: str, run_id: str | Run | None, overwrite: bool, policy: str | None) -> None:
+    def __init__(
+        self,
+        *,
+        step: int,
+        name: str,
+        run_id: str | Run | None,
+        overwrite: bool,
+        keep: Keep | None,
+        log_metrics: bool | None,
+        policy: str | None,
+    ) -> None:
         """Find the step's place; see `log_checkpoint` for the arguments.
 
         Raises:
@@ -44,6 +55,8 @@ class ShardedStep:
         self.step = as_step(step)
         self.policy = Policy.of(policy)
         self._overwrite = overwrite
+        self._keep = keep
+        self._log_metrics = config.logs_metrics() if log_metrics is None else log_metrics
         series = series_of(run_to_write(run_id), name, create=True)
         if not isinstance(series, StoreSeries) or series.store.backend.is_carrier:
             raise ValueError(
@@ -104,7 +117,8 @@ class ShardedStep:
             _WithShards(saving, n_new_bytes=n_new_bytes, n_stored_bytes=n_stored_bytes),
             step=self.step,
             n_tensors=n_tensors,
-            log_metrics=config.logs_metrics(),
+            keep=self._keep,
+            log_metrics=self._log_metrics,
             tracking_uri=mlflow.get_tracking_uri(),
             began=self._began,
         )
@@ -124,6 +138,24 @@ class _WithShards(Saving):
 
     def abandon(self) -> None:
         self._saving.abandon()
+
+
+@translate_errors()
+def find_whole_step(source: str | Run | None, *, step: int | None, name: str) -> tuple[str, str, int]:
+    """Find a step; see `load_checkpoint` for the arguments.
+
+    Returns:
+        Its run's id, its series and its number.
+
+    Raises:
+        NotFoundError: There is no such step.
+    """
+    saves.wait()
+    one = parse_checkpoint_uri(source, step=step, name=name) if isinstance(source, str) else None
+    if one is not None:
+        source, name, step = one
+    run = run_to_read(source)
+    return run.run_id, name, series_of(run, name).get(step).step
 
 
 Take = Callable[["Manifest", "ReadArrays"], Any]
