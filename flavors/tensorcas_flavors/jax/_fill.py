@@ -1,0 +1,210 @@
+"""Filling of a live JAX state: new arrays in the places of its arrays.
+
+Arrays of JAX cannot change. So all new arrays are made first, with the shardings of the old ones, and the objects that
+can change (variables of nnx, a dict or list at the root) get them at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorcas_flavors._facts import decode, is_same_json, misfit
+from tensorcas_flavors.jax._arrays import ADAPTER, KEY, Kind, is_of_jax, key_dtype, make_array
+from tensorcas_flavors.jax._layout import Layout
+from tensorcas_flavors.jax._tree import Leaf, Tree, is_nnx_object, is_variable
+from tensorcas_mlflow.adapter import Array, ReadTensors, StoredTensor
+from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
+
+_GROUP_BYTES = 64 << 20
+"""Bytes of rows that are read at a time, before they go to their devices."""
+_MOST_NAMED = 5
+
+
+def fill(original: Any, layout: Layout, stored: Mapping[str, StoredTensor], read: ReadTensors, *, strict: bool) -> Any:
+    """Fill a live state.
+
+    Args:
+        original: The state; its arrays may be deleted, or be `jax.ShapeDtypeStruct`.
+        layout: Description of the stored state.
+        stored: The rows.
+        read: Reader of the rows.
+        strict: See `tensorcas_flavors.jax.JaxAdapter`.
+
+    Returns:
+        The filled state.
+
+    Raises:
+        AdapterError: The stored state does not fit; nothing is changed.
+        TensorCasError: A row cannot be read; nothing is changed.
+    """
+    tree = Tree(original)
+    _check_names(original, tree, layout, strict=strict)
+    if strict:
+        _check_static(tree, layout)
+    problems = [
+        f"{leaf.name!r} {problem}" for leaf in tree.leaves for problem in _problems(leaf, layout, stored, strict)
+    ]
+    if problems:
+        more = f", and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+        raise misfit(ADAPTER, "; ".join(problems[:_MOST_NAMED]) + more)
+    twice = _held_twice(tree, layout)
+    leaves = {leaf.name: layout.value(leaf.name) for leaf in tree.leaves if leaf.name in layout.values}
+    leaves |= {leaf.name: leaf.value for leaf in tree.leaves if leaf.name in {*layout.code, *layout.opaque}}
+    targets = {leaf.name: leaf.value for leaf in tree.leaves if leaf.name in layout.rows}
+    for first, second in twice:
+        _check_equal(first, second, layout, stored, read)
+    for names in _groups(list(targets), stored):
+        rows = dict(read(names))
+        for name in names:
+            leaves[name] = make_array(name, rows.pop(name), layout.rows[name], like=targets[name])
+    filled, changes = tree.filled(leaves)
+    for change in changes:
+        change()
+    return filled
+
+
+def _check_names(original: Any, tree: Tree, layout: Layout, *, strict: bool) -> None:
+    stored, live = set(layout.names()), {leaf.name for leaf in tree.leaves}
+    missing = [leaf.name for leaf in tree.leaves if leaf.name not in stored]
+    unexpected = [name for name in layout.names() if name not in live]
+    if strict and type(original) is dict:
+        # As for all nests, entries at the top that `original` does not name are left out.
+        tops = {leaf.path[0] for leaf in tree.leaves if leaf.path} | {str(key) for key in original}
+        unexpected = [name for name in unexpected if any(name == top or name.startswith(f"{top}.") for top in tops)]
+    if missing:
+        raise misfit(ADAPTER, f"it has {_named(missing)}, not stored")
+    if strict and unexpected:
+        raise misfit(ADAPTER, f"it lacks {_named(unexpected)}, stored")
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:_MOST_NAMED]))
+    return shown + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
+
+
+def _check_static(tree: Tree, layout: Layout) -> None:
+    for path, values in tree.static_values().items():
+        known = layout.static.get(path, {})
+        for name, value in values.items():
+            if name in known and not is_same_json(value, known[name]):
+                place = f"{path}.{name}".lstrip(".")
+                raise misfit(
+                    ADAPTER,
+                    f"{place!r} is no leaf, and is {decode(ADAPTER, value)!r:.60} in it and "
+                    f"{decode(ADAPTER, known[name])!r:.60} as stored; set it, or pass strict=False to keep it",
+                )
+
+
+def _problems(leaf: Leaf, layout: Layout, stored: Mapping[str, StoredTensor], strict: bool) -> Iterator[str]:
+    name, live = leaf.name, leaf.value
+    if name in layout.opaque:
+        if strict:
+            yield "is stored as a pickle alone; strict=False keeps the one in it"
+    elif name in layout.code:
+        if not callable(live):
+            yield f"is a {type(live).__name__} in it, and a function or class is stored"
+    elif name in layout.values:
+        yield from _value_problems(live, layout.value(name))
+    else:
+        yield from _row_problems(live, stored[name], layout.rows[name])
+
+
+def _value_problems(live: Any, value: Any) -> Iterator[str]:
+    is_other = (live is None) != (value is None) or callable(live)
+    if is_other or (_is_array(live) and (tuple(live.shape) != () or _family(value) != _family(live))):
+        yield f"is {_text_of(live)} in it, and the plain value {_text_of(value)} is stored"
+
+
+def _row_problems(live: Any, spec: StoredTensor, kind: Kind) -> Iterator[str]:
+    shape = tuple(spec.shape)
+    text = f"{spec.dtype}{list(shape)}"
+    if kind.kind == KEY:
+        dtype = key_dtype(kind.impl)
+        shape = shape[: len(shape) - len(dtype._impl.key_shape)] if hasattr(dtype, "_impl") else shape[:-1]
+        text = f"{dtype}{list(shape)}"
+        if not is_of_jax(live) or live.dtype != dtype or tuple(live.shape) != shape:
+            yield f"is {_text_of(live)} in it, and {text} is stored"
+    elif _is_array(live):
+        if str(live.dtype) != str(parse_dtype(spec.dtype or "uint8")) or tuple(live.shape) != shape:
+            yield f"is {_text_of(live)} in it, and {text} is stored"
+    elif shape != () or _family(live) != _family(np.empty((), parse_dtype(spec.dtype or "uint8"))):
+        yield f"is {_text_of(live)} in it, and {text} is stored"
+
+
+def _is_array(part: Any) -> bool:
+    return is_of_jax(part) or isinstance(part, np.ndarray)
+
+
+def _text_of(part: Any) -> str:
+    return f"{part.dtype}{list(part.shape)}" if _is_array(part) else repr(part)[:60]
+
+
+def _family(part: Any) -> str | None:
+    """Return the family of numbers of a scalar: a training may begin with an int, and go on with an array of one."""
+    dtype = getattr(part, "dtype", None)
+    if dtype is None:
+        return {bool: "bool", int: "int", float: "float", complex: "complex"}.get(type(part))
+    name = str(dtype)
+    return next((family for family in ("bool", "int", "complex", "float") if family in name), None)
+
+
+def _held_twice(tree: Tree, layout: Layout) -> list[tuple[str, str]]:
+    """Return pairs of leaves of one object of nnx, which can have one value only."""
+    found: dict[tuple[int, Any], str] = {}
+    pairs: list[tuple[str, str]] = []
+    for node in tree.nodes():
+        if not (is_variable(node.part) or is_nnx_object(node.part)):
+            continue
+        for key, child in zip(node.keys, node.children, strict=True):
+            if isinstance(child, Leaf):
+                first = found.setdefault((id(node.part), key), child.name)
+                if first != child.name:
+                    pairs.append((first, child.name))
+    return pairs
+
+
+def _check_equal(
+    first: str, second: str, layout: Layout, stored: Mapping[str, StoredTensor], read: ReadTensors
+) -> None:
+    if first in layout.rows and second in layout.rows:
+        rows = read([first, second])
+        one, other = (np.ascontiguousarray(rows[name]).reshape(-1).view(np.uint8) for name in (first, second))
+        is_equal = stored[first].dtype == stored[second].dtype and np.array_equal(one, other)
+    else:
+        is_equal = first in layout.values and is_same_json(layout.values[first], layout.values.get(second))
+        is_equal |= first in {*layout.code, *layout.opaque} and second in {*layout.code, *layout.opaque}
+    if not is_equal:
+        raise misfit(ADAPTER, f"{first!r} and {second!r} are one object in it, and different values are stored")
+
+
+def _groups(names: Sequence[str], stored: Mapping[str, StoredTensor]) -> Iterator[list[str]]:
+    group: list[str] = []
+    n_bytes = 0
+    for name in names:
+        size = math.prod(stored[name].shape) * parse_dtype(stored[name].dtype or "uint8").itemsize
+        if group and n_bytes + size > _GROUP_BYTES:
+            yield group
+            group, n_bytes = [], 0
+        group.append(name)
+        n_bytes += size
+    if group:
+        yield group
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """Description of a row that was read already."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, row: Array) -> RowFacts:
+        """Describe a row."""
+        return cls(name, dtype_name(row.dtype), row.shape)
