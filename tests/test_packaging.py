@@ -140,6 +140,7 @@ def test_the_wheel_names_its_entry_points_and_ships_the_modules_behind_them(whee
         ),
         "tensorcas.flavors": {
             "generic": "tensorcas_flavors.generic:GenericAdapter",
+            "jax": "tensorcas_flavors.jax:JaxAdapter",
             "pytorch": "tensorcas_flavors.pytorch:PyTorchAdapter",
             "sklearn": "tensorcas_flavors.sklearn:SklearnAdapter",
             "xgboost": "tensorcas_flavors.xgboost:XGBoostAdapter",
@@ -156,7 +157,7 @@ def test_the_core_requires_no_framework(wheel: Path) -> None:
     core = [requirement for requirement in requirements if "extra ==" not in requirement]
 
     assert core
-    assert not [line for line in core if line.startswith(("torch", "scikit-learn", "xgboost"))]
+    assert not [line for line in core if line.startswith(("torch", "scikit-learn", "xgboost", "jax"))]
 
 
 def test_a_model_logged_through_the_wheel_alone_loads_and_predicts_the_same(wheel: Path, tmp_path: Path) -> None:

@@ -54,13 +54,15 @@ def load_checkpoint(
             PyTorch model straight into its memory; if the disk fails after the check, the state is filled in part, and
             a note of the error says so. A module on the meta device is refused. If tensors of the state are spread over
             ranks, all ranks make the call; names, dtypes and shapes are then checked first, and bytes as they are read.
+            Arrays of JAX cannot change, so a state of JAX is filled by new arrays with the shardings of the old ones:
+            go on with what the call returns.
         weights_only: Return the tensors by name, without unpickling.
         verify: Check each chunk against its digest.
         precheck: With ``into``, check the stored bytes of all tensors before anything changes. False reads them once,
             and checks each chunk as it is read: damage then leaves a state of more than 32 MiB filled in part, and a
             note of the error says so.
-        strict: For PyTorch with ``into``, as in ``load_state_dict``; by default True. False also keeps values of
-            ``into`` replaceable only by a pickle; True refuses them.
+        strict: For PyTorch and JAX with ``into``, as in ``load_state_dict``; by default True. False also keeps values
+            of ``into`` replaceable only by a pickle; True refuses them. For JAX it keeps static fields, too.
         device: For PyTorch, the device of new tensors; by default the CPU.
         dtype: For PyTorch, the new dtype of floating point tensors.
 

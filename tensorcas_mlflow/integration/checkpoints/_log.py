@@ -224,7 +224,8 @@ def log_checkpoint(
 
     Args:
         state: A module, an estimator, a booster, a state dict, a training state such as ``{"model": model, "optimizer":
-            optimizer, "epoch": 3}``, or any other picklable object, but no lone number or text. It is not changed.
+            optimizer, "epoch": 3}``, a pytree of JAX, or any other picklable object, but no lone number or text. It is
+            not changed.
         step: Any whole number of 64 bits.
         name: The series of checkpoints in the run.
         run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run, else a new one,

@@ -157,6 +157,33 @@ def test_weights_are_arrays_of_jax_by_name() -> None:
         ADAPTER.weights({"x": np.array(["a"])})
 
 
+READ: list[int] = []
+
+
+class Hostile:
+    """Unpickling it shows."""
+
+    def __reduce__(self) -> Any:
+        return make_hostile, ()
+
+
+def make_hostile() -> Hostile:
+    READ.append(1)
+    return Hostile()
+
+
+def test_weights_and_filling_read_no_pickle() -> None:
+    rows = taken({"w": jnp.ones(2), "other": Hostile()})
+    READ.clear()
+    ADAPTER.weights(rows)
+    ADAPTER.reconstruct(rows, original={"w": jnp.zeros(2), "other": None}, strict=False)
+
+    assert ADAPTER.unpickles(rows)
+    assert READ == []
+    ADAPTER.reconstruct(rows)
+    assert READ == [1]
+
+
 # --- filling
 
 
