@@ -123,9 +123,20 @@ class JaxAdapter(Adapter):
             pickled, kinds = self._pickle(model, tree, rows, layout)
         rows[SKELETON] = layout.encode(pickled)
         if not kinds <= _COME_BACK:
-            try_back(self.name, model, rows, self.reconstruct)
+            self._try_back(model, rows)
             _COME_BACK.update(kinds)
         return rows
+
+    def _try_back(self, model: Any, rows: dict[str, Array]) -> None:
+        """Load the pickle, with arrays on the CPU: another device has no room for a second state."""
+        import jax
+
+        try:
+            cpu = jax.local_devices(backend="cpu")[0]
+        except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+            return
+        with jax.default_device(cpu):
+            try_back(self.name, model, rows, self.reconstruct)
 
     def _pickle(self, model: Any, tree: Tree, rows: dict[str, Array], layout: Layout) -> tuple[Array, set[type]]:
         known = {id(leaf.value): leaf.name for leaf in reversed(tree.leaves) if leaf.name in layout.rows}

@@ -1,0 +1,238 @@
+"""Checkpoints of Orbax in the store: `orbax.checkpoint.CheckpointManager` saves and restores steps of an MLflow run.
+
+```python
+import orbax.checkpoint as ocp
+from tensorcas_mlflow.orbax import TensorCasHandler, TensorCasRestore, TensorCasSave
+
+with ocp.CheckpointManager(folder, item_handlers=TensorCasHandler(run_id=run_id)) as manager:
+    manager.save(100, args=TensorCasSave(state))
+    state = manager.restore(100, args=TensorCasRestore(state))
+```
+
+States of JAX come in from Orbax, and become steps of a run; Orbax's own folder gets a small file that names the step.
+The module imports Orbax, JAX and the integration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import jax
+import mlflow
+from orbax.checkpoint import AsyncCheckpointHandler
+from orbax.checkpoint.args import CheckpointArgs, register_with_handler
+
+from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.errors import MalformedFileError
+from tensorcas_mlflow.integration.checkpoints import (
+    CheckpointInfo,
+    Keep,
+    load_checkpoint,
+    log_checkpoint,
+    open_checkpoint,
+)
+from tensorcas_mlflow.layout import DEFAULT_NAME
+from tensorcas_mlflow.store import Policy
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+__all__ = ["TensorCasHandler", "TensorCasRestore", "TensorCasSave"]
+
+FILE = "tensorcas.json"
+"""Name of the file in Orbax's folder that names the step."""
+_MAX_FILE_BYTES = 1 << 16
+_TEMPORARY = ".orbax-checkpoint-tmp"
+_STEP = re.compile(r"(?:.*_)?(\d{1,19})")
+
+
+class TensorCasHandler(AsyncCheckpointHandler):  # type: ignore[misc]
+    """Handler for Orbax: an item becomes a step of a run, an ordinary checkpoint.
+
+    `mlflow.tensorcas.load_checkpoint`, `open_checkpoint`, `diff` and the UI read the step like any other, and it shares
+    its chunks with all others. Orbax's folder has a file of some hundred bytes (`FILE`) that names the step. A restore
+    needs this file, the same tracking URI, and the step.
+
+    Orbax commits its folder after the step is committed. A failed save may leave the step without a folder. When Orbax
+    deletes a folder, the step stays: give ``keep`` the rule that Orbax has, or delete it with `delete_checkpoint`.
+
+    With the asynchronous checkpointers, which a `CheckpointManager` uses by default, a save returns once the changed
+    chunks are copied, and a thread stores them. The arrays may then be donated.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str | Run | None = None,
+        name: str = DEFAULT_NAME,
+        overwrite: bool = False,
+        keep: Keep | None = None,
+        log_metrics: bool | None = None,
+        policy: str | None = None,
+    ) -> None:
+        """Describe the series; nothing is written or looked up yet.
+
+        Args:
+            run_id: The run to save to: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the run that is
+                active now, or at the save. A restore does not need it.
+            name: The series of checkpoints in the run. Two items of one manager need two series.
+            overwrite: Replace a checkpoint of the same step, such as one left by a save that failed.
+            keep: As for `log_checkpoint`.
+            log_metrics: As for `log_checkpoint`.
+            policy: As for `log_checkpoint`.
+
+        Raises:
+            ValueError: There is no such policy.
+        """
+        Policy.of(policy)
+        active = mlflow.active_run() if run_id is None else None
+        self._run_id = active.info.run_id if active is not None else run_id
+        self._options: dict[str, Any] = {
+            "name": name,
+            "overwrite": overwrite,
+            "keep": keep,
+            "log_metrics": log_metrics,
+            "policy": policy,
+        }
+        self.info: CheckpointInfo | None = None
+        """The result of the last save; its figures are final once Orbax has finished the save."""
+
+    def save(self, directory: Any, item: Any = None, args: TensorCasSave | None = None) -> None:
+        """Save an item, and return when it is durable; see `log_checkpoint` for the errors."""
+        for saved in self._begin(directory, _saved_args(item, args), blocking=True):
+            saved.result()
+
+    async def async_save(self, directory: Any, item: Any = None, args: TensorCasSave | None = None) -> list[Any]:
+        """Begin to save an item.
+
+        Returns:
+            What Orbax waits for in its thread; its ``result()`` raises the error of a save that failed.
+        """
+        return [*self._begin(directory, _saved_args(item, args), blocking=False)]
+
+    def _begin(self, directory: Any, args: TensorCasSave, *, blocking: bool) -> list[_Saved]:
+        if jax.process_count() > 1:
+            raise ValueError("TensorCasHandler saves in one process: the states of several are not supported")
+        step = _step_of(directory) if args.step is None else args.step
+        run_id = self._run_id
+        if run_id is None:
+            active = mlflow.active_run()
+            if active is None:
+                raise ValueError("there is no active run to save to: pass TensorCasHandler(run_id=...), or start a run")
+            run_id = active.info.run_id
+        self.info = log_checkpoint(args.item, step=step, run_id=run_id, blocking=blocking, **self._options)
+        return [_Saved(directory, self, self.info)]
+
+    def restore(self, directory: Any, item: Any = None, args: TensorCasRestore | None = None) -> Any:
+        """Restore an item.
+
+        Args:
+            directory: Orbax's folder of the item.
+            item: The same as ``TensorCasRestore(item)``.
+            args: The state to fill; without one a new state is made, as by `load_checkpoint`.
+
+        Returns:
+            The state. Arrays have the shardings of those of the item. Objects of nnx in the item are filled in place.
+
+        Raises:
+            NotFoundError: There is no such step any more.
+            MalformedFileError: The folder's file is missing, or names no step.
+            AdapterError: The item does not fit.
+        """
+        wanted = args if args is not None else TensorCasRestore(item)
+        into = wanted.item
+        if type(into) is dict or type(into) is list:
+            into = into.copy()  # `load_checkpoint` fills it, and Orbax's users keep theirs as it is
+        return load_checkpoint(_uri_in(directory), into=into, strict=wanted.strict)
+
+    def metadata(self, directory: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return shape and dtype of each tensor by its name in the checkpoint, without reading the tensors.
+
+        Random keys are arrays of uint32 there.
+        """
+        with open_checkpoint(_uri_in(directory)) as reader:
+            specs = reader.specs()
+        return {
+            spec.name: jax.ShapeDtypeStruct(tuple(spec.shape), parse_dtype(spec.dtype))
+            for spec in specs
+            if spec.dtype is not None
+        }
+
+
+@register_with_handler(TensorCasHandler, for_save=True)
+@dataclasses.dataclass
+class TensorCasSave(CheckpointArgs):  # type: ignore[misc]
+    """Arguments of a save: the state, and its step."""
+
+    item: Any
+    """The state, as for `log_checkpoint`."""
+    step: int | None = None
+    """The step. A `CheckpointManager` needs none: it is the manager's."""
+
+
+@register_with_handler(TensorCasHandler, for_restore=True)
+@dataclasses.dataclass
+class TensorCasRestore(CheckpointArgs):  # type: ignore[misc]
+    """Arguments of a restore: the state to fill, or its shapes."""
+
+    item: Any = None
+    """A state with arrays or `jax.ShapeDtypeStruct`, as for `load_checkpoint`; None makes a new state."""
+    strict: bool | None = None
+    """As for `load_checkpoint`."""
+
+
+class _Saved:
+    """A save in the background, as Orbax waits for it."""
+
+    def __init__(self, directory: Any, handler: TensorCasHandler, info: CheckpointInfo) -> None:
+        self._directory = directory
+        self._handler = handler
+        self._info = info
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait until the step is committed, and name it in Orbax's folder."""
+        del timeout  # a save is waited for: giving it up would leave it running
+        info = self._info.wait()
+        if self._handler.info is self._info:
+            self._handler.info = info
+        facts = {"uri": info.uri, "run_id": info.run_id, "name": info.name, "step": info.step}
+        (self._directory / FILE).write_text(json.dumps(facts))
+
+    def cancel(self) -> bool:
+        """Refuse: the save goes on."""
+        return False
+
+
+def _saved_args(item: Any, args: TensorCasSave | None) -> TensorCasSave:
+    return args if args is not None else TensorCasSave(item)
+
+
+def _step_of(directory: Any) -> int:
+    """Return the step of a manager's folder, which is temporary while it saves."""
+    name, mark, _ = directory.parent.name.partition(_TEMPORARY)
+    found = _STEP.fullmatch(name) if mark else None
+    if found is None:
+        raise ValueError(f"Orbax's folder {directory} does not tell the step: pass TensorCasSave(state, step=...)")
+    return int(found[1])
+
+
+def _uri_in(directory: Any) -> str:
+    """Return the URI of the step that a folder of Orbax names.
+
+    Raises:
+        MalformedFileError: It names none.
+    """
+    file = directory / FILE
+    if not file.exists():
+        raise MalformedFileError(str(file), "checkpoint", "it is missing: another handler has written this folder")
+    text = file.read_text()
+    try:
+        uri = json.loads(text)["uri"] if len(text) <= _MAX_FILE_BYTES else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        uri = None
+    if not isinstance(uri, str) or not uri.startswith("runs:/"):
+        raise MalformedFileError(str(file), "checkpoint", "it names no checkpoint of a run")
+    return uri

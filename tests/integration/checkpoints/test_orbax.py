@@ -1,0 +1,115 @@
+"""Orbax saves and restores steps of a run through the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from mlflow.exceptions import MlflowException
+
+import tensorcas_mlflow as tensorcas
+from tensorcas_mlflow.errors import MalformedFileError
+from tests.flavors.jax.states import X, assert_same, jax, jnp, linen_state, nnx, nnx_state, train_linen, train_nnx
+
+ocp = pytest.importorskip(
+    "orbax.checkpoint", reason="orbax-checkpoint is not installed: pip install 'tensorcas-mlflow[orbax]'"
+)
+from tensorcas_mlflow.orbax import TensorCasHandler, TensorCasRestore, TensorCasSave  # noqa: E402 - after the skip
+
+
+@pytest.fixture
+def run_id(cas_experiment: str) -> str:
+    return str(mlflow.MlflowClient().create_run(cas_experiment).info.run_id)
+
+
+def test_a_manager_saves_steps_of_the_run_and_restores_them_to_the_bit(run_id: str, tmp_path: Path) -> None:
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, step_prefix="step")
+    handler = TensorCasHandler(run_id=run_id, keep=tensorcas.Keep(last=2))
+    state, states = linen_state(0), {}
+    with ocp.CheckpointManager(tmp_path / "orbax", item_handlers=handler, options=options) as manager:
+        for step in range(3):
+            state = states[step] = train_linen(state, X)
+            manager.save(step, args=TensorCasSave(state))
+        manager.wait_until_finished()
+        kept = [record.step for record in tensorcas.list_checkpoints(run_id)]
+        described = manager.item_metadata(2)
+
+        assert manager.all_steps() == kept == [1, 2]
+        assert handler.info is not None
+        assert handler.info.new_bytes is not None
+        assert described["params.Dense_0.kernel"].shape == (4, 3)
+        assert_same(manager.restore(2, args=TensorCasRestore(linen_state(5))), state)
+    # A program that only restores needs no handler: Orbax finds it by the arguments.
+    with ocp.CheckpointManager(tmp_path / "orbax", options=options) as manager:
+        shapes = jax.eval_shape(lambda: linen_state(5))
+        assert_same(manager.restore(1, args=TensorCasRestore(shapes)), states[1])
+    assert_same(tensorcas.load_checkpoint(run_id, into=linen_state(6)), state)
+
+
+def test_items_of_nnx_are_saved_beside_others(run_id: str, tmp_path: Path) -> None:
+    live = nnx_state(0)
+    train_nnx(**live, x=X)
+    weights = {"ema": jnp.ones(3, jnp.bfloat16)}
+    handlers = {"ema": TensorCasHandler(run_id=run_id, name="ema"), "state": TensorCasHandler(run_id=run_id)}
+    handlers["notes"] = ocp.JsonCheckpointHandler()
+    with ocp.CheckpointManager(tmp_path / "orbax", item_handlers=handlers) as manager:
+        saved = {"state": TensorCasSave(nnx.state(live)), "ema": TensorCasSave(weights)}
+        manager.save(7, args=ocp.args.Composite(**saved, notes=ocp.args.JsonSave({"x": 1})))
+        manager.wait_until_finished()
+        target, into = nnx_state(3), {"ema": jnp.zeros(3, jnp.bfloat16)}
+        wanted = {"state": TensorCasRestore(nnx.state(target)), "ema": TensorCasRestore(into)}
+        back = manager.restore(7, args=ocp.args.Composite(**wanted, notes=ocp.args.JsonRestore()))
+
+    nnx.update(target, back.state)
+    assert_same(target, live)
+    assert_same(back.ema, weights)
+    assert into["ema"][0] == 0, "the target was changed"
+    assert back.notes == {"x": 1}
+
+
+def test_a_donated_array_is_saved_as_it_was(run_id: str, tmp_path: Path) -> None:
+    # Donation writes the result into the array's own memory.
+    grow = jax.jit(lambda x: x + 1, donate_argnums=0)
+    state = {"w": jnp.arange(1 << 20, dtype=jnp.float32)}
+    with ocp.AsyncCheckpointer(TensorCasHandler(run_id=run_id)) as checkpointer:
+        checkpointer.save(tmp_path / "orbax", args=TensorCasSave(state, step=3))
+        state["w"] = grow(state["w"])
+        checkpointer.wait_until_finished()
+        back = checkpointer.restore(tmp_path / "orbax")
+
+    assert_same(back, {"w": state["w"] - 1})
+
+
+def test_a_save_that_cannot_be_done_is_refused(run_id: str, tmp_path: Path) -> None:
+    state: dict[str, Any] = {"w": jnp.ones(3)}
+    with ocp.Checkpointer(TensorCasHandler(run_id=run_id)) as checkpointer:
+        with pytest.raises(ValueError, match=r"pass TensorCasSave\(state, step="):
+            checkpointer.save(tmp_path / "first", args=TensorCasSave(state))
+        checkpointer.save(tmp_path / "second", args=TensorCasSave(state, step=1))
+        with pytest.raises(MlflowException, match="there is already a checkpoint"):
+            checkpointer.save(tmp_path / "third", args=TensorCasSave(state, step=1))
+    with ocp.Checkpointer(TensorCasHandler()) as checkpointer, pytest.raises(ValueError, match="no active run"):
+        checkpointer.save(tmp_path / "fourth", args=TensorCasSave(state, step=2))
+    assert not (tmp_path / "third").exists()
+    assert [record.step for record in tensorcas.list_checkpoints(run_id)] == [1]
+
+
+def test_a_folder_that_names_no_step_is_refused(run_id: str, tmp_path: Path) -> None:
+    with ocp.Checkpointer(TensorCasHandler(run_id=run_id)) as checkpointer:
+        checkpointer.save(tmp_path / "orbax", args=TensorCasSave({"w": jnp.ones(3)}, step=1))
+        file = tmp_path / "orbax" / "tensorcas.json"
+        facts = json.loads(file.read_text())
+        for text in ("", "[]", "{}", '{"uri": 3}', '{"uri": "/etc/passwd"}', "[" * 100_000, " " * 100_000 + "{}"):
+            file.write_text(text)
+            with pytest.raises(MalformedFileError, match="names no checkpoint"):
+                checkpointer.restore(tmp_path / "orbax")
+        file.unlink()
+        with pytest.raises(MalformedFileError, match="another handler has written this folder"):
+            checkpointer.restore(tmp_path / "orbax")
+        tensorcas.delete_checkpoint(run_id, step=1)
+        file.write_text(json.dumps(facts))
+        with pytest.raises(MlflowException, match="step 1"):
+            checkpointer.restore(tmp_path / "orbax")
