@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
 from tensorcas_mlflow.layout import (
     ENTRY,
-    MAX_SEGMENT_BYTES,
     STORED_DIGEST_BYTES,
     Entries,
     Generation,
@@ -28,24 +27,36 @@ from tensorcas_mlflow.layout import (
     Identity,
     Mask,
     Positions,
+    Segment,
     Table,
     as_names,
     as_rows,
     drawn_s,
     is_blob_key,
     is_delta,
+    is_earlier_segment,
     list_blobs,
     list_packs,
+    list_segments,
     make_table,
     mark_loose,
+    merge_segments,
     merge_tables,
     only_packs,
+    open_segment,
     pack_key,
     pack_name,
     read_pack_table,
-    read_segment,
     segment_bytes,
+    segment_key,
+    segment_name,
+    to_merge,
 )
+
+Searched = Table | Segment
+"""What a lookup searches."""
+
+T = TypeVar("T")
 
 _N_REMEMBERED = 4
 
@@ -112,7 +123,7 @@ class Places(NamedTuple):
         return [(self.packs[number], rows[numbers == number]) for number in distinct(numbers).tolist()]
 
 
-def find_places(tables: Sequence[Table], digests: Digests, without: Collection[str] = ()) -> Places:
+def find_places(tables: Sequence[Searched], digests: Digests, without: Collection[str] = ()) -> Places:
     """Look up many digests at once.
 
     Args:
@@ -138,7 +149,7 @@ def find_places(tables: Sequence[Table], digests: Digests, without: Collection[s
     return places
 
 
-def find_bases(tables: Sequence[Table], deltas: Entries, without: Collection[str] = ()) -> Places:
+def find_bases(tables: Sequence[Searched], deltas: Entries, without: Collection[str] = ()) -> Places:
     """Look up the bases of some deltas: for each the copy named in its entry.
 
     Args:
@@ -158,15 +169,15 @@ def find_bases(tables: Sequence[Table], deltas: Entries, without: Collection[str
         open_ = (usable & ~found & (number >= 0)).nonzero()[0]
         if len(open_) == 0:
             continue
-        rows = table.find(bases[open_], packs=number[open_])
-        hits = rows >= 0
-        as_rows(entries)[open_[hits]] = as_rows(table.entries)[rows[hits]]
+        hits = table.look_up(bases[open_], packs=number[open_])
+        at = open_[hits.at]
+        as_rows(entries)[at] = as_rows(hits.entries)
         # Depths descend, so no chain is long and none is a ring.
-        found[open_[hits]] = entries["depth"][open_[hits]] < deltas["depth"][open_[hits]]
+        found[at] = entries["depth"][at] < deltas["depth"][at]
     return Places(found=found, pack=pack, packs=packs, entries=entries)
 
 
-def find_chains(tables: Sequence[Table], places: Places, without: Collection[str] = ()) -> tuple[Mask, set[str]]:
+def find_chains(tables: Sequence[Searched], places: Places, without: Collection[str] = ()) -> tuple[Mask, set[str]]:
     """Follow deltas to their bases, and those to theirs.
 
     Args:
@@ -182,7 +193,7 @@ def find_chains(tables: Sequence[Table], places: Places, without: Collection[str
     return _are_whole(places, levels), packs
 
 
-def follow(tables: Sequence[Table], places: Places, without: Collection[str] = ()) -> list[Places]:
+def follow(tables: Sequence[Searched], places: Places, without: Collection[str] = ()) -> list[Places]:
     """Return the bases of chunks, then the bases of these, and so on: one row a chunk in each.
 
     Depths descend from level to level. Nothing is found in the row of a chunk in full, or of a delta without its base.
@@ -204,7 +215,7 @@ def _are_whole(places: Places, levels: Sequence[Places]) -> Mask:
     return is_whole
 
 
-def rows_that_take(tables: Sequence[Table], places: Places, copies: Collection[tuple[str, bytes]]) -> Positions:
+def rows_that_take(tables: Sequence[Searched], places: Places, copies: Collection[tuple[str, bytes]]) -> Positions:
     """Return the chunks whose decoding needs one of some copies, the copies' own chunks included.
 
     Args:
@@ -226,7 +237,7 @@ def rows_that_take(tables: Sequence[Table], places: Places, copies: Collection[t
     return np.flatnonzero(takes)
 
 
-def _find(tables: Sequence[Table], digests: Digests, without: Collection[str]) -> Places:
+def _find(tables: Sequence[Searched], digests: Digests, without: Collection[str]) -> Places:
     """Look up digests, ignoring whether the bases of deltas are known."""
     packs: list[str] = []
     found = np.zeros(len(digests), dtype=bool)
@@ -236,13 +247,12 @@ def _find(tables: Sequence[Table], digests: Digests, without: Collection[str]) -
         open_ = (~found).nonzero()[0]
         if len(open_) == 0:
             break
-        rows = table.find(digests[open_], table.without(without))
-        hits = rows >= 0
-        at, rows = open_[hits], rows[hits]
+        hits = table.look_up(digests[open_], table.without(without))
+        at = open_[hits.at]
         found[at] = True
-        as_rows(entries)[at] = as_rows(table.entries)[rows]
-        pack[at] = table.pack[rows].astype(np.int64) + len(packs)
-        packs.extend(table.packs)
+        as_rows(entries)[at] = as_rows(hits.entries)
+        pack[at] = hits.pack.astype(np.int64) + len(packs)
+        packs.extend(hits.packs)
     return Places(found=found, pack=pack, packs=packs, entries=entries)
 
 
@@ -251,9 +261,9 @@ class LastLookups:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._found: OrderedDict[bytes, tuple[tuple[Sequence[Table], set[str]], Places]] = OrderedDict()
+        self._found: OrderedDict[bytes, tuple[tuple[Sequence[Searched], set[str]], Places]] = OrderedDict()
 
-    def find(self, digests: Digests, tables: Sequence[Table], without: set[str]) -> Places:
+    def find(self, tables: Sequence[Searched], digests: Digests, without: set[str]) -> Places:
         """Look up digests like `find_places`; reuse a recent result from the same tables."""
         asked, searched = digests.tobytes(), (tables, without)
         with self._lock:
@@ -354,6 +364,8 @@ and each row moves a few times at most, however many packs arrive one by one."""
 _MAX_LISTINGS = 3
 _FOLD_AT = 64
 """Number of loose packs at which their tables are folded into one segment."""
+_MOST_MERGED_BYTES = 32 << 20
+"""Savers merge segments up to this size, in a fifth of a second; collections merge all."""
 _MAX_HINTS = 4
 _MOST_HINTED_LISTED = 500
 _MAX_LATEST = 8
@@ -382,8 +394,11 @@ class Catalog:
         self._store_id = store_id
         self._lock = Lock()
         self._tables: list[Table] = []
+        """Tables in memory: of single packs, and of small segments."""
+        self._large: dict[str, Segment] = {}
+        """Segments that are searched by ranges, by name; searched last."""
         self._hints: list[Table] = []
-        """Hints of recently read manifests; searched last."""
+        """Hints of recently read manifests; searched after the tables."""
         self._hinted: set[str] = set()
         """Packs in the hints of the manifest with deltas read last, whose tables nobody has wanted yet."""
         self._packs: set[str] = set()
@@ -404,7 +419,7 @@ class Catalog:
         self._n_reread = 0
         """Number of refreshes from packs."""
         self._has_bad_segments = False
-        """True if a segment was unreadable, so packs may exist outside of the index."""
+        """True if a segment is damaged or of an earlier release, so packs may exist outside of the index."""
         self._manifests: dict[str, str] = {}
         self._lately = LastLookups()
         self._newest = ""
@@ -415,7 +430,7 @@ class Catalog:
         """Return a catalog with the same knowledge, reading through another backend of the same blobs."""
         other = Catalog(backend, self._store_id)
         with self._lock:
-            other._tables, other._hints = list(self._tables), list(self._hints)
+            other._tables, other._hints, other._large = list(self._tables), list(self._hints), dict(self._large)
             other._packs, other._segments = set(self._packs), set(self._segments)
             other._loose, other._lost = dict(self._loose), dict(self._lost)
             other._listed = self._listed
@@ -476,13 +491,13 @@ class Catalog:
         """Read the table of every pack anew: packs are the truth, and the index a cache and possibly wrong."""
         with self._lock:
             self._n_reread += 1
-            before = self._tables, self._hints, self._packs, self._unreadable
-            self._tables, self._hints, self._packs, self._unreadable = [], [], set(), set()
+            before = self._tables, self._hints, self._packs, self._unreadable, self._large
+            self._tables, self._hints, self._packs, self._unreadable, self._large = [], [], set(), set(), {}
             try:
                 self._load_packs(dict(list_packs(self._backend)))
             except BaseException:
                 # Known packs are not listed again; forgetting them would store their chunks again.
-                self._tables, self._hints, self._packs, self._unreadable = before
+                self._tables, self._hints, self._packs, self._unreadable, self._large = before
                 raise
             # If a pack's own table is damaged, its index entries are the only source; a reader verifies what it reads
             # there.
@@ -490,6 +505,7 @@ class Catalog:
             if known:
                 self._packs |= known
                 self._tables += [only_packs(table, known) for table in before[0]]
+                self._large = {name: segment for name, segment in before[4].items() if known & set(segment.packs)}
                 self._merge()
 
     def seen(self, generation: Generation | None) -> set[str]:
@@ -512,7 +528,7 @@ class Catalog:
             # Other processes would have to fetch the whole pack for its table. So the table gets a blob of its own,
             # named after the pack.
             segment = segment_bytes(make_table({name: entries}))
-            self._backend.put_new(f"index/{name}.arrow", [segment], durable=False)
+            self._backend.put_new(segment_key(name), [segment], durable=False)
             self._segments.add(name)
         elif self._backend.is_remote:
             self._loose[name] = None
@@ -556,7 +572,7 @@ class Catalog:
         """Return a value for comparison: while it is the same, lookups for a save find the same copies."""
         with self._lock:
             ignored = frozenset(self._gone), frozenset(self._unreadable), frozenset(self._distrusted)
-            return [*self._hints, *self._tables], *ignored
+            return [*self._large.values(), *self._hints, *self._tables], *ignored
 
     def doubts(self) -> tuple[int, ...]:
         """Return a value for comparison: while it is the same, a local store's chunks that were sound still are."""
@@ -600,11 +616,9 @@ class Catalog:
             excluded: Packs to ignore, together with deltas based on them.
         """
         self._draw(digests)
-        tables, without = self._searched(excluded)
-        if len(digests) > _MAX_REMEMBERED:
-            return find_places(tables, digests, without)
         # A save asks for the same digests several times, and saves of an unchanged state again and again.
-        return self._lately.find(digests, tables, without)
+        look_up = find_places if len(digests) > _MAX_REMEMBERED else self._lately.find
+        return self._search(lambda tables, without: look_up(tables, digests, without), excluded)
 
     def _draw(self, digests: Digests) -> None:
         """Read the tables of the packs in logs that may hold some chunks, and of all packs with bases of theirs."""
@@ -618,20 +632,17 @@ class Catalog:
 
     def find_bases(self, deltas: Entries, excluded: Collection[str] = ()) -> Places:
         """Look up the bases of some deltas; see `find_bases`."""
-        tables, without = self._searched(excluded)
-        return find_bases(tables, deltas, without)
+        return self._search(lambda tables, without: find_bases(tables, deltas, without), excluded)
 
     def follow(self, places: Places, excluded: Collection[str] = ()) -> Sequence[Places]:
         """Return the bases of chunks, level by level; see `follow`."""
         if places.chain is not None:
             return places.chain
-        tables, without = self._searched(excluded)
-        return follow(tables, places, without)
+        return self._search(lambda tables, without: follow(tables, places, without), excluded)
 
     def find_chains(self, places: Places, excluded: Collection[str] = ()) -> tuple[Mask, set[str]]:
         """Follow deltas to their bases, and those to theirs; see `find_chains`."""
-        tables, without = self._searched(excluded)
-        return find_chains(tables, places, without)
+        return self._search(lambda tables, without: find_chains(tables, places, without), excluded)
 
     def find_sound(self, digests: Digests, excluded: Collection[str]) -> Places:
         """Look up chunks for a save to rely on: like `find`, without damaged copies and the chunks that need them."""
@@ -641,23 +652,34 @@ class Catalog:
         waiting = [(np.arange(len(digests)), frozenset(without))] if doubted else []
         while waiting:
             rows, besides = waiting.pop()
-            tables, _ = self._searched()
-            for pack, again in places.by_pack(rows[rows_that_take(tables, places.some(rows), doubted)]):
+            for pack, again in places.by_pack(rows[self._rows_that_take(places.some(rows), doubted)]):
                 others = besides | {pack}
                 places = places.replaced(again, self.find(digests[again], others))
                 waiting.append((again, others))
         return places
 
-    def _searched(self, excluded: Collection[str] = ()) -> tuple[list[Table], set[str]]:
-        """Return the tables to search, and the packs to ignore."""
-        with self._lock:
-            return [*reversed(self._hints), *self._tables], self._gone | set(excluded)
+    def _rows_that_take(self, places: Places, copies: Collection[tuple[str, bytes]]) -> Positions:
+        return self._search(lambda tables, _: rows_that_take(tables, places, copies), ())
+
+    def _search(self, look_up: Callable[[list[Searched], set[str]], T], excluded: Collection[str]) -> T:
+        """Return the result of a lookup, given the tables to search, the last one first, and the packs to ignore."""
+        while True:
+            with self._lock:
+                tables: list[Searched] = [*self._large.values(), *reversed(self._hints), *self._tables]
+                without = self._gone | set(excluded)
+            try:
+                return look_up(tables, without)
+            except BlobNotFoundError as error:
+                # Another process has merged a segment of a remote store into another one, and removed it.
+                with self._lock:
+                    self._forget_segment(segment_name(error.key))
+                self.refresh()
 
     def fold(self) -> None:
-        """Fold the tables of loose packs into one segment, once there are many.
+        """Fold the tables of loose packs into one segment, once there are many, and merge small segments.
 
-        Markers are removed only after the segment exists, and the pack itself supplies a chunk lost from the index. So
-        nothing depends on folding, or on folding once.
+        Markers, and the segments that a new one replaces, are removed only after the new one exists, and the pack
+        itself supplies a chunk lost from the index. So nothing depends on folding, or on folding once.
         """
         with self._lock:
             if len(self._loose) < _FOLD_AT:
@@ -666,14 +688,15 @@ class Catalog:
             tables = [only_packs(table, set(loose)) for table in self._tables]
             name = new_name()
             try:
-                self._backend.put_new(f"index/{name}.arrow", [segment_bytes(merge_tables(tables))])
+                self._backend.put_new(segment_key(name), [segment_bytes(merge_tables(tables))])
                 self._segments.add(name)
                 # Packs published meanwhile are not in this segment.
                 for pack in loose:
                     marker = self._loose.pop(pack)
                     if marker is not None:
                         self._backend.delete(marker)
-            except BackendError as error:
+                merge_segments(self._backend, to_merge(list_segments(self._backend), most_bytes=_MOST_MERGED_BYTES))
+            except (BackendError, FormatError, BlobNotFoundError) as error:
                 _warn("the index could not be folded, which costs time but no data: %s", error)
 
     def _read_index(self) -> bool:
@@ -683,6 +706,7 @@ class Catalog:
             self._loose.clear()
         for gone in self._listed - listed:
             self._loose.pop(gone.partition(".")[0], None)
+            self._forget_segment(gone.partition(".")[0])
         loose: list[str] = []
         is_whole = True
         # Each of many small saves adds one marker, so most of the listing is known.
@@ -694,6 +718,8 @@ class Catalog:
             if ending == "loose":
                 self._loose[name] = key
                 loose.append(name)
+            elif is_earlier_segment(key):
+                self._has_bad_segments = True
             elif name not in self._segments and not self._load_segment(name, key):
                 is_whole = False
             elif name in self._packs:
@@ -736,8 +762,11 @@ class Catalog:
         return found
 
     def _read_segments(self) -> None:
-        segments = [info.key for info in list_blobs(self._backend, "index") if info.key.endswith(".arrow")]
-        names = {key.removeprefix("index/").removesuffix(".arrow"): key for key in segments}
+        listed = list(list_blobs(self._backend, "index"))
+        self._has_bad_segments = any(is_earlier_segment(info.key) for info in listed)
+        names = {segment_name(info.key): info.key for info in listed if info.key.endswith(".segment")}
+        for gone in self._large.keys() - names.keys():
+            self._forget_segment(gone)
         loaded = set(self._packs)
         for name, key in names.items():
             if name not in self._segments:
@@ -750,8 +779,9 @@ class Catalog:
         self._has_bad_segments = False
 
     def _load_segment(self, name: str, key: str) -> bool:
+        """Open a segment; return whether it still existed."""
         try:
-            table = read_segment(key, self._backend.get(key, max_bytes=MAX_SEGMENT_BYTES))
+            opened = open_segment(self._backend, key)
         except BlobNotFoundError:
             return False
         except FormatError as error:
@@ -759,15 +789,25 @@ class Catalog:
             self._segments.add(name)
             self._has_bad_segments = True
             return True
-        new = set(table.packs) - self._packs
-        if new and not table.is_checked:
-            self._load_packs(dict.fromkeys(sorted(new)))
+        new = set(opened.packs) - self._packs
+        if isinstance(opened, Segment):
+            self._large[name] = opened
+            # Rows of packs that it covers need no memory.
+            others = self._packs.difference(opened.packs)
+            self._tables = [table for table in (only_packs(table, others) for table in self._tables) if len(table)]
         elif new:
-            self._tables.append(only_packs(table, new))
-            self._packs |= new
+            self._tables.append(only_packs(opened, new))
             self._merge()
+        self._packs |= new
         self._segments.add(name)
         return True
+
+    def _forget_segment(self, name: str) -> None:
+        """Forget a segment that is searched by ranges, and what only it has told."""
+        segment = self._large.pop(name, None)
+        if segment is not None:
+            told = {pack for table in (*self._tables, *self._large.values()) for pack in table.packs}
+            self._packs -= set(segment.packs) - told
 
     def _load_packs(self, packs: Mapping[str, int | None]) -> list[Entries]:
         """Read the tables of packs, given by name and, if known, size; return those that are new and readable."""

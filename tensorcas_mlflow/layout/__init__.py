@@ -12,6 +12,7 @@ a blob takes a backend and reads it. The room decides nothing: savers and collec
 | `_manifest_stream`, `_manifest_arrow` | Arrow streams of manifests, without pyarrow and with it |
 | `_pack` | packs, payloads and their tables |
 | `_index` | the index, from digests to places |
+| `_segment` | segments of the index: written, searched by ranges, merged |
 | `_records` | refs and intents |
 | `_format_blob` | ``format``, identity, condemned lists, generation |
 | `_hints` | places of a manifest's chunks at its write |
@@ -57,14 +58,12 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.layout._index import (
         EMPTY,
         IN_FULL,
-        MAX_SEGMENT_BYTES,
         NOWHERE,
         Mask,
         Positions,
         Table,
         as_names,
         base_rows,
-        check_segment_head,
         drawn_s,
         list_packs,
         make_table,
@@ -75,9 +74,6 @@ if TYPE_CHECKING:
         pack_key,
         pack_name,
         read_pack_table,
-        read_segment,
-        segment_bytes,
-        segment_head_bytes,
         with_bases,
     )
     from tensorcas_mlflow.layout._keys import (
@@ -139,6 +135,21 @@ if TYPE_CHECKING:
         ref_bytes,
     )
     from tensorcas_mlflow.layout._rows import Columns, Numbers, Row, Rows, Specs, row_cuts
+    from tensorcas_mlflow.layout._segment import (
+        MAX_SEGMENT_BYTES,
+        SEGMENT_MAGIC,
+        Segment,
+        check_segment_version,
+        is_earlier_segment,
+        list_segments,
+        merge_segments,
+        open_segment,
+        read_segment,
+        segment_bytes,
+        segment_key,
+        segment_name,
+        to_merge,
+    )
     from tensorcas_mlflow.layout._sketches import read_sketches, sketch_bytes, sketched_rows
     from tensorcas_mlflow.layout._tensors_file import (
         HEADER_BYTES,
@@ -157,9 +168,8 @@ _NAMES = {
     ),
     "_hints": "Hints hint_bytes pack_hint_bytes read_hints read_pack_hints split_hints",
     "_index": (
-        "EMPTY IN_FULL MAX_SEGMENT_BYTES NOWHERE Mask Positions Table as_names base_rows check_segment_head drawn_s "
-        "list_packs make_table mark_loose merge_tables new_pack_name only_packs pack_key pack_name read_pack_table "
-        "read_segment segment_bytes segment_head_bytes with_bases"
+        "EMPTY IN_FULL NOWHERE Mask Positions Table as_names base_rows drawn_s list_packs make_table mark_loose "
+        "merge_tables new_pack_name only_packs pack_key pack_name read_pack_table with_bases"
     ),
     "_keys": (
         "DEFAULT_NAME STAND_INS STEP_TEXT artifact_key artifact_prefix as_step find_strangers is_blob_key label_of "
@@ -177,6 +187,10 @@ _NAMES = {
         "read_refs_around ref_bytes"
     ),
     "_rows": "Columns Numbers Row Rows Specs row_cuts",
+    "_segment": (
+        "MAX_SEGMENT_BYTES SEGMENT_MAGIC Segment check_segment_version is_earlier_segment list_segments "
+        "merge_segments open_segment read_segment segment_bytes segment_key segment_name to_merge"
+    ),
     "_sketches": "read_sketches sketch_bytes sketched_rows",
     "_tensors_file": "HEADER_BYTES TENSORS_FILE_MAGIC Fill Header TensorsFileLayout file_pieces",
 }

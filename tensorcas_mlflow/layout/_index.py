@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest_of, prefixes, sorted_rows
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, prefixes, sorted_rows
 from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
     BlobNotFoundError,
-    CorruptError,
-    FormatError,
-    NewerFormatError,
 )
 from tensorcas_mlflow.layout._keys import list_blobs
-from tensorcas_mlflow.layout._manifest_stream import read_numbers, stream_in_file
 from tensorcas_mlflow.layout._pack import (
     ENTRY,
     MAX_DEPTH,
     PACK_NAME_BYTES,
-    STORED_DIGEST_BYTES,
     Entries,
-    has_depth,
     is_delta,
     read_table,
 )
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-VERSION = 2
-"""Version of a segment with deltas; one without deltas has version 1."""
-_SCHEMA_KEY = b"tensorcas"
-MAX_SEGMENT_BYTES = 4 << 30
-MAX_OFFSET = 1 << 56
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 
 _KEY = np.dtype(f"V{DIGEST_BYTES}")
@@ -54,32 +39,22 @@ Positions = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Table:
-    """Places of many chunks: one row a copy of a chunk, sorted by digest. Two rows may have one digest."""
+class Found(NamedTuple):
+    """Result of a search for many digests."""
+
+    at: Positions
+    """Numbers of the digests that were found, in any order."""
+    entries: Entries
+    """The entry of one copy of each of these."""
+    pack: Any
+    """For each the position of its pack in ``packs``."""
+    packs: Sequence[str]
+
+
+class PackNames:
+    """Names of packs by position."""
 
     packs: tuple[str, ...]
-    """Names of packs, each once, even if the constructor is given one twice."""
-    pack: Any
-    """For each row the position of its pack in ``packs``."""
-    entries: Entries
-    """For each row its entry in that pack."""
-    prefix: Any
-    """For each row the first eight bytes of its digest as a big-endian number, ascending."""
-    is_checked: bool = True
-    """True if a save may rely on it: each chunk was written into the pack of its row."""
-
-    def __post_init__(self) -> None:
-        names = tuple(dict.fromkeys(self.packs))
-        if len(names) == len(self.packs):
-            return
-        # `without` excludes a pack by its position. With a second position, copies in a condemned pack would count.
-        number = {name: at for at, name in enumerate(names)}
-        object.__setattr__(self, "pack", np.array([number[name] for name in self.packs], np.uint32)[self.pack])
-        object.__setattr__(self, "packs", names)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
@@ -94,6 +69,32 @@ class Table:
         usable = np.ones(len(self.packs), dtype=bool)
         usable[left_out] = False
         return usable
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table(PackNames):
+    """Places of many chunks: one row a copy of a chunk, sorted by digest. Two rows may have one digest."""
+
+    packs: tuple[str, ...]
+    """Names of packs, each once, even if the constructor is given one twice."""
+    pack: Any
+    """For each row the position of its pack in ``packs``."""
+    entries: Entries
+    """For each row its entry in that pack."""
+    prefix: Any
+    """For each row the first eight bytes of its digest as a big-endian number, ascending."""
+
+    def __post_init__(self) -> None:
+        names = tuple(dict.fromkeys(self.packs))
+        if len(names) == len(self.packs):
+            return
+        # `without` excludes a pack by its position. With a second position, copies in a condemned pack would count.
+        number = {name: at for at, name in enumerate(names)}
+        object.__setattr__(self, "pack", np.array([number[name] for name in self.packs], np.uint32)[self.pack])
+        object.__setattr__(self, "packs", names)
+
+    def __len__(self) -> int:
+        return len(self.entries)
 
     def key_of(self, row: int) -> str:
         """Name the pack blob of a row."""
@@ -137,6 +138,23 @@ class Table:
             open_ = open_[~hit]
             row[open_] += 1
         return found
+
+    def look_up(self, digests: Digests, usable: Mask | None = None, packs: Any = None) -> Found:
+        """Find many digests at once, and return the places of those that are there; see `find`."""
+        rows = self.find(digests, usable, packs)
+        at = (rows >= 0).nonzero()[0]
+        rows = rows[at]
+        return Found(at, self.entries.take(rows), self.pack[rows], self.packs)
+
+    def between(self, low: int, high: int) -> tuple[Entries, Any]:
+        """Return the rows whose digests begin with a number in a range: entries, and the positions of their packs."""
+        rows = slice(self.prefix.searchsorted(np.uint64(low)), self.prefix.searchsorted(np.uint64(high), "right"))
+        return self.entries[rows], self.pack[rows]
+
+    @property
+    def has_deltas(self) -> bool:
+        """True if there are deltas among the chunks."""
+        return bool(is_delta(self.entries).any())
 
 
 EMPTY = Table(
@@ -250,199 +268,6 @@ def _sorted(packs: tuple[str, ...], pack: Any, entries: Entries) -> Table:
     order, _ = sorted_rows(entries["digest"])
     entries = entries.take(order)
     return Table(packs=packs, pack=pack[order], entries=entries, prefix=prefixes(entries["digest"]))
-
-
-_FIELDS: list[tuple[str, int | str]] = [
-    ("digest", DIGEST_BYTES),
-    ("stored_digest", STORED_DIGEST_BYTES),
-    ("pack", "uint32"),
-    ("offset", "uint64"),
-    ("stored_bytes", "uint32"),
-    ("raw_bytes", "uint32"),
-    ("codec", "uint8"),
-    ("typesize", "uint8"),
-]
-"""Columns of a segment: each with the name of its type, or with the number of its bytes."""
-_BASE_FIELDS: list[tuple[str, int | str]] = [
-    ("depth", "uint8"),
-    ("base_pack", PACK_NAME_BYTES),
-    ("base_digest", DIGEST_BYTES),
-]
-
-
-def segment_bytes(table: Table) -> bytes:
-    """Write a table as an index segment: an Arrow IPC file."""
-    import pyarrow as pa
-
-    from tensorcas_mlflow.base.arrow import array_of_numbers
-
-    version = 2 if is_delta(table.entries).any() else 1
-    columns: dict[str, Any] = {}
-    for field in _schema_of(version):
-        values = np.ascontiguousarray(table.pack if field.name == "pack" else table.entries[field.name])
-        if pa.types.is_fixed_size_binary(field.type):
-            columns[field.name] = pa.FixedSizeBinaryArray.from_buffers(
-                field.type, len(table), [None, pa.py_buffer(values.data)]
-            )
-        else:
-            columns[field.name] = array_of_numbers(values, field.type)
-    said = {
-        "format": version,
-        "packs": table.packs,
-        "digest": _digest_of_rows(version, table.packs, table.pack, table.entries),
-    }
-    batch = pa.record_batch(columns).replace_schema_metadata({_SCHEMA_KEY: json.dumps(said)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
-def _fields_of(version: int) -> list[tuple[str, int | str]]:
-    return _FIELDS if version == 1 else _FIELDS + _BASE_FIELDS
-
-
-def _schema_of(version: int) -> pa.Schema:
-    import pyarrow as pa  # a reader that has hints opens no segment, and does not wait for this
-
-    fields = _fields_of(version)
-    return pa.schema(
-        [(name, pa.binary(kind) if isinstance(kind, int) else getattr(pa, kind)()) for name, kind in fields]
-    )
-
-
-def segment_head_bytes(start: bytes) -> int:
-    """Return the number of bytes `check_segment_head` needs, from the first 16 bytes of a segment."""
-    return 16 + int.from_bytes(start[12:16], "little")
-
-
-def check_segment_head(key: str, head: bytes) -> None:
-    """Check from the beginning of a segment that this release can read it.
-
-    Raises:
-        CorruptError: It is no segment.
-        NewerFormatError: A later release wrote it.
-    """
-    from tensorcas_mlflow.base.arrow import UNREADABLE, check_is_of_bytes, read_schema
-
-    try:
-        _checked_head(key, read_schema(head[8:]))
-    except UNREADABLE as error:
-        check_is_of_bytes(error)
-        raise CorruptError(key, f"not an index segment: {error}") from error
-
-
-def _checked_head(key: str, schema: pa.Schema) -> dict[str, Any]:
-    """Read the head of a segment; check its version before anything else."""
-    head: dict[str, Any] = json.loads((schema.metadata or {})[_SCHEMA_KEY])
-    version = head["format"]
-    if type(version) is not int:
-        raise CorruptError(key, "an index segment has no version")
-    if version > VERSION:
-        raise NewerFormatError(f"the index segment {key!r}", version, VERSION)
-    return head
-
-
-def read_segment(key: str, data: bytes) -> Table:
-    """Read an index segment.
-
-    Returns:
-        The table. A segment of an earlier release carries no digest, so its table is unchecked: any number in it may
-        have changed and lead to a pack without the chunk. The exception is a segment named after the only pack it
-        lists: its numbers cannot lead to another pack.
-
-    Raises:
-        CorruptError: It is no segment, or does not hash to its digest.
-        NewerFormatError: A later release wrote it.
-    """
-    try:
-        stream = stream_in_file(data)
-    except FormatError as error:
-        raise CorruptError(key, str(error)) from error
-    own = _read_own(stream)
-    head, columns = _read_any(key, stream) if own is None else own
-    packs, pack = tuple(head["packs"]), columns["pack"]
-    entries = np.zeros(len(pack), dtype=ENTRY)
-    for name, _ in _fields_of(head["format"]):
-        if name != "pack":
-            entries[name] = columns[name]
-    if "digest" in head and head["digest"] != _digest_of_rows(head["format"], packs, pack, entries):
-        raise CorruptError(key, "an index segment does not hash to the digest in it")
-    if len(pack) and int(pack.max()) >= len(packs):
-        raise CorruptError(key, "an index segment names a pack it does not list")
-    if not all(is_pack_name(name) for name in packs):
-        raise CorruptError(key, "an index segment lists an invalid pack name")
-    if len(entries) and int(entries["offset"].max()) > MAX_OFFSET:
-        raise CorruptError(key, "an index segment has an offset beyond the largest pack")
-    deltas = is_delta(entries)
-    if (entries["base_pack"].any(axis=1) != deltas).any() or not has_depth(entries[deltas]).all():
-        raise CorruptError(key, "an index segment does not name the bases of its deltas")
-    return replace(_sorted(packs, pack, entries), is_checked="digest" in head or packs == (_name_of(key),))
-
-
-def _read_own(stream: memoryview) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Read the head and the columns of a segment as this release writes it; None for any other, whole or damaged."""
-    for version in range(1, VERSION + 1):
-        own = read_numbers(stream, {name: _dtype_of(kind) for name, kind in _fields_of(version)})
-        if own is not None:
-            try:
-                head = json.loads(own[0])
-                is_own = (
-                    type(head["format"]) is int and head["format"] == version and all(map(is_pack_name, head["packs"]))
-                )
-            except (ValueError, KeyError, TypeError, RecursionError):
-                return None
-            return (head, own[1]) if is_own else None
-    return None
-
-
-def _dtype_of(kind: int | str) -> Any:
-    return (np.uint8, kind) if isinstance(kind, int) else kind
-
-
-def _read_any(key: str, stream: memoryview) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the head and the columns of a segment with pyarrow; see `read_segment`."""
-    from tensorcas_mlflow.base.arrow import (
-        UNREADABLE,
-        check_is_of_bytes,
-        read_batch,
-        read_schema,
-        values_of,
-    )
-
-    try:
-        head = _checked_head(key, read_schema(stream))
-        head["packs"] = tuple(head["packs"])
-        batch = read_batch(stream, _schema_of(head["format"]), what="an index segment")
-        columns: dict[str, Any] = {}
-        for name, width in _fields_of(head["format"]):
-            column: Any = batch.column(name)
-            if not isinstance(width, int):
-                columns[name] = values_of(column)
-                continue
-            buffer = np.frombuffer(column.buffers()[1], np.uint8) if len(column) else np.empty(0, np.uint8)
-            begin = column.offset * width
-            columns[name] = buffer[begin : begin + len(column) * width].reshape(-1, width)
-        if "digest" in head:
-            "".join(head["packs"])  # TypeError: one is no text
-    except (CorruptError, NewerFormatError):
-        raise
-    except FormatError as error:
-        raise CorruptError(key, str(error)) from error
-    except UNREADABLE as error:
-        check_is_of_bytes(error)
-        raise CorruptError(key, f"not an index segment: {error}") from error
-    return head, columns
-
-
-def _name_of(key: str) -> str:
-    return key.removeprefix("index/").removesuffix(".arrow")
-
-
-def _digest_of_rows(version: int, packs: Sequence[str], pack: Any, entries: Entries) -> str:
-    """Hash the contents of a segment, as defined in ``docs/format.md``."""
-    columns = [np.ascontiguousarray(pack if name == "pack" else entries[name]) for name, _ in _fields_of(version)]
-    return digest_of(["".join(packs).encode(), *(column.reshape(-1).view(np.uint8) for column in columns)]).hex()
 
 
 _TAIL_BYTES = 64 * 1024

@@ -56,7 +56,7 @@ _MANIFEST_NAME = re.compile(_MANIFEST)
 _KEY = re.compile(
     "format"
     rf"|packs/{_HEX}\.pack"
-    rf"|index/{_HEX}\.(?:loose|arrow)"
+    rf"|index/{_HEX}\.(?:loose|segment|arrow)"  # .arrow: a segment of an earlier release, which gc removes
     rf"|manifests/{_MANIFEST}"
     rf"|(?:intents|census)/{_HEX}"
     rf"|condemned/(?:{_HEX}|@generation)"

@@ -16,6 +16,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend, Root, open_backend
 from tensorcas_mlflow.base.digest import digest, unique_rows
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
@@ -37,11 +38,14 @@ from tensorcas_mlflow.layout import (
     Manifest,
     Ref,
     Table,
+    is_earlier_segment,
     list_blobs,
     make_table,
     pack_key,
     read_segment,
     segment_bytes,
+    segment_key,
+    segment_name,
 )
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
@@ -137,10 +141,11 @@ def find_index_faults(backend: Backend, packs: CheckedPacks) -> IndexFaults:
     named: set[str] = set()
     of_bad: set[str] = set()
     for info in list(list_blobs(backend, "index")):
-        name, _, ending = info.key.removeprefix("index/").partition(".")
-        if ending == "loose":
-            named.add(name)
-        elif ending == "arrow":
+        if info.key.endswith(".loose"):
+            named.add(segment_name(info.key))
+        elif is_earlier_segment(info.key):
+            named.update(packs.packs)  # readers then read all packs
+        else:
             try:
                 table = read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
             except BlobNotFoundError:
@@ -166,7 +171,7 @@ def rebuild_index(backend: Backend, packs: CheckedPacks, faults: IndexFaults) ->
     """Add the packs that an index lacks, then remove wrong segments."""
     tables = {name: packs.packs[name].entries for name in sorted(faults.missing & packs.packs.keys())}
     if tables:
-        backend.put_new(f"index/{uuid.uuid4().hex}.arrow", [segment_bytes(make_table(tables))])
+        backend.put_new(segment_key(new_name()), [segment_bytes(make_table(tables))])
     for key in faults.bad:
         backend.delete(key)
     p.tidy_index(backend, packs.packs.keys())

@@ -21,7 +21,7 @@ from tensorcas_mlflow.layout import (
     Manifest,
     Table,
     is_delta,
-    list_blobs,
+    list_segments,
     pack_key,
     read_hints,
     read_segment,
@@ -65,12 +65,11 @@ class Clues:
 
 
 def _segments(backend: Backend) -> Iterator[Table]:
-    for info in list(list_blobs(backend, "index")):
-        if info.key.endswith(".arrow"):
-            try:
-                yield read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
-            except (BlobNotFoundError, CorruptError, NewerFormatError, BackendError):
-                continue
+    for info in list_segments(backend):
+        try:
+            yield read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
+        except (BlobNotFoundError, CorruptError, NewerFormatError, BackendError):
+            continue
 
 
 def _rows_of_table(backend: Backend, name: str, size: int) -> Entries:

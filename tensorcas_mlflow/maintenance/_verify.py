@@ -36,6 +36,7 @@ from tensorcas_mlflow.layout import (
     Table,
     find_strangers,
     list_blobs,
+    list_segments,
     make_table,
     pack_key,
     read_hints,
@@ -250,7 +251,7 @@ class _Packs:
             name, _, ending = info.key.removeprefix("index/").partition(".")
             if ending == "loose":
                 named.add(name)
-            elif ending == "arrow":
+            elif ending == "segment":
                 try:
                     named.update(read_segment(info.key, self._backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES)).packs)
                 except (BlobNotFoundError, FormatError):
@@ -574,9 +575,7 @@ def _small_blob_problems(backend: Backend, packs: _Packs) -> Iterator[Problem]:
         p.read_condemned(backend)
     except FormatError as error:
         yield Problem(key=getattr(error, "key", None), reason=f"{reason_of(error)} (gc refuses to work until it goes)")
-    for info in list(list_blobs(backend, "index")):
-        if not info.key.endswith(".arrow"):
-            continue
+    for info in list_segments(backend):
         try:
             table = read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
         except BlobNotFoundError:
@@ -584,7 +583,7 @@ def _small_blob_problems(backend: Backend, packs: _Packs) -> Iterator[Problem]:
         except (FormatError, BackendError) as error:
             yield Problem(key=info.key, reason=_reason_and(error, "nothing is lost, and gc removes it"))
             continue
-        for name in _belied(table, packs) if table.is_checked else ():
+        for name in _belied(table, packs):
             yield Problem(key=info.key, reason=f"it contradicts the table of pack {name}: remove it")
 
 

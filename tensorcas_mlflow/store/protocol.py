@@ -6,7 +6,6 @@ For `tensorcas_mlflow.maintenance` and other maintenance; programs use `Store`.
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Collection, Iterator, Set
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
@@ -23,19 +22,21 @@ from tensorcas_mlflow.layout import (
     Intent,
     Payload,
     Ref,
-    Table,
+    Segment,
     begin_generation,
-    check_segment_head,
+    check_segment_version,
     condemned_bytes,
     intent_bytes,
     label_of,
     list_blobs,
     list_packs,
+    list_segments,
     manifest_of_damaged_ref,
     mark_loose,
+    merge_segments,
     new_format,
     new_pack_name,
-    only_packs,
+    open_segment,
     parse_format,
     parse_intent,
     read_condemned,
@@ -43,9 +44,8 @@ from tensorcas_mlflow.layout import (
     read_pack_table,
     read_ref,
     read_refs_around,
-    read_segment,
-    segment_bytes,
-    segment_head_bytes,
+    segment_name,
+    to_merge,
 )
 from tensorcas_mlflow.store import _save
 from tensorcas_mlflow.store._deltas import Bases
@@ -81,7 +81,10 @@ __all__ = [
     "write_packs",
 ]
 
-_HEAD_BYTES = 64 << 10
+_MOST_GONE = 6
+"""A segment is written again if more than one of so many packs in it is gone."""
+_ALWAYS_REWRITTEN_BYTES = 32 << 20
+"""A segment of at most this size is written again as soon as one pack is gone."""
 
 
 def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
@@ -107,58 +110,44 @@ def check_index(backend: Backend) -> None:
     Raises:
         NewerFormatError: A later release has written one.
     """
-    for info in list(list_blobs(backend, "index")):
-        if not info.key.endswith(".arrow"):
-            continue
+    for info in list_segments(backend):
         with contextlib.suppress(BlobNotFoundError, CorruptError):
-            head = _first_bytes(backend, info, min(info.size, _HEAD_BYTES))
-            n_bytes = min(segment_head_bytes(head), info.size)
-            check_segment_head(info.key, head if n_bytes <= len(head) else _first_bytes(backend, info, n_bytes))
-
-
-def _first_bytes(backend: Backend, info: BlobInfo, n_bytes: int) -> bytes:
-    data = bytearray(n_bytes)
-    if data:
-        backend.read_into(info.key, 0, memoryview(data))
-    return bytes(data)
+            check_segment_version(backend, info.key, info.size)
 
 
 def tidy_index(backend: Backend, packs: Set[str]) -> None:
-    """Remove index entries of packs that are gone, unreadable or unchecked; add missing ones.
+    """Remove index entries of packs that are gone or unreadable, add missing ones, and merge segments.
 
     Args:
         backend: The backend of the index.
         packs: Packs that existed before.
     """
     loose: set[str] = set()
-    segments: dict[str, Table] = {}
+    segments: dict[BlobInfo, Collection[str]] = {}
     for info in list(list_blobs(backend, "index")):
-        name, _, ending = info.key.removeprefix("index/").partition(".")
-        if ending == "loose":
-            loose.add(name)
-        elif ending == "arrow":
-            try:
-                table = read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
-            except (BlobNotFoundError, NewerFormatError):
-                continue
-            except CorruptError:
-                backend.delete(info.key)
-                continue
-            if table.is_checked:
-                segments[info.key] = table
-            else:
-                backend.delete(info.key)
+        if info.key.endswith(".loose"):
+            loose.add(segment_name(info.key))
+            continue
+        try:
+            opened = open_segment(backend, info.key)
+            if isinstance(opened, Segment):
+                opened.check()
+            segments[info] = opened.packs
+        except (BlobNotFoundError, NewerFormatError):
+            continue
+        except CorruptError:
+            backend.delete(info.key)
     # Listed after the index: packs in the index existed before, so a pack missing now is gone for good.
     there = {name for name, _ in list_packs(backend)}
     for name in sorted(loose - there):
         backend.delete(f"index/{name}.loose")
-    named = set(loose)
-    for key, table in segments.items():
-        keep = there.intersection(table.packs)
-        named |= keep
-        if len(keep) < len(table.packs):
-            if keep:
-                backend.put_new(f"index/{uuid.uuid4().hex}.arrow", [segment_bytes(only_packs(table, keep))])
-            backend.delete(key)
+    chosen = dict.fromkeys(to_merge(segments, most_bytes=MAX_SEGMENT_BYTES))
+    for info, names in segments.items():
+        n_gone = len(names) - len(there.intersection(names))
+        if n_gone * _MOST_GONE > len(names) or (n_gone and info.size <= _ALWAYS_REWRITTEN_BYTES):
+            chosen[info.key] = None
+    with contextlib.suppress(BlobNotFoundError):  # a save has merged some of them meanwhile
+        merge_segments(backend, list(chosen), there)
+    named = loose.union(*segments.values())
     for name in sorted((packs & there) - named):
         mark_loose(backend, name)

@@ -237,7 +237,7 @@ def test_segment_names_a_pack_once_that_two_threads_took_up(shared: Store, monke
     save_model(shared, "first", 1, 2)
     monkeypatch.setattr(_catalog, "_FOLD_AT", 1)
     shared.catalog.fold()
-    [segment] = [info.key for info in shared.backend.list("index") if info.key.endswith(".arrow")]
+    [segment] = [info.key for info in shared.backend.list("index") if info.key.endswith(".segment")]
     table = read_segment(segment, shared.backend.get(segment))
 
     assert list(table.packs) == packs_of(shared)

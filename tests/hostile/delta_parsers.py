@@ -136,7 +136,7 @@ def segment() -> bytes:
 
 
 def read_a_segment(data: bytes) -> None:
-    table = read_segment("index/x.arrow", data)
+    table = read_segment("index/x.segment", data)
     base_rows(table)
     wanted = np.ascontiguousarray(table.entries["digest"][:100])
     find_places([table], wanted, without=[OTHER])

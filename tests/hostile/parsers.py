@@ -364,7 +364,7 @@ def segment() -> bytes:
 
 
 def read_a_segment(data: bytes) -> None:
-    table = read_segment("index/x.arrow", data)
+    table = read_segment("index/x.segment", data)
     table.find(digests(3))
     for row in range(len(table)):
         table.key_of(row)

@@ -122,7 +122,7 @@ def forged(name: str, *, folded: bool = False) -> Store:
             backend.put_new(f"index/{pack_}.loose", [])
     if folded:
         tables = {each: read_table(each, len(blob), lambda a, b, blob=blob: blob[a:b]) for each, blob in packs.items()}
-        backend.put_new(f"index/{'f' * 32}.arrow", [segment_bytes(make_table(tables))])
+        backend.put_new(f"index/{'f' * 32}.segment", [segment_bytes(make_table(tables))])
     return Store.open_backend(backend)
 
 
@@ -242,9 +242,9 @@ def chain_of_depth(n: int) -> Any:
 
 
 def test_a_segment_that_tells_of_a_longer_chain_than_there_can_be_is_damage() -> None:
-    assert len(read_segment("index/x.arrow", segment_bytes(chain_of_depth(9)))) == 9
-    with pytest.raises(CorruptError, match="bases"):
-        read_segment("index/x.arrow", segment_bytes(chain_of_depth(10)))
+    assert len(read_segment("index/x.segment", segment_bytes(chain_of_depth(9)))) == 9
+    with pytest.raises(CorruptError, match="row"):
+        read_segment("index/x.segment", segment_bytes(chain_of_depth(10)))
 
 
 @pytest.mark.parametrize("name", ["../../x", "A" * 32, "", "g" * 32, 7, None])

@@ -18,15 +18,11 @@ from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec
 from tensorcas_mlflow.errors import CorruptChunkError, CorruptError, FormatError
 from tensorcas_mlflow.layout import (
-    ENTRY,
     Manifest,
     PackWriter,
     Payload,
     RefTarget,
     Row,
-    make_table,
-    read_segment,
-    segment_bytes,
 )
 from tensorcas_mlflow.store import Store
 
@@ -119,31 +115,10 @@ def test_a_manifest_under_anothers_name_is_damage(root: Path) -> None:
 # --- Arrow
 
 
-def segment(compression: Literal["zstd"] | None, n: int) -> bytes:
-    """An index segment of many entries that are all alike."""
-    entries = np.zeros(n, dtype=ENTRY)
-    entries["offset"] = 8
-    batch = pa.ipc.open_file(segment_bytes(make_table({"a" * 32: entries}))).get_batch(0)
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    with pa.ipc.new_file(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
-def test_an_index_segment_is_not_unpacked() -> None:
-    bomb = segment("zstd", 200_000)
-
-    assert len(bomb) < MIB
-    assert len(read_segment("index/x.arrow", segment(None, 100))) == 100
-    with pytest.raises(CorruptError, match="plain record batch"), at_most(4 * MIB):
-        read_segment("index/x.arrow", bomb)
-
-
 INTS, NAMES = pa.list_(pa.int64()), pa.utf8()
 
 
-def stream(**columns: Any) -> bytes:
+def stream(*, compression: Literal["zstd"] | None = None, **columns: Any) -> bytes:
     """A manifest of one row of 4 bytes, some columns of which are others."""
     given = {
         "name": pa.array(["w"], NAMES),
@@ -156,9 +131,18 @@ def stream(**columns: Any) -> bytes:
     head = {"format": 1, "kind": "checkpoint", "chunk_bytes": 4096, "store": None, "flavor": None, "metadata": {}}
     batch = pa.record_batch(given).replace_schema_metadata({b"tensorcas": json.dumps(head).encode()})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
+
+
+def test_a_manifest_is_not_unpacked() -> None:
+    name = pa.array(["w" * 64 * MIB], NAMES)
+    bomb = stream(compression="zstd", name=name)
+
+    assert len(bomb) < MIB
+    with pytest.raises(FormatError, match="plain record batch"), at_most(4 * MIB):
+        Manifest.from_bytes(bomb)
 
 
 # The product of the last one is 4 in 64 bits, which is the size that the row has.

@@ -21,6 +21,7 @@ from tensorcas_mlflow.layout import (
     FOOTER_BYTES,
     HEADER_BYTES,
     PACK_MAGIC,
+    SEGMENT_MAGIC,
     TABLE_ENTRY,
     TABLE_MAGIC,
     TENSORS_FILE_MAGIC,
@@ -217,16 +218,29 @@ def test_refs_stand_where_the_page_says() -> None:
     assert quote_segment("x" * 181) == "~" + digest(b"x" * 181).hex()[:32]
 
 
-def test_a_segment_has_the_columns_that_are_printed_in_order() -> None:
-    entries = np.zeros(1, ENTRY)
-    schema = pa.ipc.open_file(segment_bytes(make_table({"0" * 32: entries}))).schema
-    places = [section("The index").index(f"`{name}`") for name in schema.names]
+def test_a_segment_has_the_parts_that_are_printed() -> None:
+    entries = np.zeros(130, ENTRY)
+    entries["digest"][:, 9] = np.arange(130)
+    data = segment_bytes(make_table({"1f" * 16: entries}))
+    sizes = [
+        len(data) and int(size) for size in re.findall(r"^\| (?:marks|packs|foot) \| (\d+)", section("The index"), re.M)
+    ]
+    places = rows("The index", 1)
+    foot = rows("The index", 2)
 
-    assert places == sorted(places)
-    assert schema.field("stored_digest").type == pa.binary(16)
-    said = json.loads(schema.metadata[b"tensorcas"])
-    columns = b"".join(entries[name].tobytes() if name != "pack" else bytes(4 * len(entries)) for name in schema.names)
-    assert said == {"format": 1, "packs": ["0" * 32], "digest": digest(b"0" * 32 + columns).hex()}
+    assert len(data) == 130 * (80 + sizes[0]) + 2 * 8 + sizes[1] + sizes[2]
+    assert [int(row[0].split(" or ")[0]) for row in places] == [0, 68, 68, 72]
+    row = data[80:160]
+    assert row[:68] == entries[1].tobytes()[:68]
+    assert row[72:] == digest(row[:72])[:8]
+    assert data[130 * 80 : 130 * 82] == b"".join(bytes([0, n]) for n in range(130))
+    end = data[130 * 82 :]
+    assert end[:16] == bytes(16)
+    assert end[16:32] == bytes.fromhex("1f" * 16)
+    assert bytes.fromhex(foot[0][3].partition(" (")[0]) == SEGMENT_MAGIC == end[32:40]
+    assert [int(row[0]) for row in foot] == [0, 8, 12, 16, 24, 28, 32]
+    assert end[40:64] == (1).to_bytes(4, "little") * 2 + (130).to_bytes(8, "little") + (80).to_bytes(8, "little")
+    assert end[64:] == digest(end[:64])
 
 
 def test_a_manifest_has_the_columns_and_the_head_that_are_printed() -> None:
@@ -296,7 +310,7 @@ def test_every_key_that_is_written_is_of_a_kind_that_is_printed() -> None:
     patterns = [
         r"format",
         r"packs/[0-9a-f]{32}\.pack",
-        r"index/[0-9a-f]{32}\.(loose|arrow)",
+        r"index/[0-9a-f]{32}\.(loose|segment)",
         r"manifests/[0-9a-f]{64}(\.[0-9a-f]{8})?",
         r"refs/artifacts/a/@b",
     ]

@@ -72,7 +72,7 @@ def test_every_byte_of_the_store_is_counted(tmp_path: Path, logs: bool) -> None:
     (tmp_path / "file").write_bytes(bytes(5000))
     with store.write_file(tmp_path / "file") as pending:
         pending.commit(RefTarget(path="data/file"))
-    store.backend.put_new("index/" + "0" * 32 + ".arrow", [b"segment"])
+    store.backend.put_new("index/" + "0" * 32 + ".segment", [b"segment"])
     store.backend.put_new("condemned/" + "0" * 32, [condemned_bytes(frozenset(), frozenset())])
     store.backend.put_new("quarantine/" + "0" * 32 + "-0-1.00000000", [b"damaged"])
     store.backend.put_new("census/" + "0" * 32, [b"census"])

@@ -34,8 +34,8 @@ MUTANTS = (
         after="self._numbers",
     ),
     Mutant(
-        fault="an index segment that unpacks to more than it has",
-        test="test_an_index_segment_is_not_unpacked",
+        fault="a manifest that unpacks to more than it has",
+        test="test_a_manifest_is_not_unpacked",
         definition="read_batch",
         before="_check_messages(stream, what)",
         after="",

@@ -446,7 +446,7 @@ def test_without_an_index_chunks_are_found_in_their_packs(store: Store) -> None:
 
 def fold(store: Store, n_saves: int = 70) -> list[Ref]:
     refs = [save(store, {"a": np.full(10, n)}, n) for n in range(n_saves)]
-    assert any(key.endswith(".arrow") for key in keys(store, "index"))
+    assert any(key.endswith(".segment") for key in keys(store, "index"))
     return refs
 
 
@@ -466,7 +466,7 @@ def test_many_loose_packs_are_folded_and_found_by_others(store: Store) -> None:
 @pytest.mark.usefixtures("store_of_files")
 def test_a_garbage_segment_costs_no_checkpoint(store: Store, damage: bytes | None) -> None:
     refs = fold(store)
-    for path in (folder(store) / "index").glob("*.arrow"):
+    for path in (folder(store) / "index").glob("*.segment"):
         path.write_bytes(path.read_bytes()[:-20] if damage is None else damage)
 
     for n, ref in enumerate(refs):
@@ -476,7 +476,7 @@ def test_a_garbage_segment_costs_no_checkpoint(store: Store, damage: bytes | Non
 @pytest.mark.usefixtures("store_of_files")
 def test_a_flipped_bit_of_a_segment_costs_no_checkpoint(store: Store) -> None:
     refs = fold(store)
-    (path,) = (folder(store) / "index").glob("*.arrow")
+    (path,) = (folder(store) / "index").glob("*.segment")
     whole = path.read_bytes()
     chance = np.random.default_rng(1)
     for at in chance.integers(0, len(whole), 60).tolist():

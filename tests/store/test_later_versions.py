@@ -110,7 +110,7 @@ def later_pack(root: Path) -> None:
             continue
         path.write_bytes(with_version(data, 9))
         # Nobody has folded it: it is listed by itself.
-        for segment in (the_store(root) / "index").glob("*.arrow"):
+        for segment in (the_store(root) / "index").glob("*.segment"):
             segment.unlink()
         for pack in (the_store(root) / "packs").iterdir():
             (the_store(root) / "index" / f"{pack.stem}.loose").touch()
@@ -129,10 +129,10 @@ def with_version(pack: bytes, version: int) -> bytes:
 
 
 def later_segment(root: Path) -> None:
-    [path] = (the_store(root) / "index").glob("*.arrow")
+    [path] = (the_store(root) / "index").glob("*.segment")
     data = path.read_bytes()
-    assert b'"format": 1' in data
-    path.write_bytes(data.replace(b'"format": 1', b'"format": 9'))
+    head = data[-64:-56] + (9).to_bytes(4, "little") + data[-52:-32]
+    path.write_bytes(data[:-64] + head + bytes(32))
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
@@ -285,7 +285,7 @@ def test_verify_tells_which_blob_is_of_a_later_release(root: Path, kind: str) ->
 def test_collection_keeps_blobs_that_a_later_release_writes_meanwhile(root: Path) -> None:
     plan = plan_gc(Store.open(root), grace_s=0, max_waste=0)
     later_segment(root)
-    [segment] = (the_store(root) / "index").glob("*.arrow")
+    [segment] = (the_store(root) / "index").glob("*.segment")
     before = segment.read_bytes()
     plan.execute()
 

@@ -188,7 +188,7 @@ def test_nothing_of_a_step_whose_replacing_was_cut_short_comes_back_once_it_is_d
 
 
 @pytest.mark.parametrize(
-    "key", ["index/{}.arrow", "packs/{}.pack", "manifests/{0}{0}.01234567", "intents/{}"], ids=lambda key: key[:5]
+    "key", ["index/{}.segment", "packs/{}.pack", "manifests/{0}{0}.01234567", "intents/{}"], ids=lambda key: key[:5]
 )
 def test_blobs_cut_short_by_a_failed_upload_bar_no_save(
     carried_by_gunicorn: Experiment, key: str, monkeypatch: pytest.MonkeyPatch

@@ -233,7 +233,7 @@ def test_a_pack_with_a_damaged_chunk_is_spared_and_others_are_rewritten(store: S
 def test_the_index_forgets_packs_that_are_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 2)
     refs = [save(store, letter, step) for step, letter in enumerate("abcd")]
-    assert any(key.endswith(".arrow") for key in keys(store, "index"))
+    assert any(key.endswith(".segment") for key in keys(store, "index"))
     for ref in refs[1:]:
         store.drop(ref)
     plan_now(store).execute()
@@ -251,7 +251,7 @@ def test_a_segment_that_cannot_be_read_is_removed_and_its_packs_are_found_again(
     save(store, "ab", 0)
     for key in keys(store, "index"):
         store.backend.delete(key)
-    store.backend.put_new("index/" + "e" * 32 + ".arrow", [b"no segment"])
+    store.backend.put_new("index/" + "e" * 32 + ".segment", [b"no segment"])
     plan_now(store).execute()
 
     assert keys(store, "index") == [f"index/{name}.loose" for name, _ in list_packs(store.backend)]
@@ -260,7 +260,7 @@ def test_a_segment_that_cannot_be_read_is_removed_and_its_packs_are_found_again(
 def test_a_segment_that_names_only_living_packs_is_left_alone(store: Store) -> None:
     save(store, "ab", 0)
     store.catalog.refresh()
-    key = "index/" + "e" * 32 + ".arrow"
+    key = "index/" + "e" * 32 + ".segment"
     store.backend.put_new(key, [segment_bytes(store.catalog._tables[0])])
     store.drop(save(store, "cd", 1))
     plan_now(store).execute()

@@ -309,7 +309,7 @@ def test_a_repair_of_an_optimized_store_finds_nothing_to_mend(store: Store, monk
     monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 2)
     optimize(train(store, range(2)))
     train(Store.open_backend(store.backend), range(2, 5))
-    segments = [info.key for info in store.backend.list("index") if info.key.endswith(".arrow")]
+    segments = [info.key for info in store.backend.list("index") if info.key.endswith(".segment")]
 
     assert segments
     assert plan_repair(Store.open_backend(store.backend)).is_empty

@@ -52,7 +52,7 @@ def wrecked(*, is_remote: bool = False) -> Store:
     assert ref is not None
     flip(backend, f"manifests/{ref.manifest}", 30)
     overwrite(backend, target(2).key, b"{")
-    backend.put_new("index/" + "f" * 32 + ".arrow", [b"no segment"])
+    backend.put_new("index/" + "f" * 32 + ".segment", [b"no segment"])
     overwrite(backend, "format", b"?")
     return store
 

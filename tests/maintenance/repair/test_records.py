@@ -243,7 +243,7 @@ def test_a_segment_that_says_other_than_the_packs_is_replaced(is_remote: bool) -
     name = pack_of(store.backend, "a")
     wrong = read_pack_table(store.backend, name).copy()
     wrong["offset"][0] += 1
-    bad = "index/" + "f" * 32 + ".arrow"
+    bad = "index/" + "f" * 32 + ".segment"
     for key in keys(store.backend, "index"):
         store.backend.delete(key)
     store.backend.put_new(bad, [segment_bytes(make_table({name: wrong}))])

@@ -46,7 +46,7 @@ def test_a_pack_that_is_cut_short_gives_back_what_an_index_segment_knows_of(stor
     table = make_table({name: read_pack_table(store.backend, name)})
     for key in keys(store.backend, "index"):
         store.backend.delete(key)
-    store.backend.put_new("index/" + "f" * 32 + ".arrow", [segment_bytes(table)])
+    store.backend.put_new("index/" + "f" * 32 + ".segment", [segment_bytes(table)])
     whole = store.backend.get(pack_key(name))
     overwrite(store.backend, pack_key(name), whole[: 8 + 2 * CHUNK_BYTES + 70])
     report = repair(store)

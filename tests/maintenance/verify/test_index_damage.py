@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.chunk_io import _catalog
-from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout import RefTarget, _segment, read_segment, segment_bytes
+from tensorcas_mlflow.layout._segment import ROW
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, tidy_index
 from tests.maintenance.verify.stores import CHUNK_BYTES, noise, put, save, told
@@ -42,26 +41,18 @@ def folded(backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> MemoryBac
 
 
 def segment_key(backend: Backend) -> str:
-    [info] = [info for info in backend.list("index") if info.key.endswith(".arrow")]
+    [info] = [info for info in backend.list("index") if info.key.endswith(".segment")]
     return info.key
 
 
-def rewrite(backend: MemoryBackend, *, has_digest: bool, **columns: Any) -> None:
-    """Put another segment in the place of the one that is there."""
+def rewrite(backend: MemoryBackend, **columns: Any) -> None:
+    """Change values of the rows of the segment that is there."""
     key = segment_key(backend)
-    batch = pa.ipc.open_file(backend.get(key)).get_batch(0)
-    head = json.loads(batch.schema.metadata[b"tensorcas"])
-    if not has_digest:
-        del head["digest"]
-    arrays = {
-        name: pa.array(columns[name], batch.schema.field(name).type) if name in columns else batch.column(name)
-        for name in batch.schema.names
-    }
-    changed = pa.record_batch(arrays).replace_schema_metadata({b"tensorcas": json.dumps(head)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, changed.schema) as writer:
-        writer.write_batch(changed)
-    put(backend, key, sink.getvalue().to_pybytes())
+    data = bytearray(backend.get(key))
+    rows = np.frombuffer(data, ROW, len(read_segment(key, bytes(data))))
+    for name, values in columns.items():
+        rows[name] = values
+    put(backend, key, bytes(data))
 
 
 def save_and_load(backend: MemoryBackend, seed: int) -> int:
@@ -74,21 +65,41 @@ def save_and_load(backend: MemoryBackend, seed: int) -> int:
     return pending.n_new_bytes
 
 
-@pytest.mark.parametrize("has_digest", [True, False], ids=["digest", "earlier release"])
-def test_a_save_does_not_rely_on_a_pack_to_which_a_damaged_segment_leads(
-    folded: MemoryBackend, has_digest: bool
-) -> None:
+def test_a_save_does_not_rely_on_a_pack_to_which_a_damaged_segment_leads(folded: MemoryBackend) -> None:
     live = [name for name, _ in list_packs(folded)]
-    table = pa.ipc.open_file(folded.get(segment_key(folded))).get_batch(0)
-    packs = json.loads(table.schema.metadata[b"tensorcas"])["packs"]
-    rewrite(folded, has_digest=has_digest, pack=[packs.index(live[0])] * 2)
+    packs = read_segment(segment_key(folded), folded.get(segment_key(folded))).packs
+    rewrite(folded, pack=packs.index(live[0]))
 
     assert save_and_load(folded, 1) == CHUNK_BYTES
 
 
-@pytest.mark.parametrize("has_digest", [True, False], ids=["digest", "earlier release"])
-def test_a_damaged_segment_hides_no_chunk(folded: MemoryBackend, has_digest: bool) -> None:
-    rewrite(folded, has_digest=has_digest, digest=[bytes(32), bytes([255] * 32)])
+def test_a_large_damaged_segment_leads_no_save_to_a_pack(
+    folded: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_segment, "_SMALL_BYTES", 0)
+    live = [name for name, _ in list_packs(folded)]
+    packs = read_segment(segment_key(folded), folded.get(segment_key(folded))).packs
+    rewrite(folded, pack=packs.index(live[0]))
+
+    assert save_and_load(folded, 1) == CHUNK_BYTES
+    assert save_and_load(folded, 2) == 0
+
+
+def test_a_chunk_whose_row_of_a_large_segment_is_damaged_is_read_and_stored_again(
+    folded: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_segment, "_SMALL_BYTES", 0)
+    store = Store.open_backend(folded)
+    [ref] = store.checkpoints()
+    rewrite(folded, offset=1)
+    fresh = Store.open_backend(folded)
+
+    assert fresh.read_tensors(fresh.manifest(ref))["w"].tobytes() == noise(2).tobytes()
+    assert save_and_load(folded, 2) == CHUNK_BYTES
+
+
+def test_a_damaged_segment_hides_no_chunk(folded: MemoryBackend) -> None:
+    rewrite(folded, digest=[list(bytes(32)), [255] * 32])
 
     assert save_and_load(folded, 2) == 0
 
@@ -112,17 +123,34 @@ def test_every_flipped_byte_of_a_segment_leaves_saves_and_loads_right(folded: Me
 def test_a_segment_that_says_other_things_than_a_pack_itself_is_told(folded: MemoryBackend) -> None:
     store = Store.open_backend(folded)
     store.catalog.refresh()
-    [key] = [info.key for info in folded.list("index") if info.key.endswith(".arrow")]
-    table = _catalog.read_segment(key, folded.get(key))
+    [key] = [info.key for info in folded.list("index") if info.key.endswith(".segment")]
+    table = read_segment(key, folded.get(key))
     table.entries["offset"] += 64
-    put(folded, key, _catalog.segment_bytes(table))
+    put(folded, key, segment_bytes(table))
 
     assert [problem.key for problem in told(folded, full=False)] == [key]
 
 
-def test_a_segment_of_an_earlier_release_is_replaced_by_a_collection(folded: MemoryBackend) -> None:
-    rewrite(folded, has_digest=False)
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_damaged_segment_is_replaced_by_a_collection(
+    folded: MemoryBackend, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_large:
+        monkeypatch.setattr(_segment, "_SMALL_BYTES", 0)
+    rewrite(folded, offset=1)
     tidy_index(folded, {name for name, _ in list_packs(folded)})
 
-    assert not [info.key for info in folded.list("index") if info.key.endswith(".arrow")]
+    assert not [info.key for info in folded.list("index") if info.key.endswith(".segment")]
+    assert save_and_load(folded, 2) == 0
+
+
+def test_a_segment_of_an_earlier_release_is_replaced_by_a_collection(folded: MemoryBackend) -> None:
+    key = segment_key(folded)
+    earlier = key.replace(".segment", ".arrow")
+    folded.put_new(earlier, [b"ARROW1"])
+    folded.delete(key)
+    assert save_and_load(folded, 2) == 0
+
+    tidy_index(folded, {name for name, _ in list_packs(folded)})
+    assert earlier not in [info.key for info in folded.list("index")]
     assert save_and_load(folded, 2) == 0

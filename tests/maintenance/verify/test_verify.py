@@ -268,7 +268,7 @@ DAMAGE = {
     "refs/runs/run/@8": json.dumps({"format": 99}).encode(),
     "intents/" + "1" * 32: b"{}",
     "condemned/" + "1" * 32: b"{}",
-    "index/" + "1" * 32 + ".arrow": b"not Arrow",
+    "index/" + "1" * 32 + ".segment": b"not Arrow",
 }
 
 
