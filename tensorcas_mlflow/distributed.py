@@ -57,9 +57,16 @@ from torch.nn.parallel import DistributedDataParallel
 from tensorcas_mlflow.adapter import SKELETON, Array, adapter_named, take_apart
 from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.base.tensors import Spec
-from tensorcas_mlflow.errors import AdapterError, FormatError, WrongStoreError
-from tensorcas_mlflow.integration.checkpoints import CheckpointInfo, Keep, ShardedStep, find_whole_step, open_whole_step
-from tensorcas_mlflow.layout import DEFAULT_NAME, Ref
+from tensorcas_mlflow.errors import AdapterError, FormatError
+from tensorcas_mlflow.integration.checkpoints import (
+    CheckpointInfo,
+    Keep,
+    ShardedStep,
+    ShardPlace,
+    find_whole_step,
+    open_whole_step,
+)
+from tensorcas_mlflow.layout import DEFAULT_NAME
 from tensorcas_mlflow.store import (
     Box,
     Policy,
@@ -93,29 +100,6 @@ class _WantedSave(TypedDict):
     keep: Keep | None
     log_metrics: bool | None
     policy: str | None
-
-
-class _Place(NamedTuple):
-    """Everything a rank must know to store its shards."""
-
-    store_uri: str
-    store_id: str
-    folder: str
-    """Name of the series in the store."""
-    policy: str
-    before: Ref | None
-    """The step before, whose chunks may be bases of deltas."""
-
-    def store(self) -> Store:
-        """Open the store; a process opens it once.
-
-        Raises:
-            WrongStoreError: There is another store at the place.
-        """
-        store, _ = Store.find(self.store_uri)
-        if store.id != self.store_id:
-            raise WrongStoreError(self.store_id, store.id, store.uri)
-        return store
 
 
 class _Written(NamedTuple):
@@ -232,9 +216,7 @@ class TensorCasStorageWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Tell every rank the place of its shards."""
         assert self._step is not None
-        store = self._step.store
-        step = self._step
-        place = _Place(store.uri, store.id, step.folder, step.policy.value, step.before())
+        place = self._step.place()
         return [dataclasses.replace(plan, storage_data=place) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -245,7 +227,7 @@ class TensorCasStorageWriter(StorageWriter):
             ValueError: The store has no dtype for a tensor.
             BackendError: The storage failed.
         """
-        place: _Place = plan.storage_data
+        place: ShardPlace = plan.storage_data
         store = place.store()
         self._open = store, []
         part = _Part()

@@ -34,6 +34,7 @@ from tensorcas_mlflow.integration.checkpoints import (
     log_checkpoint,
     open_checkpoint,
 )
+from tensorcas_mlflow.jax_processes import log_state
 from tensorcas_mlflow.layout import DEFAULT_NAME
 from tensorcas_mlflow.store import Policy
 
@@ -60,7 +61,8 @@ class TensorCasHandler(AsyncCheckpointHandler):  # type: ignore[misc]
     deletes a folder, the step stays: give ``keep`` the rule that Orbax has, or delete it with `delete_checkpoint`.
 
     With the asynchronous checkpointers, which a `CheckpointManager` uses by default, a save returns once the changed
-    chunks are copied, and a thread stores them. The arrays may then be donated.
+    chunks are copied, and a thread stores them. The arrays may then be donated. With several processes, all of which
+    make the calls, a save stores the shards of each process before it returns.
     """
 
     def __init__(
@@ -114,10 +116,11 @@ class TensorCasHandler(AsyncCheckpointHandler):  # type: ignore[misc]
         return [*self._begin(directory, _saved_args(item, args), blocking=False)]
 
     def _begin(self, directory: Any, args: TensorCasSave, *, blocking: bool) -> list[_Saved]:
-        if jax.process_count() > 1:
-            raise ValueError("TensorCasHandler saves in one process: the states of several are not supported")
         step = _step_of(directory) if args.step is None else args.step
         run_id = self._run_id
+        if jax.process_count() > 1:
+            self.info = log_state(args.item, step=step, run_id=run_id, **self._options)
+            return [_Saved(directory, self, self.info)] if jax.process_index() == 0 else []
         if run_id is None:
             active = mlflow.active_run()
             if active is None:

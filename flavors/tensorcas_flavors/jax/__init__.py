@@ -8,8 +8,8 @@ live state (`_fill`) reads the JSON alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,17 @@ from tensorcas_flavors._pickling import (
     pinned_packages,
     try_back,
 )
-from tensorcas_flavors.jax._arrays import ADAPTER, Kind, is_jax_array, is_row, jax_error, make_array, take_array
+from tensorcas_flavors.jax._arrays import (
+    ADAPTER,
+    Kind,
+    is_jax_array,
+    is_row,
+    is_spread,
+    jax_error,
+    make_array,
+    take_array,
+    take_shards,
+)
 from tensorcas_flavors.jax._fill import RowFacts, fill
 from tensorcas_flavors.jax._layout import Layout, rebuilt
 from tensorcas_flavors.jax._tree import Tree
@@ -37,12 +47,26 @@ _COME_BACK: set[type] = set()
 """Classes that came back from a pickle in this process; a save of an object with others loads it once."""
 
 
+Take = Callable[[str, Any], tuple[Array, Kind]]
+
+
+class PartOfState(NamedTuple):
+    """Part of one process in a state of several processes."""
+
+    rows: dict[str, Array]
+    """Result of `JaxAdapter.extract`. An array over several processes is one without memory."""
+    shards: dict[str, list[tuple[tuple[int, ...], Any]]]
+    """This process's shards of such arrays: the first element along each axis, and an array on one device."""
+    facts: dict[str, Any]
+    """All leaves by name: the row of an array of this process alone, the JSON of a plain value, None for any other."""
+
+
 class JaxAdapter(Adapter):
     """Adapter for trees with arrays of JAX: parameters, states of Optax, train states of Flax, modules of nnx.
 
     * Each leaf that is an array of JAX or numpy is a row: its dtype (bfloat16 and the float8 kinds too), its shape, its
       elements. Weak dtypes and random keys come back as such. An array over several devices of this process is
-      assembled; one with elements on devices of other processes is refused.
+      assembled. One with elements on devices of other processes is for `extract_part`; `extract` refuses it.
     * Leaves that are plain values (numbers, texts, None, …) are restored too. Functions and classes are the program's.
     * A tree of dicts, lists and tuples needs no pickle. One with other nodes, such as states of Optax, is pickled
       without its arrays; filling a live state does not read the pickle.
@@ -104,13 +128,46 @@ class JaxAdapter(Adapter):
         Raises:
             AdapterError: An array is deleted, is a tracer or is spread over processes, or a part cannot be pickled.
         """
+        return self._extract(model, take_array)[0]
+
+    def extract_part(self, model: Any) -> PartOfState:
+        """Take apart a state with arrays over the devices of several processes: this process's part of it.
+
+        Raises:
+            AdapterError: As for `extract`, but for such arrays.
+        """
+        shards: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
+        facts: dict[str, Any] = {}
+
+        def take(name: str, part: Any) -> tuple[Array, Kind]:
+            if is_spread(part):
+                row, kind, shards[name] = take_shards(name, part)
+                return row, kind
+            row, kind = take_array(name, part)
+            if isinstance(part, np.ndarray) or part.is_fully_addressable:
+                facts[name] = row
+            return row, kind
+
+        rows, layout = self._extract(model, take)
+        for name in layout.names():
+            facts.setdefault(name, layout.values.get(name))
+        return PartOfState(rows, shards, facts)
+
+    def module_for_ranks(self, model: Any) -> str | None:
+        """Name the module for states with arrays over the devices of several processes; None for any other."""
+        jax = sys.modules.get("jax")
+        if jax is None or jax.process_count() == 1:
+            return None
+        return "tensorcas_mlflow.jax_processes" if any(is_spread(leaf.value) for leaf in Tree(model).leaves) else None
+
+    def _extract(self, model: Any, take: Take) -> tuple[dict[str, Array], Layout]:
         tree = Tree(model)
         layout = Layout(static=tree.static_values(), tree=tree.plain())
         rows: dict[str, Array] = {}
         encoder = Encoder()
         for leaf in tree.leaves:
             if is_row(leaf.value):
-                rows[leaf.name], layout.rows[leaf.name] = take_array(leaf.name, leaf.value)
+                rows[leaf.name], layout.rows[leaf.name] = take(leaf.name, leaf.value)
                 continue
             try:
                 layout.values[leaf.name] = encoder.encode(leaf.value)
@@ -120,12 +177,12 @@ class JaxAdapter(Adapter):
         pickled = np.empty(0, dtype=np.uint8)
         kinds: set[type] = set()
         if layout.tree is None:
-            pickled, kinds = self._pickle(model, tree, rows, layout)
+            pickled, kinds = self._pickle(model, tree, rows, layout, take)
         rows[SKELETON] = layout.encode(pickled)
         if not kinds <= _COME_BACK:
             self._try_back(model, rows)
             _COME_BACK.update(kinds)
-        return rows
+        return rows, layout
 
     def _try_back(self, model: Any, rows: dict[str, Array]) -> None:
         """Load the pickle, with arrays on the CPU: another device has no room for a second state."""
@@ -138,7 +195,9 @@ class JaxAdapter(Adapter):
         with jax.default_device(cpu):
             try_back(self.name, model, rows, self.reconstruct)
 
-    def _pickle(self, model: Any, tree: Tree, rows: dict[str, Array], layout: Layout) -> tuple[Array, set[type]]:
+    def _pickle(
+        self, model: Any, tree: Tree, rows: dict[str, Array], layout: Layout, take: Take
+    ) -> tuple[Array, set[type]]:
         known = {id(leaf.value): leaf.name for leaf in reversed(tree.leaves) if leaf.name in layout.rows}
         kept: list[object] = []
 
@@ -150,7 +209,7 @@ class JaxAdapter(Adapter):
                 name = known[id(part)] = f"{_INSIDE}{len(kept)}"
                 if name in rows:
                     raise jax_error(f"a leaf has the name {name!r}, which is one of the adapter's own: rename it")
-                rows[name], layout.inside[name] = take_array(name, part)
+                rows[name], layout.inside[name] = take(name, part)
                 kept.append(part)
             return name
 
@@ -216,13 +275,17 @@ class JaxAdapter(Adapter):
         check: CheckTensors | None,
         **options: Any,
     ) -> Any:
-        """Fill a live state like `reconstruct`, some rows at a time: they go to their devices before the next ones."""
+        """Fill a live state like `reconstruct`, some rows at a time: they go to their devices before the next ones.
+
+        The module for states of several processes also passes ``read_slice``; see `tensorcas_flavors.jax._fill.fill`.
+        """
         skeleton = read([SKELETON])[SKELETON] if SKELETON in stored else None
         layout = Layout.read(skeleton, stored)
         missing = [name for name in layout.rows if name not in stored]
         if missing:
             raise jax_error(f"the state's row {missing[0]!r} is missing")
-        return fill(original, layout, stored, read, strict=options.get("strict") is not False)
+        read_slice = options.get("read_slice")
+        return fill(original, layout, stored, read, strict=options.get("strict") is not False, read_slice=read_slice)
 
     def weights(self, tensors: Mapping[str, Array], **options: Any) -> dict[str, Any]:
         """Return the rows as arrays of JAX, or of numpy where they were such. No pickle is read.

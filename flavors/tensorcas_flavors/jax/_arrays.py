@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,12 @@ def is_jax_array(part: object) -> bool:
     return jax is not None and isinstance(part, jax.Array)
 
 
+def is_spread(part: Any) -> bool:
+    """Tell whether an array, or the description of one, has elements that this process cannot reach."""
+    sharding = getattr(part, "sharding", None)
+    return sharding is not None and not (sharding.is_fully_addressable or sharding.is_fully_replicated)
+
+
 def is_row(part: Any) -> bool:
     """Tell whether an array becomes a row: every array of JAX, and those of numpy with elements of plain dtypes."""
     if type(part) is not np.ndarray:
@@ -67,6 +74,47 @@ def take_array(name: str, part: Any) -> tuple[Array, Kind]:
         return part, Kind(NUMPY)
     import jax
 
+    _check_alive(name, part)
+    if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key):
+        data, _ = take_array(name, jax.random.key_data(part))
+        return data, Kind(KEY, str(jax.random.key_impl(part)))
+    return _on_host(name, part), Kind(is_weak=bool(part.weak_type))
+
+
+def take_shards(name: str, part: Any) -> tuple[Array, Kind, list[tuple[tuple[int, ...], Any]]]:
+    """Return this process's shards of an array with elements on devices of several processes.
+
+    Each element of the array is in one shard of one process.
+
+    Args:
+        name: The array's name, for errors.
+        part: An array for which `is_spread` is true.
+
+    Returns:
+        An array without memory of the whole array's dtype and shape, its kind, and the shards: the first element along
+        each axis, and an array on one device.
+
+    Raises:
+        AdapterError: As for `take_array`.
+    """
+    import jax
+
+    _check_alive(name, part)
+    kind = Kind(is_weak=bool(part.weak_type))
+    if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key):
+        kind = Kind(KEY, str(jax.random.key_impl(part)))
+        part = jax.random.key_data(part)
+    shards = [
+        (tuple(side.indices(length)[0] for side, length in zip(shard.index, part.shape, strict=True)), shard.data)
+        for shard in part.addressable_shards
+        if shard.replica_id == 0
+    ]
+    return np.broadcast_to(np.zeros((), dtype=part.dtype), part.shape), kind, shards
+
+
+def _check_alive(name: str, part: Any) -> None:
+    import jax
+
     if isinstance(part, jax.core.Tracer):
         raise jax_error(f"{name!r} is a tracer: log the state outside of jit, grad and the like")
     if part.is_deleted():
@@ -74,30 +122,48 @@ def take_array(name: str, part: Any) -> tuple[Array, Kind]:
             f"the array {name!r} is deleted, probably donated to a jitted function: log the state before that call, or "
             "log the result of the call"
         )
-    if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key):
-        data, _ = take_array(name, jax.random.key_data(part))
-        return data, Kind(KEY, str(jax.random.key_impl(part)))
-    if jax.dtypes.issubdtype(part.dtype, jax.dtypes.extended):
+    if getattr(getattr(part.sharding, "spec", None), "unreduced", None):
+        raise jax_error(f"{name!r} is unreduced: its shards are still to be added up; reshard it first")
+    if jax.dtypes.issubdtype(part.dtype, jax.dtypes.extended) and not jax.dtypes.issubdtype(
+        part.dtype, jax.dtypes.prng_key
+    ):
         raise jax_error(f"{name!r} has the dtype {part.dtype}, which has no array of numpy")
-    return _on_host(name, part), Kind(is_weak=bool(part.weak_type))
 
 
 def _on_host(name: str, part: Any) -> Array:
-    if getattr(getattr(part.sharding, "spec", None), "unreduced", None):
-        raise jax_error(f"{name!r} is unreduced: its shards are still to be added up; reshard it first")
     if part.is_fully_replicated:
         # The array of a shard is a new object; numpy's view of it goes with it.
         return np.asarray(part.addressable_data(0))
     if not part.is_fully_addressable:
         raise jax_error(
-            f"{name!r} has elements on devices of other processes: gather it with "
-            "jax.experimental.multihost_utils.process_allgather(x, tiled=True), and log the state in one process"
+            f"{name!r} has elements on devices of other processes: call log_checkpoint in all processes, or gather the "
+            "array with jax.experimental.multihost_utils.process_allgather(x, tiled=True)"
         )
     whole: Array = np.empty(part.shape, dtype=part.dtype)
     for shard in part.addressable_shards:
         if shard.replica_id == 0:
             whole[shard.index] = np.asarray(shard.data)
     return whole
+
+
+def make_spread(name: str, shape: tuple[int, ...], kind: Kind, read: Callable[[Any], Array], like: Any) -> Any:
+    """Return an array over the devices of several processes.
+
+    Args:
+        name: The array's name, for errors.
+        shape: Its shape.
+        kind: Its kind; not `KEY`.
+        read: Reads the elements at an index of slices.
+        like: The array whose sharding the result gets.
+
+    Raises:
+        AdapterError: This JAX cannot make it.
+    """
+    import jax
+
+    with _with_64_bits():
+        array = jax.make_array_from_callback(shape, like.sharding, read)
+        return _weakened(name, array) if kind.is_weak else array
 
 
 def make_array(name: str, row: Array, kind: Kind, *, like: Any = None) -> Any:

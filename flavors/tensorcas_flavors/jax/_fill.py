@@ -7,25 +7,35 @@ can change (variables of nnx, a dict or list at the root) get them at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tensorcas_flavors._facts import decode, is_same_json, misfit
-from tensorcas_flavors.jax._arrays import ADAPTER, KEY, Kind, is_of_jax, key_dtype, make_array
+from tensorcas_flavors.jax._arrays import ADAPTER, KEY, Kind, is_of_jax, is_spread, key_dtype, make_array, make_spread
 from tensorcas_flavors.jax._layout import Layout
 from tensorcas_flavors.jax._tree import Leaf, Tree, is_nnx_object, is_variable
 from tensorcas_mlflow.adapter import Array, ReadTensors, StoredTensor
 from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
 
+ReadSlice = Callable[[str, Any], Array]
 _GROUP_BYTES = 64 << 20
 """Bytes of rows that are read at a time, before they go to their devices."""
 _MOST_NAMED = 5
 
 
-def fill(original: Any, layout: Layout, stored: Mapping[str, StoredTensor], read: ReadTensors, *, strict: bool) -> Any:
+def fill(
+    original: Any,
+    layout: Layout,
+    stored: Mapping[str, StoredTensor],
+    read: ReadTensors,
+    *,
+    strict: bool,
+    read_slice: ReadSlice | None = None,
+) -> Any:
     """Fill a live state.
 
     Args:
@@ -34,6 +44,8 @@ def fill(original: Any, layout: Layout, stored: Mapping[str, StoredTensor], read
         stored: The rows.
         read: Reader of the rows.
         strict: See `tensorcas_flavors.jax.JaxAdapter`.
+        read_slice: Reader of parts of a row by name and index, for arrays with elements on devices of other processes.
+            By default all of a row is read.
 
     Returns:
         The filled state.
@@ -58,6 +70,10 @@ def fill(original: Any, layout: Layout, stored: Mapping[str, StoredTensor], read
     targets = {leaf.name: leaf.value for leaf in tree.leaves if leaf.name in layout.rows}
     for first, second in twice:
         _check_equal(first, second, layout, stored, read)
+    if read_slice is not None:
+        for name in [name for name, live in targets.items() if is_spread(live) and layout.rows[name].kind != KEY]:
+            shape = tuple(stored[name].shape)
+            leaves[name] = make_spread(name, shape, layout.rows[name], partial(read_slice, name), targets.pop(name))
     for names in _groups(list(targets), stored):
         rows = dict(read(names))
         for name in names:

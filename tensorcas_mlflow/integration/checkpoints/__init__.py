@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Keep, log_checkpoint, would_be_refused
     from tensorcas_mlflow.integration.checkpoints._open import diff, lineage, open_checkpoint, safe_open
     from tensorcas_mlflow.integration.checkpoints._plots import plot_diff, plot_history
-    from tensorcas_mlflow.integration.checkpoints._sharded import ShardedStep, find_whole_step, open_whole_step
+    from tensorcas_mlflow.integration.checkpoints._sharded import (
+        ShardedStep,
+        ShardPlace,
+        find_whole_step,
+        open_whole_step,
+    )
 
 _NAMES = {
     "tensorcas_mlflow.integration._background": "wait",
@@ -32,7 +37,7 @@ _NAMES = {
     "_log": "CheckpointInfo Keep log_checkpoint would_be_refused",
     "_open": "diff lineage open_checkpoint safe_open",
     "_plots": "plot_diff plot_history",
-    "_sharded": "ShardedStep find_whole_step open_whole_step",
+    "_sharded": "ShardPlace ShardedStep find_whole_step open_whole_step",
 }
 
 if not TYPE_CHECKING:

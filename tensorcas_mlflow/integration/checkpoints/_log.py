@@ -218,9 +218,9 @@ def log_checkpoint(
     The call is light enough for every step: it records no environment, and creates no model in MLflow's database.
     Errors are also `mlflow.exceptions.MlflowException`.
 
-    If tensors of the state are spread over the ranks of a process group of PyTorch (FSDP2, tensor parallelism), all
-    ranks must make the call, and each stores its own part (``docs/training-loops.md``, Many ranks). Rank 0 looks for
-    the run. Such a call always blocks.
+    If tensors of the state are spread over the ranks of a process group of PyTorch (FSDP2, tensor parallelism), or over
+    the processes of JAX, all of them must make the call, and each stores its own part (``docs/training-loops.md``, Many
+    ranks). Rank 0 looks for the run. Such a call always blocks.
 
     Args:
         state: A module, an estimator, a booster, a state dict, a training state such as ``{"model": model, "optimizer":

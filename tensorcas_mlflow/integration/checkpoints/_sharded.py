@@ -5,12 +5,12 @@ from __future__ import annotations
 import posixpath
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlflow
 
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.errors import CheckpointExistsError, WrongStoreError
 from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._find import series_of
@@ -19,14 +19,37 @@ from tensorcas_mlflow.integration.checkpoints._series import Saving, run_to_read
 from tensorcas_mlflow.integration.checkpoints._store_series import StoreSeries
 from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
 from tensorcas_mlflow.layout import Ref, as_step
-from tensorcas_mlflow.store import Policy
+from tensorcas_mlflow.store import Policy, Store
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
     from tensorcas_mlflow.layout import Manifest
     from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
-    from tensorcas_mlflow.store import JoinedRows, Store
+    from tensorcas_mlflow.store import JoinedRows
+
+
+class ShardPlace(NamedTuple):
+    """Everything a process must know to store its shards of a step."""
+
+    store_uri: str
+    store_id: str
+    folder: str
+    """Name of the series in the store."""
+    policy: str
+    before: Ref | None
+    """The step before, whose chunks may be bases of deltas."""
+
+    def store(self) -> Store:
+        """Open the store; a process opens it once.
+
+        Raises:
+            WrongStoreError: There is another store at the place.
+        """
+        store, _ = Store.find(self.store_uri)
+        if store.id != self.store_id:
+            raise WrongStoreError(self.store_id, store.id, store.uri)
+        return store
 
 
 class ShardedStep:
@@ -78,9 +101,15 @@ class ShardedStep:
         """Name of the series in the store."""
         return posixpath.dirname(self._series.target(self.step).key)
 
-    def before(self) -> Ref | None:
-        """Read the ref of the step before; None if there is none."""
-        return self._series.before(self.step)
+    def place(self) -> ShardPlace:
+        """Return what the processes must know."""
+        return ShardPlace(
+            store_uri=self.store.uri,
+            store_id=self.store.id,
+            folder=self.folder,
+            policy=self.policy.value,
+            before=self._series.before(self.step),
+        )
 
     @translate_errors()
     def commit(
@@ -164,9 +193,14 @@ Take = Callable[["Manifest", "ReadArrays"], Any]
 
 @translate_errors()
 def open_whole_step(
-    run_id: str | Run | None, *, step: int | None, name: str, take: Take
+    run_id: str | Run | None, *, step: int | None, name: str, take: Take, framework: str = "pt"
 ) -> tuple[Any, CheckpointReader]:
-    """Open a step of a run to read its structure, and then parts of its tensors as PyTorch's.
+    """Open a step of a run to read its structure, and then parts of its tensors.
+
+    Args:
+        run_id: See `load_checkpoint`, as for the others.
+        take: Called with the manifest and a reader of arrays.
+        framework: The framework of the reader's tensors.
 
     Returns:
         The result of ``take``, and a reader.
@@ -178,4 +212,4 @@ def open_whole_step(
     checkpoint = series_of(run_to_read(run_id), name).get(step)
     with checkpoint.opened() as (manifest, read):
         taken = take(manifest, read)
-    return taken, checkpoint.reader(framework="pt")
+    return taken, checkpoint.reader(framework=framework)
