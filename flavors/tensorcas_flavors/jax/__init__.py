@@ -201,8 +201,13 @@ class JaxAdapter(Adapter):
         known = {id(leaf.value): leaf.name for leaf in reversed(tree.leaves) if leaf.name in layout.rows}
         kept: list[object] = []
 
+        is_array: dict[type, bool] = {}
+
         def take_out(part: Any) -> str | None:
-            if not is_row(part):
+            kind = type(part)
+            if kind not in is_array:
+                is_array[kind] = kind is np.ndarray or is_jax_array(part)
+            if not is_array[kind] or not is_row(part):
                 return None
             name = known.get(id(part))
             if name is None:
@@ -213,16 +218,15 @@ class JaxAdapter(Adapter):
                 kept.append(part)
             return name
 
-        memo: dict[int, object] = {}
         try:
-            pickled = dump_skeleton(self.name, model, take_out, memo=memo)
+            pickled = dump_skeleton(self.name, model, take_out)
         except AdapterError as error:
             reason = (
                 f"{error.reason}; log the parts of the state that are trained, such as {{'params': state.params, "
                 "'opt_state': state.opt_state} or nnx.to_pure_dict(nnx.state(model))"
             )
             raise AdapterError(self.name, reason) from error
-        return pickled, {type(part) for part in memo.values()}
+        return pickled, set(is_array)
 
     def reconstruct(self, tensors: Mapping[str, Array], original: Any = None, **options: Any) -> Any:
         """Rebuild a tree, or fill a live one.
