@@ -107,8 +107,30 @@ def work(rank: int, tracking: str, run_id: str, folder: str) -> None:
         assert_local(manager.restore(4, args=TensorCasRestore(other)), 2)
 
 
+def die(rank: int, tracking: str, run_id: str, folder: str) -> None:
+    """Save a step; then another one, before whose commit the second process dies."""
+    import jax
+
+    import tensorcas_mlflow as tensorcas
+    from tensorcas_mlflow import jax_processes
+
+    tensorcas.log_checkpoint(spread(1, PLACES), step=1, run_id=run_id)
+    store_part = jax_processes._store_part
+
+    def store_and_die(*given: Any) -> Any:
+        store_part(*given)
+        os._exit(9)
+
+    if rank == 1:
+        jax_processes._store_part = store_and_die  # type: ignore[assignment]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Gloo"):
+        tensorcas.log_checkpoint(spread(2, PLACES), step=2, run_id=run_id)
+    Path(folder, f"done-{rank}").touch()
+    os._exit(0)
+
+
 def main() -> None:
-    rank, port, tracking, run_id, folder = json.loads(sys.argv[1])
+    rank, port, work_name, tracking, run_id, folder = json.loads(sys.argv[1])
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     import jax
@@ -118,8 +140,7 @@ def main() -> None:
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
     # A save needs MLflow in the first process alone, a load in all.
     mlflow.set_tracking_uri(tracking if rank == 0 else "sqlite:////dev/null/nothing")
-    work(rank, tracking, run_id, folder)
-    Path(folder, f"done-{rank}").touch()
+    globals()[work_name](rank, tracking, run_id, folder)
     sys.stdout.flush()
     jax.distributed.shutdown()
     os._exit(0)
