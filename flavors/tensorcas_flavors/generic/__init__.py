@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tensorcas_flavors._facts import facts_of_skeleton, misfit, plan_values, read_tail, stored_facts, with_tail
+from tensorcas_flavors._jax_arrays import on_cpu
 from tensorcas_flavors._pickling import (
     dump_skeleton,
     is_pickle,
@@ -26,7 +27,7 @@ from tensorcas_flavors._pickling import (
     pinned_packages,
     try_back,
 )
-from tensorcas_flavors.generic._parts import StoredParts, TakenParts
+from tensorcas_flavors.generic._parts import JAX, StoredParts, TakenParts
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
 from tensorcas_mlflow.base.content_cuts import MIN_BYTES, content_cuts
 from tensorcas_mlflow.errors import AdapterError
@@ -42,9 +43,10 @@ _NO_MODELS = (type(None), type, ModuleType, set, frozenset, *_NUMBERS, *_TEXTS)
 class GenericAdapter(Adapter):
     """Adapter for objects of users' own classes, dicts of arrays, and models of other frameworks.
 
-    * An array of numbers, strings or times is a row; many small similar ones are one row. Strings and bytes of 4096
-      bytes or more are rows, and so are buffers that an object offers to pickle out of band. Rows of bytes are cut by
-      content (`content_cuts`), so that a text that grows in the middle keeps most of its chunks.
+    * An array of numbers, strings or times is a row, and so is an array of JAX; many small similar arrays of numpy are
+      one row. Strings and bytes of 4096 bytes or more are rows, and so are buffers that an object offers to pickle out
+      of band. Rows of bytes are cut by content (`content_cuts`), so that a text that grows in the middle keeps most of
+      its chunks.
     * Everything comes back as from a pickle: an object held twice is one object again, and two views of one array are
       two arrays. Arrays keep their memory order and their read-only flag.
     * Models without arrays, and models whose pickles change as a whole, are stored too; they cost more.
@@ -74,7 +76,8 @@ class GenericAdapter(Adapter):
         kinds = {type(part) for part in memo.values()} - _BUILT_IN
         named = code | {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
         if not named <= _COME_BACK:
-            try_back(self.name, model, rows, lambda copies: self._load(copies, memo))
+            with on_cpu():
+                try_back(self.name, model, rows, lambda copies: self._load(copies, memo))
             _COME_BACK.update(named)
         return rows
 
@@ -132,7 +135,9 @@ class GenericAdapter(Adapter):
 
         Imports that the model's own code makes when it runs are not seen.
         """
-        return pinned_packages({"cloudpickle", "numpy"} | named_modules(tensors[SKELETON]))
+        skeleton = tensors[SKELETON]
+        of_jax = {"jax"} if JAX.encode() in skeleton.tobytes() else set()
+        return pinned_packages({"cloudpickle", "numpy"} | of_jax | named_modules(skeleton))
 
     def _load(self, tensors: Mapping[str, Array], live: Mapping[int, object] | None = None) -> Any:
         """Unpickle an object; with ``live``, the memo of its pickling, compare the classes of all objects."""

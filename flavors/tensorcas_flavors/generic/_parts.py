@@ -9,6 +9,7 @@ The reference to an array is the name of its row. Other references are tuples of
 where equal numbers are one object, and of facts that the row lacks:
 
 * ``array``: the memory order, whether it is writable, the dtype and the shape;
+* ``jax.Array``: the name of the random generator of keys or None, and whether the dtype is weak;
 * ``member`` of a family: its number is its position there; its first element and its shape follow;
 * ``value`` is no part, but spells out a value such as a date; see `tensorcas_flavors._facts`.
 """
@@ -35,6 +36,7 @@ from urllib.parse import quote
 import numpy as np
 
 from tensorcas_flavors._facts import MEMBER, VALUE, is_taken, make_value, take_value
+from tensorcas_flavors._jax_arrays import Kind, is_jax_array, make_array, take_array
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.base.dtypes import dtype_name
 from tensorcas_mlflow.errors import AdapterError
@@ -80,6 +82,7 @@ def name_parts(model: object, min_bytes: int) -> PartNames:
     seen = {id(model)}
     descriptors_of: dict[type, _Descriptors] = {}
     pending: deque[tuple[str, str, object]] = deque([("", "", model)])
+    of_jax: dict[type, bool] = {}
     n_left = _MAX_ITEMS
     while pending and n_left >= 0:
         path, pattern, part = pending.popleft()
@@ -98,7 +101,9 @@ def name_parts(model: object, min_bytes: int) -> PartNames:
             star = "*" if is_one_of_many else component
             child_path = f"{path}.{component}" if path else component
             child_pattern = f"{pattern}.{star}" if pattern else star
-            if kind in _SERIES or (kind is np.ndarray and not child.dtype.hasobject):
+            if kind not in of_jax:
+                of_jax[kind] = is_jax_array(child)
+            if kind in _SERIES or of_jax[kind] or (kind is np.ndarray and not child.dtype.hasobject):
                 names[id(child)] = child_path
                 if kind is np.ndarray and child.nbytes <= MAX_MEMBER_BYTES:
                     kin.setdefault((child_pattern, child.dtype), []).append(id(child))
@@ -182,6 +187,7 @@ _MIN_BUFFER_BYTES = 256
 MIN_BYTES_BYTES = 4096
 """Shorter strings and bytes stay in the pickle, which is cut by content like their rows."""
 ARRAY = "array"
+JAX = "jax.Array"
 _ARRAYS = "__array__/"
 _BYTES = "__bytes__/"
 _BUFFERS = "__buffer__/"
@@ -221,6 +227,7 @@ class TakenParts:
         self._taken: set[str] = set()
         self._numbers = {_ARRAYS: 0, _BYTES: 0, _BUFFERS: 0}
         self._is_value: dict[type, bool] = {}
+        self._is_of_jax: dict[type, bool] = {}
         self._is_storable: dict[np.dtype[Any], bool] = {}
 
     def take_out(self, part: object) -> Reference | None:
@@ -234,6 +241,9 @@ class TakenParts:
             is_value = self._is_value[kind]
         except KeyError:
             is_value = self._is_value[kind] = is_taken(kind)
+            self._is_of_jax[kind] = is_jax_array(part)
+        if self._is_of_jax[kind]:
+            return self._take_jax_array(part)
         return take_value(part) if is_value else None
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
@@ -277,6 +287,15 @@ class TakenParts:
         if facts == (None, True):
             return self._refer(array, name)
         return self._refer(array, (ARRAY, name, len(self._refs), *facts))
+
+    def _take_jax_array(self, part: Any) -> Reference:
+        if id(part) in self._refs:
+            return self._refs[id(part)]
+        row, kind = take_array(self._names.get(id(part), type(part).__name__), part)
+        name = self._take(_ARRAYS, part, row)
+        # The part cannot change, though the row may be its memory.
+        self.parts[name] = self.parts[name]._replace(is_held=False)
+        return self._refer(part, (JAX, name, len(self._refs), kind.kind, kind.impl, kind.is_weak))
 
     def _take_member(self, array: Array, family: str) -> Reference:
         if family not in self._families:
@@ -340,6 +359,8 @@ class StoredParts:
         if key not in self._parts:
             if kind == MEMBER:
                 self._parts[key] = self._member(name, *facts)
+            elif kind == JAX:
+                self._parts[key] = make_array(name, self.row(name), Kind(*facts))
             else:
                 self._parts[key] = self._array(name, *facts) if kind == ARRAY else self._bytes(kind, name)
         return self._parts[key]

@@ -14,15 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from tensorcas_flavors._facts import Encoder, NotPlainError
-from tensorcas_flavors._pickling import (
-    dump_skeleton,
-    is_pickle,
-    load_skeleton,
-    named_modules,
-    pinned_packages,
-    try_back,
-)
-from tensorcas_flavors.jax._arrays import (
+from tensorcas_flavors._jax_arrays import (
     ADAPTER,
     Kind,
     is_jax_array,
@@ -30,8 +22,17 @@ from tensorcas_flavors.jax._arrays import (
     is_spread,
     jax_error,
     make_array,
+    on_cpu,
     take_array,
     take_shards,
+)
+from tensorcas_flavors._pickling import (
+    dump_skeleton,
+    is_pickle,
+    load_skeleton,
+    named_modules,
+    pinned_packages,
+    try_back,
 )
 from tensorcas_flavors.jax._fill import RowFacts, fill
 from tensorcas_flavors.jax._layout import Layout, rebuilt
@@ -180,20 +181,10 @@ class JaxAdapter(Adapter):
             pickled, kinds = self._pickle(model, tree, rows, layout, take)
         rows[SKELETON] = layout.encode(pickled)
         if not kinds <= _COME_BACK:
-            self._try_back(model, rows)
+            with on_cpu():
+                try_back(self.name, model, rows, self.reconstruct)
             _COME_BACK.update(kinds)
         return rows, layout
-
-    def _try_back(self, model: Any, rows: dict[str, Array]) -> None:
-        """Load the pickle, with arrays on the CPU: another device has no room for a second state."""
-        import jax
-
-        try:
-            cpu = jax.local_devices(backend="cpu")[0]
-        except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
-            return
-        with jax.default_device(cpu):
-            try_back(self.name, model, rows, self.reconstruct)
 
     def _pickle(
         self, model: Any, tree: Tree, rows: dict[str, Array], layout: Layout, take: Take

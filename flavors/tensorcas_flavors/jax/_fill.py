@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_flavors._facts import decode, is_same_json, misfit
-from tensorcas_flavors.jax._arrays import ADAPTER, KEY, Kind, is_of_jax, is_spread, key_dtype, make_array, make_spread
+from tensorcas_flavors._jax_arrays import ADAPTER, KEY, Kind, is_of_jax, is_spread, key_dtype, make_array, make_spread
 from tensorcas_flavors.jax._layout import Layout
 from tensorcas_flavors.jax._tree import Leaf, Tree, is_nnx_object, is_variable
 from tensorcas_mlflow.adapter import Array, ReadTensors, StoredTensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensorcas_flavors._facts import decode, read_tail, with_tail
-from tensorcas_flavors.jax._arrays import ADAPTER, KEY, NUMPY, Kind, jax_error
+from tensorcas_flavors._jax_arrays import ADAPTER, KEY, NUMPY, Kind, jax_error
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import numpy as np
 
 from tensorcas_flavors._facts import Encoder, NotPlainError
-from tensorcas_flavors.jax._arrays import is_jax_array, jax_error
+from tensorcas_flavors._jax_arrays import is_jax_array, jax_error
 
 ROOT = "array"
 """Name of a leaf that is the whole state."""

@@ -134,6 +134,27 @@ def test_arrays_inside_of_other_objects_are_rows_too() -> None:
     assert kept["box"] is None
 
 
+class Agent:
+    def __init__(self, seed: int) -> None:
+        self.params = {"w": jnp.full((3, 4), seed, jnp.bfloat16)}
+        self.key, self.scale, self.seed = jax.random.key(seed), jnp.asarray(0.5), seed
+        self.shared = [self.params["w"]]
+
+
+def test_arrays_in_attributes_of_any_object_are_rows() -> None:
+    adapter, agent = adapter_for(Agent(1)), Agent(2)
+    rows = {name: np.array(row) for name, row in adapter.extract(agent).items()}
+    back = adapter.reconstruct(rows)
+
+    assert adapter.name == "generic"
+    assert rows["params.w"].dtype == jnp.bfloat16
+    assert_same(vars(back), vars(agent))
+    assert back.shared[0] is back.params["w"]
+    assert any(line.startswith("jax==") for line in adapter.requirements(rows))
+    with pytest.raises(AdapterError, match="cannot be changed in place"):
+        adapter.reconstruct(rows, original=Agent(1))
+
+
 def test_a_deleted_array_and_a_tracer_are_refused() -> None:
     array = jnp.zeros(3)
     array.delete()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,18 @@ def is_jax_array(part: object) -> bool:
     """Tell whether an object is an array of JAX, without importing JAX."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(part, jax.Array)
+
+
+def on_cpu() -> AbstractContextManager[Any]:
+    """Make new arrays of JAX on the CPU, in a trial whose result is thrown away: another device may be full."""
+    jax = sys.modules.get("jax")
+    if jax is None or not hasattr(jax, "default_device"):
+        return nullcontext()
+    try:
+        cpu = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        return nullcontext()
+    return jax.default_device(cpu)  # type: ignore[no-any-return]
 
 
 def is_spread(part: Any) -> bool:
@@ -136,7 +149,7 @@ def _on_host(name: str, part: Any) -> Array:
         return np.asarray(part.addressable_data(0))
     if not part.is_fully_addressable:
         raise jax_error(
-            f"{name!r} has elements on devices of other processes: call log_checkpoint in all processes, or gather the "
+            f"{name!r} has elements on devices of other processes: log it in a pytree, in all processes, or gather the "
             "array with jax.experimental.multihost_utils.process_allgather(x, tiled=True)"
         )
     whole: Array = np.empty(part.shape, dtype=part.dtype)
