@@ -115,6 +115,10 @@ class Adapter(ABC):
     """Names of the additional keyword arguments of `reconstruct` and `weights` (``device``, …). Callers refuse all
     others, and leave out those nobody gave."""
 
+    fills_others: ClassVar[bool] = False
+    """Whether `fill` and `reconstruct` fill a live model also with tensors that another adapter has stored, by their
+    names. They then get no skeleton."""
+
     @classmethod
     @abstractmethod
     def accepts(cls, model: object) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tensorcas_mlflow.adapter import SKELETON, STAGED_BYTES, Adapter, Array
+from tensorcas_mlflow.adapter import SKELETON, STAGED_BYTES, Adapter, Array, adapter_for
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import PickleForbiddenError
 from tensorcas_mlflow.layout import Manifest
@@ -72,7 +72,7 @@ def rebuild(
         manifest: Manifest of the tensors.
         read: Reader of the tensors.
         into: A live model to fill; nothing is unpickled. An adapter may read more than `STAGED_BYTES` of a store
-            straight into its memory.
+            straight into its memory. Its own adapter may fill it with tensors that another one has stored.
         weights_only: Return the tensors by name; nothing is unpickled.
         verify: Check each chunk against its digest.
         precheck: Check the stored bytes of all tensors to read straight into ``into`` before it changes. A store on
@@ -85,6 +85,11 @@ def rebuild(
         PickleForbiddenError: The model needs a pickle, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
     """
     options = options or {}
+    names = None
+    own = adapter if into is None else adapter_for(into)
+    if own.name != adapter.name and own.fills_others:
+        adapter = own
+        names = [name for name in manifest.by_name if name != SKELETON]
     unknown = sorted(options.keys() - adapter.options)
     if unknown:
         raise ValueError(
@@ -95,11 +100,11 @@ def rebuild(
     may_fill = into is not None and isinstance(read, StoreReads) and (read.can_check or not precheck)
     if may_fill and int(manifest.columns.n_bytes.sum()) > STAGED_BYTES:
         assert isinstance(read, StoreReads)
-        stored = {facts.name: facts for facts in manifest.columns.facts()}
+        stored = {facts.name: facts for facts in manifest.columns.facts() if names is None or facts.name != SKELETON}
         check = read.check if verify and precheck else None
         return adapter.fill(into, stored, partial(read, verify=verify), check=check, **options)
     if into is not None:
-        return adapter.reconstruct(read(verify=verify), original=into, **options)
+        return adapter.reconstruct(read(names, verify=verify), original=into, **options)
     if not config.allows_pickle():
         names = [SKELETON] if SKELETON in manifest.by_name else []
         if adapter.unpickles(read(names, verify=verify)):

@@ -18,6 +18,7 @@ from tensorcas_flavors._jax_arrays import (
     ADAPTER,
     Kind,
     is_jax_array,
+    is_of_jax,
     is_row,
     is_spread,
     jax_error,
@@ -84,10 +85,11 @@ class JaxAdapter(Adapter):
 
     name: ClassVar[str] = ADAPTER
     options: ClassVar[frozenset[str]] = frozenset({"strict"})
+    fills_others: ClassVar[bool] = True
 
     @classmethod
     def accepts(cls, model: object) -> bool:
-        """Take pytrees with an array of JAX, but none with tensors or modules of PyTorch."""
+        """Take pytrees with an array of JAX, or the shape of one, but none with tensors or modules of PyTorch."""
         jax = sys.modules.get("jax")
         if jax is None or not hasattr(jax, "tree_util"):
             return False
@@ -111,7 +113,7 @@ class JaxAdapter(Adapter):
                 if len(values) == 1 and values[0] is part:
                     if isinstance(part, of_torch):
                         return False
-                    is_found |= is_jax_array(part)
+                    is_found |= is_of_jax(part)
                     continue
             fresh = [value for value in values if type(value) not in _ATOMS and id(value) not in seen]
             seen.update(map(id, fresh))

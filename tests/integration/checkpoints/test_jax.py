@@ -7,10 +7,12 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import pytest
 import torch
 from safetensors.numpy import save_file
 
 import tensorcas_mlflow as tensorcas
+from tensorcas_mlflow.errors import AdapterError
 from tests.flavors.jax.states import X, assert_same, jax, jnp, linen_state, nnx_state, train_linen, train_nnx
 
 
@@ -31,6 +33,25 @@ def test_weights_are_stored_once_for_jax_numpy_torch_and_safetensors(cas_experim
     for info in infos:
         assert info.new_bytes is not None
         assert info.new_bytes < 4000, info
+
+
+def test_a_state_is_filled_from_what_other_programs_stored(cas_experiment: str, tmp_path: Path) -> None:
+    arrays = {"params.w": np.arange(6, dtype=np.float32), "params.b": np.ones(3, dtype=np.float32)}
+    save_file(arrays, tmp_path / "model.safetensors")
+    of_torch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    with mlflow.start_run():
+        tensorcas.import_checkpoint(tmp_path / "model.safetensors", step=1)
+        tensorcas.log_checkpoint({"params": {"w": arrays["params.w"], "b": arrays["params.b"]}}, step=2)
+        tensorcas.log_checkpoint({"params": {"w": of_torch["params.w"], "b": of_torch["params.b"]}}, step=3)
+        for step in (1, 2, 3):
+            shapes = jax.eval_shape(lambda: {"params": {"w": jnp.zeros(6), "b": jnp.zeros(3)}})
+            for into in (shapes, {"params": {"w": jnp.zeros(6), "b": jnp.zeros(3)}}):
+                back = tensorcas.load_checkpoint(into=into, step=step)
+                assert_same(back, {"params": {"w": jnp.arange(6.0), "b": jnp.ones(3)}})
+            with pytest.raises(AdapterError, match=r"'params\.w' is float32\[5\] in it"):
+                tensorcas.load_checkpoint(into={"params": {"w": jnp.zeros(5), "b": jnp.zeros(3)}}, step=step)
+            with pytest.raises(AdapterError, match="it has 'more', not stored"):
+                tensorcas.load_checkpoint(into={**into, "more": 1}, step=step)
 
 
 def test_a_training_resumes_in_jax_to_the_bit(cas_experiment: str) -> None:
