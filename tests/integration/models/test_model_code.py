@@ -166,7 +166,7 @@ def write(folder: Path) -> None:
     for place in places.values():
         for model_folder in (place["uri"], place["saved"]):
             code = Path(model_folder, "code")
-            for name in names - {OWN}:
+            for name in {name for name in names if "/" not in name} - {OWN}:  # tensorstore lists a path as a module
                 (code / f"{name}.py").write_text(SHADOW)
             facts = code / "shadow-1.0.dist-info"
             facts.mkdir()
