@@ -215,6 +215,11 @@ def is_of_jax(part: Any) -> bool:
     return jax is not None and isinstance(part, jax.Array | jax.ShapeDtypeStruct)
 
 
+def is_shape(part: Any) -> bool:
+    """Tell whether a part of a state to fill is the shape and dtype of an array, without elements."""
+    return is_of_jax(part) and not is_jax_array(part)
+
+
 def key_dtype(impl: str | None) -> Any:
     """Return the dtype of the keys of a random generator.
 

@@ -78,9 +78,8 @@ class JaxAdapter(Adapter):
         strict: With ``original`` only; True by default. A static field of a dataclass, and an attribute of an nnx
             module that is no array, is the program's; where it is a plain value it must be equal to the stored one.
             The modes that ``train()`` and ``eval()`` set are not compared. All leaves must be stored, and all stored
-            leaves must be there but those under keys of a dict that ``original`` does not name. With False, static
-            fields and stored leaves beyond those of ``original`` are not looked at, and leaves that only a pickle holds
-            stay as they are.
+            leaves must be there but those under keys of a dict that ``original`` does not name. With False, the leaves
+            that both have are filled; all others, static fields, and leaves that only a pickle holds stay as they are.
     """
 
     name: ClassVar[str] = ADAPTER

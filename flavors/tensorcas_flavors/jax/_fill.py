@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 
 from tensorcas_flavors._facts import decode, is_same_json, misfit
-from tensorcas_flavors._jax_arrays import ADAPTER, KEY, Kind, is_of_jax, is_spread, key_dtype, make_array, make_spread
+from tensorcas_flavors._jax_arrays import (
+    ADAPTER,
+    KEY,
+    Kind,
+    is_of_jax,
+    is_shape,
+    is_spread,
+    key_dtype,
+    make_array,
+    make_spread,
+)
 from tensorcas_flavors.jax._layout import Layout
 from tensorcas_flavors.jax._tree import Leaf, Tree, is_nnx_object, is_variable
 from tensorcas_mlflow.adapter import Array, ReadTensors, StoredTensor
@@ -55,28 +65,27 @@ def fill(
         TensorCasError: A row cannot be read; nothing is changed.
     """
     tree = Tree(original)
-    _check_names(original, tree, layout, strict=strict)
+    known = _stored_leaves(original, tree, layout, strict=strict)
     if strict:
         _check_static(tree, layout)
-    problems = [
-        f"{leaf.name!r} {problem}" for leaf in tree.leaves for problem in _problems(leaf, layout, stored, strict)
-    ]
+    problems = [f"{leaf.name!r} {problem}" for leaf in known for problem in _problems(leaf, layout, stored, strict)]
     if problems:
         more = f", and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise misfit(ADAPTER, "; ".join(problems[:_MOST_NAMED]) + more)
-    twice = _held_twice(tree, layout)
-    leaves = {leaf.name: layout.value(leaf.name) for leaf in tree.leaves if leaf.name in layout.values}
-    leaves |= {leaf.name: leaf.value for leaf in tree.leaves if leaf.name in {*layout.code, *layout.opaque}}
-    targets = {leaf.name: leaf.value for leaf in tree.leaves if leaf.name in layout.rows}
+    names = {leaf.name for leaf in known}
+    twice = [pair for pair in _held_twice(tree) if names.issuperset(pair)]
+    leaves = {leaf.name: leaf.value for leaf in tree.leaves}
+    leaves |= {leaf.name: layout.value(leaf.name) for leaf in known if leaf.name in layout.values}
+    targets = {leaf.name: leaf.value for leaf in known if leaf.name in layout.rows}
     for first, second in twice:
         _check_equal(first, second, layout, stored, read)
     if read_slice is not None:
         for name in [name for name, live in targets.items() if is_spread(live) and layout.rows[name].kind != KEY]:
             shape = tuple(stored[name].shape)
             leaves[name] = make_spread(name, shape, layout.rows[name], partial(read_slice, name), targets.pop(name))
-    for names in _groups(list(targets), stored):
-        rows = dict(read(names))
-        for name in names:
+    for group in _groups(list(targets), stored):
+        rows = dict(read(group))
+        for name in group:
             leaves[name] = make_array(name, rows.pop(name), layout.rows[name], like=targets[name])
     filled, changes = tree.filled(leaves)
     for change in changes:
@@ -84,7 +93,12 @@ def fill(
     return filled
 
 
-def _check_names(original: Any, tree: Tree, layout: Layout, *, strict: bool) -> None:
+def _stored_leaves(original: Any, tree: Tree, layout: Layout, *, strict: bool) -> list[Leaf]:
+    """Return the leaves of a live state that are stored.
+
+    Raises:
+        AdapterError: Leaves are missing, or there are others.
+    """
     stored, live = set(layout.names()), {leaf.name for leaf in tree.leaves}
     missing = [leaf.name for leaf in tree.leaves if leaf.name not in stored]
     unexpected = [name for name in layout.names() if name not in live]
@@ -92,10 +106,13 @@ def _check_names(original: Any, tree: Tree, layout: Layout, *, strict: bool) -> 
         # As for all nests, entries at the top that `original` does not name are left out.
         tops = {leaf.path[0] for leaf in tree.leaves if leaf.path} | {str(key) for key in original}
         unexpected = [name for name in unexpected if any(name == top or name.startswith(f"{top}.") for top in tops)]
-    if missing:
-        raise misfit(ADAPTER, f"it has {_named(missing)}, not stored")
+    # A shape alone cannot stay as it is.
+    shapes = [leaf.name for leaf in tree.leaves if leaf.name not in stored and is_shape(leaf.value)]
+    if (strict and missing) or shapes or len(missing) == len(tree.leaves):
+        raise misfit(ADAPTER, f"it has {_named(shapes or missing)}, not stored")
     if strict and unexpected:
         raise misfit(ADAPTER, f"it lacks {_named(unexpected)}, stored")
+    return [leaf for leaf in tree.leaves if leaf.name in stored]
 
 
 def _named(names: Sequence[str]) -> str:
@@ -169,7 +186,7 @@ def _family(part: Any) -> str | None:
     return next((family for family in ("bool", "int", "complex", "float") if family in name), None)
 
 
-def _held_twice(tree: Tree, layout: Layout) -> list[tuple[str, str]]:
+def _held_twice(tree: Tree) -> list[tuple[str, str]]:
     """Return pairs of leaves of one object of nnx, which can have one value only."""
     found: dict[tuple[int, Any], str] = {}
     pairs: list[tuple[str, str]] = []

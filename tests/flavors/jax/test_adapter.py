@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -280,6 +281,18 @@ def test_entries_that_the_dict_does_not_name_are_left_out_and_inner_ones_are_not
     assert ADAPTER.reconstruct(rows, original={"params": {"a": jnp.zeros(2)}}, strict=False)["params"]["a"][0] == 1
 
 
+def test_leaves_that_are_not_stored_stay_with_strict_false() -> None:
+    rows = taken({"body": jnp.ones(2), "old": jnp.ones(3)})
+    into = {"body": jnp.zeros(2), "head": jnp.full(4, 7.0)}
+
+    back = ADAPTER.reconstruct(rows, original=dict(into), strict=False)
+    assert_same(back, {"body": jnp.ones(2), "head": into["head"]})
+    with pytest.raises(AdapterError, match="it has 'head', not stored"):
+        ADAPTER.reconstruct(rows, original={**into, "head": jax.ShapeDtypeStruct((4,), jnp.float32)}, strict=False)
+    with pytest.raises(AdapterError, match="it has 'head', not stored"):
+        ADAPTER.reconstruct(rows, original={"head": into["head"]}, strict=False)
+
+
 def test_a_counter_may_be_a_number_before_the_first_step_and_an_array_after_it() -> None:
     number, array = {"w": jnp.ones(1), "step": 0}, {"w": jnp.ones(1), "step": jnp.asarray(7)}
 
@@ -396,7 +409,31 @@ def test_a_failed_read_changes_nothing() -> None:
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
-# --- hostile skeletons
+# --- skeletons of earlier releases, and hostile ones
+
+
+def golden_state() -> dict[str, Any]:
+    return {
+        "params": {"layer.0": {"w": jnp.arange(6.0).reshape(2, 3)}, 1: jnp.zeros((0, 2), jnp.int32)},
+        "keys": (jax.random.key(3), jax.random.split(jax.random.key(4, impl="rbg"), 2)),
+        "weak": jnp.asarray(0.5),
+        "counter": np.arange(3),
+        "plain": [1, 2.5, True, None, "text", b"bytes", 1 << 70, float("inf"), np.float32(3)],
+    }
+
+
+def test_a_state_of_the_first_release_is_read() -> None:
+    """Written by ``np.savez("jax_v1.npz", **JaxAdapter().extract(golden_state()))``, once and for all."""
+    with np.load(Path(__file__).with_name("jax_v1.npz")) as file:
+        rows = dict(file)
+
+    back, state = ADAPTER.reconstruct(rows), golden_state()
+    assert list(back) == list(state)
+    assert_same(list(back["params"].values()), list(state["params"].values()))
+    for name in ("keys", "weak", "counter", "plain"):
+        assert_same(back[name], state[name])
+    filled = ADAPTER.reconstruct(rows, original=golden_state())
+    assert_same(filled["plain"], state["plain"])
 
 
 def test_a_forged_skeleton_is_refused() -> None:
