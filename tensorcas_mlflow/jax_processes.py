@@ -139,15 +139,14 @@ def fill_state(state: Any, source: str | Run | None, *, step: int | None, name: 
 
 def _fill_part(state: Any, run_id: str, name: str, step: int, *, strict: bool) -> Any:
     def take(manifest: Any, read: Any) -> Any:
-        skeleton = read([SKELETON]) if SKELETON in manifest.by_name else {}
-        return manifest.flavor, {facts.name: facts for facts in manifest.columns.facts()}, skeleton
+        stored = {facts.name: facts for facts in manifest.columns.facts()}
+        skeleton = stored.pop(SKELETON, None)
+        if skeleton is None or manifest.flavor != _ADAPTER:
+            return stored, {}  # tensors that another adapter has stored are filled by their names
+        return {SKELETON: skeleton, **stored}, read([SKELETON])
 
-    (flavor, stored, skeleton), reader = open_whole_step(run_id, step=step, name=name, take=take, framework="np")
+    (stored, skeleton), reader = open_whole_step(run_id, step=step, name=name, take=take, framework="np")
     with reader:
-        if flavor != _ADAPTER:
-            raise AdapterError(
-                _ADAPTER, f"the checkpoint was stored by the adapter {flavor!r}, which fills no such state"
-            )
 
         def read(names: Any, **_: Any) -> Mapping[str, Array]:
             rest = [each for each in names if each not in skeleton]

@@ -90,6 +90,11 @@ def work(rank: int, tracking: str, run_id: str, folder: str) -> None:
     assert back["params"]["rows"].sharding == other["rows"].sharding
     assert (back["key"], back["step"]) == (jax.random.key(1), 1)
 
+    names = ("rows", "columns", "grid")
+    if rank == 0:
+        tensorcas.log_checkpoint({name: whole_state(3)[name] for name in names}, step=1, run_id=mine, name="numpy")
+    back = tensorcas.load_checkpoint(mine, into={name: other[name] for name in names}, step=1, name="numpy")
+    assert_local({**spread(3, OTHERS), **back}, 3)
     for wrong, error, word in (
         ({"step": seed, "run_id": mine}, CheckpointExistsError, "step 2"),
         ({"step": 8, "run_id": "none" if rank == 0 else None}, Exception, "none"),

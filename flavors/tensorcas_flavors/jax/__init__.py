@@ -37,18 +37,15 @@ from tensorcas_flavors._pickling import (
 )
 from tensorcas_flavors.jax._fill import RowFacts, fill
 from tensorcas_flavors.jax._layout import Layout, rebuilt
-from tensorcas_flavors.jax._tree import Tree
+from tensorcas_flavors.jax._tree import ATOMS, Tree
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array, CheckTensors, ReadTensors, StoredTensor
 from tensorcas_mlflow.base.content_cuts import MIN_BYTES, content_cuts
 from tensorcas_mlflow.errors import AdapterError
 
 _INSIDE = "__array__/"
-_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _MAX_CONTAINERS = 100_000
 _COME_BACK: set[type] = set()
 """Classes that came back from a pickle in this process; a save of an object with others loads it once."""
-
-
 Take = Callable[[str, Any], tuple[Array, Kind]]
 
 
@@ -100,7 +97,7 @@ class JaxAdapter(Adapter):
         while stack and len(seen) < _MAX_CONTAINERS:
             part = stack.pop()
             kind = type(part)
-            if kind in _ATOMS:
+            if kind in ATOMS:
                 continue
             if kind is dict or kind is list or kind is tuple:
                 values: Any = part.values() if kind is dict else part
@@ -114,7 +111,7 @@ class JaxAdapter(Adapter):
                         return False
                     is_found |= is_of_jax(part)
                     continue
-            fresh = [value for value in values if type(value) not in _ATOMS and id(value) not in seen]
+            fresh = [value for value in values if type(value) not in ATOMS and id(value) not in seen]
             seen.update(map(id, fresh))
             stack += fresh
         return is_found
@@ -192,7 +189,6 @@ class JaxAdapter(Adapter):
     ) -> tuple[Array, set[type]]:
         known = {id(leaf.value): leaf.name for leaf in reversed(tree.leaves) if leaf.name in layout.rows}
         kept: list[object] = []
-
         is_array: dict[type, bool] = {}
 
         def take_out(part: Any) -> str | None:

@@ -22,7 +22,7 @@ from tensorcas_flavors._jax_arrays import is_jax_array, jax_error
 
 ROOT = "array"
 """Name of a leaf that is the whole state."""
-_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
+ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _KEPT_IN_NAMES = " ./()[]<>=,;:+@$&!?'*^|{}#%~-_"
 _MODES = frozenset(("deterministic", "use_running_average"))
 """Attributes of layers that ``train()`` and ``eval()`` of a module set."""
@@ -179,7 +179,7 @@ def _descends(part: object, module: str, name: str) -> bool:
 def _open(part: Any, path: tuple[str, ...]) -> tuple[Node, list[str | None], list[Any]] | None:
     """Return a node, the path component of each child, and the children; None for a leaf."""
     kind = type(part)
-    if kind in _ATOMS or isinstance(part, np.ndarray | np.generic) or is_jax_array(part):
+    if kind in ATOMS or isinstance(part, np.ndarray | np.generic) or is_jax_array(part):
         return None
     if kind is dict:
         keys = list(part)
