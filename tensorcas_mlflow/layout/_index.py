@@ -151,6 +151,10 @@ class Table(PackNames):
         rows = slice(self.prefix.searchsorted(np.uint64(low)), self.prefix.searchsorted(np.uint64(high), "right"))
         return self.entries[rows], self.pack[rows]
 
+    def parts(self) -> Iterator[tuple[Entries, Any]]:
+        """Yield all rows, in order and some at a time: entries, and the positions of their packs."""
+        yield self.entries, self.pack
+
     @property
     def has_deltas(self) -> bool:
         """True if there are deltas among the chunks."""

@@ -391,15 +391,15 @@ class Segment(PackNames):
         """True if there may be deltas among the chunks."""
         return self._foot.dtype == ROW_WITH_BASE
 
-    def check(self) -> None:
-        """Read all rows.
+    def parts(self) -> Iterator[tuple[Entries, Any]]:
+        """Yield all rows, in order and some at a time: entries, and the positions of their packs.
 
         Raises:
             CorruptError: Some bytes have changed.
             BlobNotFoundError: The segment is gone.
         """
         for low, high in _ranges(len(self)):
-            self.between(low, high)
+            yield self.between(low, high)
 
 
 def merged_pieces(sources: Sequence[Table | Segment], there: Set[str]) -> Iterator[Buffer]:

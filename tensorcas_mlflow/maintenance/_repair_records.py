@@ -10,9 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from functools import partial
 
 from tensorcas_mlflow.backends import Backend, Root, open_backend
 from tensorcas_mlflow.base.digest import digest, unique_rows
@@ -31,22 +29,20 @@ from tensorcas_mlflow.errors import (
     StoreNotFoundError,
 )
 from tensorcas_mlflow.layout import (
-    ENTRY,
     MAX_BYTES,
-    MAX_SEGMENT_BYTES,
     Entries,
     Manifest,
     Ref,
-    Table,
     is_earlier_segment,
     list_blobs,
     make_table,
+    open_segment,
     pack_key,
-    read_segment,
     segment_bytes,
     segment_key,
     segment_name,
 )
+from tensorcas_mlflow.maintenance._belied import belied_packs
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
 from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, list_manifests
@@ -139,7 +135,7 @@ def find_index_faults(backend: Backend, packs: CheckedPacks) -> IndexFaults:
     """Compare the index of a store with its packs."""
     bad: dict[str, str] = {}
     named: set[str] = set()
-    of_bad: set[str] = set()
+    table = packs.table()
     for info in list(list_blobs(backend, "index")):
         if info.key.endswith(".loose"):
             named.add(segment_name(info.key))
@@ -147,7 +143,8 @@ def find_index_faults(backend: Backend, packs: CheckedPacks) -> IndexFaults:
             named.update(packs.packs)  # readers then read all packs
         else:
             try:
-                table = read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
+                segment = open_segment(backend, info.key)
+                belied = belied_packs(segment, table, partial(_sound_entries, packs))
             except BlobNotFoundError:
                 continue
             except StarvedError:
@@ -155,11 +152,10 @@ def find_index_faults(backend: Backend, packs: CheckedPacks) -> IndexFaults:
             except (CorruptError, BackendError) as error:
                 bad[info.key] = error.reason
                 continue
-            if _is_true(table, packs):
-                named.update(table.packs)
+            if not belied:
+                named.update(segment.packs)
             else:
                 bad[info.key] = "it contradicts the packs' own tables"
-                of_bad.update(table.packs)
     whole = {name for name, pack in packs.packs.items() if not pack.damage and pack.failure is None}
     if backend.is_remote and not bad:
         return IndexFaults(bad={}, missing=frozenset())  # a remote store lists its packs, and needs no entry for each
@@ -177,20 +173,10 @@ def rebuild_index(backend: Backend, packs: CheckedPacks, faults: IndexFaults) ->
     p.tidy_index(backend, packs.packs.keys())
 
 
-def _is_true(table: Table, packs: CheckedPacks) -> bool:
-    for number, name in enumerate(table.packs):
-        pack = packs.packs.get(name)
-        if pack is None or pack.damage or pack.failure is not None:
-            continue  # it is gone, or will be
-        if not np.array_equal(_rows(table.entries[table.pack == number]), _rows(pack.entries)):
-            return False
-    return True
-
-
-def _rows(entries: Entries) -> Any:
-    rows = entries.copy()
-    rows["effort"] = 0  # an index lacks this field
-    return np.sort(rows.view(f"V{ENTRY.itemsize}").ravel())
+def _sound_entries(packs: CheckedPacks, name: str) -> Entries | None:
+    """Return the table of a pack; None if it is gone, or will be."""
+    pack = packs.packs.get(name)
+    return None if pack is None or pack.damage or pack.failure is not None else pack.entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.layout import (
     MAX_BYTES,
-    MAX_SEGMENT_BYTES,
     PACK_MAGIC,
     Entries,
     Manifest,
@@ -38,13 +38,14 @@ from tensorcas_mlflow.layout import (
     list_blobs,
     list_segments,
     make_table,
+    open_segment,
     pack_key,
     read_hints,
     read_pack_hints,
-    read_segment,
     strangers_text,
     with_bases,
 )
+from tensorcas_mlflow.maintenance._belied import belied_packs
 from tensorcas_mlflow.maintenance._chunks import (
     Checked,
     ChunkFault,
@@ -60,7 +61,6 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 _N_NAMES = 3
-_COMPARED = ("digest", "stored_digest", "offset", "stored_bytes", "raw_bytes", "codec", "typesize")
 """Fields of an entry that a segment of the index repeats."""
 
 
@@ -252,10 +252,8 @@ class _Packs:
             if ending == "loose":
                 named.add(name)
             elif ending == "segment":
-                try:
-                    named.update(read_segment(info.key, self._backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES)).packs)
-                except (BlobNotFoundError, FormatError):
-                    continue
+                with contextlib.suppress(BlobNotFoundError, FormatError):
+                    named.update(open_segment(self._backend, info.key).packs)
         there = {name for name, _ in p.list_packs(self._backend)}
         return sorted(pack_key(name) for name in (named - there) | self._tables.faults.keys())
 
@@ -577,13 +575,13 @@ def _small_blob_problems(backend: Backend, packs: _Packs) -> Iterator[Problem]:
         yield Problem(key=getattr(error, "key", None), reason=f"{reason_of(error)} (gc refuses to work until it goes)")
     for info in list_segments(backend):
         try:
-            table = read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
+            belied = belied_packs(open_segment(backend, info.key), packs.table, packs.entries_of)
         except BlobNotFoundError:
             continue
         except (FormatError, BackendError) as error:
             yield Problem(key=info.key, reason=_reason_and(error, "nothing is lost, and gc removes it"))
             continue
-        for name in _belied(table, packs):
+        for name in belied:
             yield Problem(key=info.key, reason=f"it contradicts the table of pack {name}: remove it")
 
 
@@ -594,18 +592,3 @@ def _reason_and(error: Exception, outcome: str) -> str:
 
 def _is_listed(backend: Backend, key: str) -> bool:
     return any(info.key == key for info in list_blobs(backend, "intents"))
-
-
-def _belied(table: Table, packs: _Packs) -> Iterator[str]:
-    """Find packs whose own tables contradict a segment."""
-    for number, name in enumerate(table.packs):
-        entries = packs.entries_of(name)
-        if entries is not None and _comparable(table.entries[table.pack == number]) != _comparable(entries):
-            yield name
-
-
-def _comparable(entries: Entries) -> bytes:
-    """Write entries so that equal ones are equal bytes, in whatever order they stand."""
-    columns = [np.ascontiguousarray(entries[name]).view(np.uint8).reshape(len(entries), -1) for name in _COMPARED]
-    rows = np.concatenate(columns, axis=1) if len(entries) else np.empty((0, 1), np.uint8)
-    return b"".join(sorted(row.tobytes() for row in rows))

@@ -6,6 +6,7 @@ For `tensorcas_mlflow.maintenance` and other maintenance; programs use `Store`.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Collection, Iterator, Set
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
@@ -22,7 +23,6 @@ from tensorcas_mlflow.layout import (
     Intent,
     Payload,
     Ref,
-    Segment,
     begin_generation,
     check_segment_version,
     condemned_bytes,
@@ -130,8 +130,7 @@ def tidy_index(backend: Backend, packs: Set[str]) -> None:
             continue
         try:
             opened = open_segment(backend, info.key)
-            if isinstance(opened, Segment):
-                opened.check()
+            deque(opened.parts(), maxlen=0)  # checks every row
             segments[info] = opened.packs
         except (BlobNotFoundError, NewerFormatError):
             continue

@@ -239,7 +239,7 @@ def test_merged_segments_find_what_each_found_but_packs_that_are_gone(backend: A
     [info] = list_segments(backend)
     merged = open_segment(backend, info.key)
     assert isinstance(merged, Segment)
-    merged.check()
+    assert sum(len(rows) for rows, _ in merged.parts()) == len(merged)
     assert set(merged.packs) == set(there)
     whole = merge_tables([DELTAS, only_packs(MANY, set(there))])
     assert found(merged, list(range(500))).keys() == found(whole, list(range(500))).keys()
