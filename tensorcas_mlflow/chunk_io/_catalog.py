@@ -366,6 +366,8 @@ _FOLD_AT = 64
 """Number of loose packs at which their tables are folded into one segment."""
 _MOST_MERGED_BYTES = 32 << 20
 """Savers merge segments up to this size, in a fifth of a second; collections merge all."""
+_BYTES_PER_TABLE = 256 << 10
+"""A request for the table of another process's pack is worth so many bytes that a save need not write."""
 _MAX_HINTS = 4
 _MOST_HINTED_LISTED = 500
 _MAX_LATEST = 8
@@ -439,15 +441,19 @@ class Catalog:
             other._has_bad_segments = self._has_bad_segments
         return other
 
-    def refresh(self) -> set[str]:
+    def refresh(self, *, n_bytes: int | None = None) -> set[str]:
         """Read the additions to the index since the last time.
+
+        Args:
+            n_bytes: In a remote store, the most bytes that the result can save: packs whose tables cost more requests
+                than that is worth stay unread. None to read all.
 
         Returns:
             Keys of packs that existed at the time of the call or later.
         """
         with self._lock:
             if self._backend.is_remote:
-                return self._read_new_packs()
+                return self._read_new_packs(None if n_bytes is None else 1 + n_bytes // _BYTES_PER_TABLE)
             # Another process may fold segments during the reading: the rows of a deleted one are in a new one.
             for _ in range(_MAX_LISTINGS):
                 if self._read_index():
@@ -731,11 +737,14 @@ class Catalog:
             self._has_bad_segments = False
         return is_whole
 
-    def _read_new_packs(self) -> set[str]:
+    def _read_new_packs(self, most: int | None) -> set[str]:
         """List the packs of a remote store from about the newest known one on, and read the tables of new ones.
 
         A pack needs no marker there, since one request lists a thousand and can begin anywhere. Segments are read only
         if many packs are new, because each segment covers many packs.
+
+        Args:
+            most: Read so many tables at most, those of the largest packs; a later call reads others.
         """
         found = self._list_new_packs(most_new=_FOLD_AT)
         if found is None:
@@ -743,6 +752,8 @@ class Catalog:
             found = self._list_new_packs(most_new=None)
         assert found is not None
         new = {name: size for name, size in found.items() if self._is_new(name)}
+        if most is not None and len(new) > most:
+            new = dict(sorted(new.items(), key=lambda item: (-item[1], item[0]))[:most])
         self._load_packs(new)
         self._loose.update(dict.fromkeys(new))
         return {pack_key(name) for name in found}
@@ -764,13 +775,13 @@ class Catalog:
     def _read_segments(self) -> None:
         listed = list(list_blobs(self._backend, "index"))
         self._has_bad_segments = any(is_earlier_segment(info.key) for info in listed)
-        names = {segment_name(info.key): info.key for info in listed if info.key.endswith(".segment")}
+        names = {segment_name(info.key): info for info in listed if info.key.endswith(".segment")}
         for gone in self._large.keys() - names.keys():
             self._forget_segment(gone)
         loaded = set(self._packs)
-        for name, key in names.items():
+        for name, info in names.items():
             if name not in self._segments:
-                self._load_segment(name, key)
+                self._load_segment(name, info.key, size=info.size)
         folded = self._packs - loaded
         for name in folded:
             self._loose.pop(name, None)
@@ -778,10 +789,10 @@ class Catalog:
             self._newest = max([self._newest, *folded])
         self._has_bad_segments = False
 
-    def _load_segment(self, name: str, key: str) -> bool:
+    def _load_segment(self, name: str, key: str, *, size: int | None = None) -> bool:
         """Open a segment; return whether it still existed."""
         try:
-            opened = open_segment(self._backend, key)
+            opened = open_segment(self._backend, key, size=size)
         except BlobNotFoundError:
             return False
         except FormatError as error:

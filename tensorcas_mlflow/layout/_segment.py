@@ -209,20 +209,27 @@ def read_segment(key: str, data: bytes) -> Table:
     return Table(packs=foot.packs, pack=rows["pack"].astype(np.uint32), entries=_entries_of(rows), prefix=prefix)
 
 
-def open_segment(backend: Backend, key: str) -> Table | Segment:
+def open_segment(backend: Backend, key: str, *, size: int | None = None) -> Table | Segment:
     """Open a segment for searches: a small one is read whole.
+
+    Args:
+        backend: The backend of the index.
+        key: Its key.
+        size: Its size, if known.
 
     Raises:
         BlobNotFoundError: It is gone.
         CorruptError: It is no segment; or it is small, and some bytes have changed.
         NewerFormatError: A later release wrote it.
     """
-    info = backend.stat(key)
-    if info is None:
-        raise BlobNotFoundError(key)
-    if info.size <= _SMALL_BYTES or backend.is_carrier:
+    if size is None:
+        info = backend.stat(key)
+        if info is None:
+            raise BlobNotFoundError(key)
+        size = info.size
+    if size <= _SMALL_BYTES or backend.is_carrier:
         return read_segment(key, backend.get(key, max_bytes=MAX_SEGMENT_BYTES))
-    return Segment(backend, key, info.size)
+    return Segment(backend, key, size)
 
 
 class Segment(PackNames):

@@ -91,6 +91,7 @@ def probe(
     condemned: Condemnation,
     *,
     check_bases: Callable[[], Iterable[str]] = tuple,
+    n_bytes: int | None = None,
 ) -> Mask:
     """Find the chunks to write: probe the index, then check that every pack to be relied on exists.
 
@@ -98,6 +99,7 @@ def probe(
         digests: Distinct digests, named by an intent older than the reading of ``condemned``.
         condemned: Blobs not to be relied on.
         check_bases: Called once; checks other packs to be relied on, and returns the names of those that exist.
+        n_bytes: The size of the chunks that this process does not know, if it is known; see `Catalog.refresh`.
 
     Returns:
         For each digest whether the chunk is missing.
@@ -114,7 +116,7 @@ def probe(
                 is_known = backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all())
             if not is_known:
                 # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
-                seen |= catalog.refresh()
+                seen |= catalog.refresh(n_bytes=n_bytes)
             if bases is None:
                 # After the listing of a remote store's packs, which shows most of them.
                 bases = check_bases()
@@ -435,9 +437,15 @@ class PendingSave:
                 found = self._parents.derive(self._source, new, self._plan)
                 if found:
                     self._take(with_derived(self._in_full, {**self._source.derived, **found}))
+                    missing = ~self._catalog.find_sound(self._unique, ()).found
         self._declare(self._catalog.known_manifest(self.manifest.digest))
         self._missing = probe(
-            self._backend, self._catalog, self._unique, self._condemned, check_bases=self._check_bases
+            self._backend,
+            self._catalog,
+            self._unique,
+            self._condemned,
+            check_bases=self._check_bases,
+            n_bytes=self._most_bytes(missing),
         )
         if self.manifest.derived and (self._first[self._missing] < 0).any():
             self._begin_in_full()
@@ -448,6 +456,13 @@ class PendingSave:
         self._backend.withdraw(*self._intent)
         self._take(self._in_full)
         self._begin()
+
+    def _most_bytes(self, missing: Mask) -> int | None:
+        """Return the size of some chunks; None if the save cannot write them all, and so has to find them."""
+        chunks = self._first[missing]
+        if not self._backend.is_remote or (chunks < 0).any() or not self._source.holds(chunks).all():
+            return None
+        return int(self._source.sizes[chunks].sum())
 
     def _check_bases(self) -> Collection[str]:
         """Leave out the possible bases in condemned or deleted packs; return the packs of the others."""

@@ -316,3 +316,43 @@ def test_reader_of_the_latest_checkpoint_finds_chunks_of_earlier_ones() -> None:
     reader = Store.open_backend(store.backend)
 
     assert reader.read_tensors(reader.manifest(ref)).keys() == {"0", "19"}
+
+
+class _Counted(MemoryBackend):
+    """Counts the reads of packs."""
+
+    n_reads = 0
+
+    def read_into(self, key: str, start: int, out: memoryview) -> None:
+        self.n_reads += key.startswith("packs/")
+        super().read_into(key, start, out)
+
+
+def test_small_save_into_a_bucket_reads_one_table_however_many_others_write() -> None:
+    backend = _Counted(is_remote=True)
+    writers = [Store.init_backend(backend, chunk_bytes=4096), *(Store.open_backend(backend) for _ in range(7))]
+    counts = []
+    for number in range(3):
+        for at, writer in enumerate(writers):
+            backend.n_reads = 0
+            save(writer, 100 * number + at)
+            counts.append(backend.n_reads)
+
+    assert max(counts) == 1
+
+
+def test_large_save_into_a_bucket_shares_what_others_have_just_written() -> None:
+    backend = MemoryBackend(is_remote=True)
+    first = Store.init_backend(backend, chunk_bytes=64 << 10)
+    second = Store.open_backend(backend)
+    save(second, 0)
+    for seed in range(1, 12):
+        save(first, seed)
+    whole = {f"{seed}": np.random.default_rng(seed).bytes(200_000) for seed in range(20, 30)}
+    state = {name: np.frombuffer(data, np.uint8) for name, data in whole.items()}
+    with first.write_checkpoint(state) as pending:
+        pending.commit(RefTarget(run_id="first", step=1))
+    with second.write_checkpoint(state) as again:
+        again.commit(RefTarget(run_id="second", step=1))
+
+    assert again.n_new_bytes == 0
