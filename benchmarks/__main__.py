@@ -27,6 +27,7 @@ PARTS = (
     "loops",
     "log_model",
     "listing",
+    "scale",
     "memory",
     "histories",
     "peers",

@@ -141,6 +141,15 @@ def logs_metrics() -> bool:
     return _flag("TENSORCAS_LOG_METRICS", default=True)
 
 
+def writes_pages() -> bool:
+    """Tell whether a page shows the history of each series in MLflow's UI: TENSORCAS_PAGES, by default yes.
+
+    Raises:
+        ValueError: It is neither true nor false.
+    """
+    return _flag("TENSORCAS_PAGES", default=True)
+
+
 def logs() -> bool:
     """Tell whether new stores on a local disk have logs: TENSORCAS_LOGS, by default yes.
 
@@ -161,6 +170,6 @@ def allows_pickle() -> bool:
 
 def _flag(name: str, *, default: bool) -> bool:
     value = os.environ.get(name, str(default)).lower()
-    if value not in ("true", "false", "1", "0"):
+    if value not in ("true", "false", "on", "off", "1", "0"):
         raise ValueError(f"{name} must be true or false, not {value!r}")
-    return value in ("true", "1")
+    return value in ("true", "on", "1")

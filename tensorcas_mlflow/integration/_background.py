@@ -1,4 +1,4 @@
-"""Work continued after `log_checkpoint` returns: saves and reports. A later call raises the error of a failed save."""
+"""Work continued after `log_checkpoint` returns: saves, reports, pages. A later call raises a failed save's error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _logger = logging.getLogger(__name__)
 
 saves = Background("tensorcas-save")
 reports = Background("tensorcas-report")
+pages = Background("tensorcas-page")
+"""Pages for people. Long pauses lie between them, and reports need not wait for these."""
 
 
 @translate_errors()
 def wait() -> None:
-    """Wait until MLflow has the figures of all checkpoints logged by this process, and all are saved.
+    """Wait until all checkpoints logged by this process are saved, and MLflow has their figures and pages.
 
     Raises:
         TensorCasError: A save in the background failed, and no call has raised its error yet. It is also an
@@ -27,6 +29,7 @@ def wait() -> None:
     """
     saves.wait()
     reports.wait()
+    pages.wait()
 
 
 def _finish_at_exit() -> None:
@@ -39,9 +42,11 @@ def _finish_at_exit() -> None:
             _logger.error("a checkpoint was not saved in the background: %s", without_secrets(str(error)))
             _end_with_status_120()
     reports.wait()
+    pages.wait()
     # Exit functions run in reverse order of their registration.
     saves.end()
     reports.end()
+    pages.end()
 
 
 def _end_with_status_120() -> None:

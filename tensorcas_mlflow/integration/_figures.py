@@ -17,7 +17,7 @@ from mlflow.tracking import MlflowClient
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import without_secrets
 from tensorcas_mlflow.integration._background import reports
-from tensorcas_mlflow.layout import Manifest, Ref
+from tensorcas_mlflow.layout import DEFAULT_NAME, Manifest, Ref
 from tensorcas_mlflow.store import Store, find_shared
 
 _logger = logging.getLogger(__name__)
@@ -47,6 +47,16 @@ def as_warning(what: str) -> Iterator[None]:
         _logger.warning("%s: %s", what, without_secrets(str(error)))
 
 
+def figure_name(series: str, figure: str) -> str:
+    """Return the name of the metric of a figure.
+
+    Args:
+        series: Part of the name that tells the series of a run apart; none for the default name or "".
+        figure: The figure.
+    """
+    return "tensorcas/" + ("" if series in ("", DEFAULT_NAME) else f"{_NO_METRIC.sub('_', series)}/") + figure
+
+
 def log_figures(
     run_id: str,
     step: int,
@@ -73,7 +83,6 @@ def log_figures(
         tracking_uri: The tracking store.
         model_id: The logged model that the figures belong to.
     """
-    prefix = "tensorcas/" + (f"{_NO_METRIC.sub('_', series)}/" if series else "")
     figures = {
         "total_bytes": float(total_bytes),
         "new_bytes": float(new_bytes),
@@ -82,7 +91,8 @@ def log_figures(
     }
     now_ms = int(time.time() * 1000)
     metrics = [
-        Metric(prefix + name, value, now_ms, step, model_id=model_id, run_id=run_id) for name, value in figures.items()
+        Metric(figure_name(series, name), value, now_ms, step, model_id=model_id, run_id=run_id)
+        for name, value in figures.items()
     ]
     key = (tracking_uri, run_id)
     with _lock:

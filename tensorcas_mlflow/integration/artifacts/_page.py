@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,6 +20,17 @@ from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.integration._artifact_uri import store_root_for
+from tensorcas_mlflow.integration.pages import (
+    HISTORY_PAGE,
+    SEARCH,
+    SeriesFacts,
+    document,
+    history_page,
+    row,
+    table,
+    text,
+    totals,
+)
 from tensorcas_mlflow.layout import STEP_TEXT, Manifest, Ref, Row, list_blobs, list_dir, step_of_text
 from tensorcas_mlflow.store import Store, payload_bytes, payload_pieces
 
@@ -33,6 +43,11 @@ MIN_FILE_BYTES = 64 * 1024
 MAX_BESIDE = 200
 MAX_REFS = 2_000
 """Refs read to find checkpoints: at most this many of the same folder, and as many others."""
+
+_MAX_STEPS = 300
+"""Steps read for the page of a series: the latest ones."""
+MAX_PAGES_LISTED = 100
+"""In a folder with more checkpoints their pages are not listed, only found by their paths."""
 
 _STEP = re.compile(rf"step-({STEP_TEXT})")
 
@@ -246,30 +261,7 @@ def _label(other: Ref, ref: Ref, *, in_series: bool) -> str:
     return " ".join(filter(None, words)) or other.label
 
 
-MAX_ROWS_SHOWN = 5_000
-_MAX_TEXT = 300
-
-_STYLE = """
-:root { color-scheme: light; }
-body { margin: 24px; background: #fff; color: #1f272d; font: 14px/1.45 system-ui, sans-serif; }
-h1 { margin: 0 0 4px; font-size: 20px; font-weight: 600; overflow-wrap: anywhere; }
-p { margin: 4px 0; color: #5f7281; overflow-wrap: anywhere; }
-ul { display: flex; flex-wrap: wrap; gap: 8px 32px; margin: 16px 0; padding: 0; list-style: none; }
-li { font-size: 18px; } li span { display: block; color: #5f7281; font-size: 12px; }
-table { border-collapse: collapse; width: 100%; margin-top: 16px; }
-th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid #e8ecf0; text-align: left; vertical-align: top; }
-th { color: #5f7281; font-size: 12px; font-weight: 600; }
-td { unicode-bidi: isolate; overflow-wrap: anywhere; } td.name { min-width: 12em; }
-td.name, td.shape { font-family: ui-monospace, monospace; font-size: 13px; }
-th.size, td.size { text-align: right; white-space: nowrap; }
-.new { color: #0a6640; font-weight: 600; } .part { color: #925d00; } .shared { color: #5f7281; }
-"""
-
-_HEAD = (
-    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-    '<meta name="viewport" content="width=device-width">\n'
-)
+MAX_ROWS_SHOWN = 20_000
 
 
 def render_page(store: Store, ref: Ref) -> bytes:
@@ -291,26 +283,27 @@ def render_page(store: Store, ref: Ref) -> bytes:
 
 
 def _document(store: Store, ref: Ref, manifest: Manifest, earlier: EarlierContents) -> Iterator[str]:
-    title = _title(ref)
-    yield f"{_HEAD}<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n"
+    yield from document(_title(ref), _body(store, ref, manifest, earlier), has_search=True)
+
+
+def _body(store: Store, ref: Ref, manifest: Manifest, earlier: EarlierContents) -> Iterator[str]:
     for line in _about(ref, manifest):
-        yield f"<p>{_text(line)}</p>\n"
-    yield "<ul>\n"
-    for what, value in _totals(store, manifest, earlier):
-        yield f"<li><span>{what}</span>{value}</li>\n"
-    yield "</ul>\n"
+        yield f"<p>{text(line)}</p>\n"
+    yield totals(_totals(store, manifest, earlier))
     if not earlier.is_complete:
-        yield f"<p>{_limits(earlier)}</p>\n"
-    yield "<table>\n<thead><tr><th>Tensor</th><th>Dtype</th><th>Shape</th>"
-    yield '<th class="size">Size</th><th>Before this step</th></tr></thead>\n<tbody>\n'
-    for row, origin in zip(manifest.rows[:MAX_ROWS_SHOWN], earlier.origins[:MAX_ROWS_SHOWN], strict=True):
-        yield _table_row(row, origin, manifest.left_out.get(row.spec.name))
-    yield "</tbody>\n</table>\n"
-    n_more = len(manifest.rows) - MAX_ROWS_SHOWN
-    if n_more > 0:
-        n_bytes = int(manifest.columns.n_bytes[MAX_ROWS_SHOWN:].sum())
-        yield f"<p>and {n_more:,} more tensors of {size_text(n_bytes)} together</p>\n"
-    yield "</body>\n</html>\n"
+        yield f"<p>{text(_limits(earlier))}</p>\n"
+    yield SEARCH
+    # What is new comes first; a sort keeps the order of the rest.
+    order = sorted(range(len(manifest.rows)), key=lambda at: _before(earlier.origins[at])[0] == "shared")
+    shown = order[:MAX_ROWS_SHOWN]
+    yield from table(_HEADINGS, (_table_row(manifest.rows[at], earlier.origins[at], manifest.left_out) for at in shown))
+    rest = order[MAX_ROWS_SHOWN:]
+    if rest:
+        n_bytes = int(manifest.columns.n_bytes[rest].sum())
+        yield f"<p>and {len(rest):,} more tensors of {size_text(n_bytes)} together</p>\n"
+
+
+_HEADINGS = (("name", "Tensor"), ("", "Dtype"), ("shape", "Shape"), ("size", "Size"), ("", "Before this step"))
 
 
 def _title(ref: Ref) -> str:
@@ -361,17 +354,18 @@ def _limits(earlier: EarlierContents) -> str:
     )
 
 
-def _table_row(row: Row, origin: Origin, type: str | None) -> str:
-    spec = row.spec
+def _table_row(each: Row, origin: Origin, left_out: Mapping[str, str]) -> str:
+    spec = each.spec
     kind, words = _before(origin)
+    name = spec.name or "(bytes between tensors)"
     cells = (
-        ("name", spec.name or "(bytes between tensors)"),
-        ("dtype", type or spec.dtype or "bytes"),
+        ("name", name),
+        ("", left_out.get(spec.name) or spec.dtype or "bytes"),
         ("shape", " \N{MULTIPLICATION SIGN} ".join(map(str, spec.shape)) or "scalar"),
         ("size", size_text(spec.n_bytes)),
         (kind, words),
     )
-    return "<tr>" + "".join(f'<td class="{name}">{_text(value)}</td>' for name, value in cells) + "</tr>\n"
+    return row(cells, name=name)
 
 
 def _before(origin: Origin) -> tuple[str, str]:
@@ -384,14 +378,6 @@ def _before(origin: Origin) -> tuple[str, str]:
     if origin.n_new_chunks == 0:
         return "part", f"rearranged: all of {origin.n_chunks:,} chunks are known"
     return "part", f"in part: {origin.n_new_chunks:,} of {origin.n_chunks:,} chunks are new"
-
-
-def _text(value: str) -> str:
-    """Escape text: remove its meaning as markup, and make invisible and direction-changing characters visible."""
-    if len(value) > _MAX_TEXT:
-        value = value[:_MAX_TEXT] + "…"
-    visible = "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in value)
-    return html.escape(visible)
 
 
 MANIFEST_ENDING = ".arrow"
@@ -448,6 +434,41 @@ class VirtualFile:
             yield from payload_pieces(self.store, self.store.manifest(self.ref))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryFile:
+    """The page of a series of checkpoints, made when it is read."""
+
+    store: Store
+    path: str
+    """Relative to the store's root."""
+    refs: Sequence[Ref]
+    """The steps, in order."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """Generate the content; steps with a damaged manifest are left out."""
+        facts = SeriesFacts()
+        for ref in self.refs[-_MAX_STEPS:]:
+            with suppress(TensorCasError):
+                facts.add(step_of(ref) or 0, ref.created, self.store.manifest(ref))
+        last = self.refs[-1]
+        n_left_out = len(self.refs) - len(facts.steps)
+        yield history_page(last.name or "checkpoint", f"run {last.run_id}", facts, n_left_out=n_left_out)
+
+
+def history_in(store: Store, folder: str, refs: Iterable[Ref]) -> HistoryFile | None:
+    """Return the page of the series in a folder; None if the folder holds no series.
+
+    Args:
+        store: The store.
+        folder: The folder's path in the store.
+        refs: The artifacts in it.
+    """
+    steps = [ref for ref in refs if ref.kind == "checkpoint" and ref.name is not None and ref.step is not None]
+    if not steps:
+        return None
+    return HistoryFile(store=store, path=posixpath.join(folder, HISTORY_PAGE), refs=sorted(steps, key=_order))
+
+
 def beside(store: Store, ref: Ref) -> list[VirtualFile]:
     """List the virtual files beside an artifact; a real artifact of the same path takes precedence.
 
@@ -484,11 +505,14 @@ def folders_without_tensors(leaves_out: bool) -> Iterator[None]:
         _leaves_out_tensors.reset(before)
 
 
-def virtual_at(store: Store, path: str) -> VirtualFile | None:
+def virtual_at(store: Store, path: str) -> VirtualFile | HistoryFile | None:
     """Return the virtual file at a path in the store; None if there is none or a real artifact is there."""
     stem, ending = posixpath.splitext(path)
     if ending not in (PAGE_ENDING, PAYLOAD_ENDING) or any(store.artifacts(path)):
         return None
+    folder, name = posixpath.split(path)
+    if name == HISTORY_PAGE:
+        return history_in(store, folder, store.artifacts(folder)[0])
     for origin in (stem + MANIFEST_ENDING, stem + PAYLOAD_ENDING):
         ref = None if origin == path else store.artifact(origin)
         for file in () if ref is None else beside(store, ref):

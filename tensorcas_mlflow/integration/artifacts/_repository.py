@@ -55,8 +55,10 @@ from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.artifacts._carried import CarriedStores
 from tensorcas_mlflow.integration.artifacts._page import (
+    MAX_PAGES_LISTED,
     beside,
     folders_without_tensors,
+    history_in,
     in_folder,
     virtual_at,
     write_pieces,
@@ -70,6 +72,7 @@ from tensorcas_mlflow.integration.artifacts._paths import (
     path_to_write,
 )
 from tensorcas_mlflow.integration.artifacts._streams import Inflow, Rejoined, UploadStream, n_announced, read_head
+from tensorcas_mlflow.integration.pages import HISTORY_PAGE
 from tensorcas_mlflow.integration.server_store import announcement
 from tensorcas_mlflow.layout import Manifest, RefTarget
 from tensorcas_mlflow.store import PendingSave, Store, has_pending, take_pending
@@ -391,11 +394,16 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             for ref in refs:
                 child = posixpath.join(folder, posixpath.basename(ref.path or ""))
                 found[child] = FileInfo(child, False, ref.n_bytes)
-            virtual = (file for ref in refs for file in beside(store, ref))
-            for file in (file for file in virtual if not (file.is_page and is_for_client())):
+            virtual = [file for ref in refs for file in beside(store, ref)]
+            if is_for_client() or len(refs) > MAX_PAGES_LISTED:
+                virtual = [file for file in virtual if not file.is_page]
+            for file in virtual:
                 child = posixpath.join(folder, posixpath.basename(file.path))
                 if child not in found:  # real artifacts take precedence
                     found[child] = FileInfo(child, False, file.n_bytes)
+            history = None if is_for_client() else history_in(store, in_store, refs)
+            if history is not None:
+                found.setdefault(child := posixpath.join(folder, HISTORY_PAGE), FileInfo(child, False, None))
         return found
 
     def _entry(self, path: str) -> FileInfo | None:

@@ -403,7 +403,7 @@ class _Finish:
             log_figures(
                 info.run_id,
                 info.step,
-                series="" if info.name == DEFAULT_NAME else info.name,
+                series=info.name,
                 total_bytes=info.total_bytes,
                 new_bytes=info.new_bytes,
                 stored_bytes=info.stored_bytes,

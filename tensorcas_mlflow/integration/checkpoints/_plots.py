@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import BytesIO
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -16,12 +16,13 @@ from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.errors import CheckpointNotFoundError
 from tensorcas_mlflow.integration._background import reports, saves
 from tensorcas_mlflow.integration._errors import translate_errors
+from tensorcas_mlflow.integration._figures import figure_name
 from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._open import diff
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, run_to_read
+from tensorcas_mlflow.integration.pages import SeriesFacts, StepFacts, parts_by_steps
 from tensorcas_mlflow.layout import DEFAULT_NAME
 from tensorcas_mlflow.reader import CheckpointReader
-from tensorcas_mlflow.reader import diff as diff_readers
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.integration.checkpoints._open import CheckpointSource
@@ -67,14 +68,13 @@ def plot_history(run_id: str | Run | None = None, *, name: str = DEFAULT_NAME, m
     saves.wait()
     reports.wait()
     run = run_to_read(run_id)
-    steps = list(_steps(series_of(run, name).checkpoints()))
+    steps = _steps(series_of(run, name).checkpoints())
     if not steps:
         raise CheckpointNotFoundError(f"{name!r} in run {run.run_id!r}")
     values = _metric(run.run_id, metric) if metric is not None else {}
     if metric is not None and not values:
         raise ValueError(f"run {run.run_id} has no metric {metric!r}")
-    prefix = "tensorcas/" if name == DEFAULT_NAME else f"tensorcas/{name}/"
-    stored = _metric(run.run_id, f"{prefix}stored_bytes")
+    stored = _metric(run.run_id, figure_name(name, "stored_bytes"))
     n_panels = 3 if metric is not None else 2
     picture = _Picture(figsize=(9, 3 * n_panels + 1), layout="constrained")
     panels = picture.subplots(n_panels, 1, height_ratios=[2, *[1] * (n_panels - 1)])
@@ -87,56 +87,12 @@ def plot_history(run_id: str | Run | None = None, *, name: str = DEFAULT_NAME, m
     return picture
 
 
-class _Step(NamedTuple):
-    step: int
-    n_bytes: int
-    """Size of the state."""
-    n_changed_bytes: int
-    """Size of the tensors that the step before lacked, or had with other bytes."""
-    shares: dict[str, float]
-    """By part of the model: the share of its bytes in such tensors."""
-
-
-def _steps(checkpoints: Iterable[Checkpoint]) -> Iterator[_Step]:
-    before: CheckpointReader | None = None
-    try:
-        for checkpoint in checkpoints:
-            reader = checkpoint.reader()
-            parts = _parts(reader)
-            if before is None:
-                new = set(parts)
-            else:
-                found = diff_readers(before, reader)
-                new = {*found.added, *found.changed}
-                before.close()
-            before = reader
-            sizes: dict[str, list[int]] = {}
-            for tensor, (part, n_bytes) in parts.items():
-                size = sizes.setdefault(part, [0, 0])
-                size[0] += n_bytes
-                size[1] += n_bytes if tensor in new else 0
-            yield _Step(
-                checkpoint.step,
-                sum(n_bytes for n_bytes, _ in sizes.values()),
-                sum(n_new for _, n_new in sizes.values()),
-                {part: n_new / n_bytes if n_bytes else 0.0 for part, (n_bytes, n_new) in sizes.items()},
-            )
-    finally:
-        if before is not None:
-            before.close()
-
-
-def _parts(reader: CheckpointReader) -> dict[str, tuple[str, int]]:
-    """Return the part of the model and the size of each tensor; a part is a layer, or else a module."""
-    rows = reader.table().select(["name", "n_bytes", "stack", "layer"]).to_pylist()
-    found = {}
-    for row in rows:
-        if row["layer"] is None:
-            part = row["name"].rpartition(".")[0] or row["name"]
-        else:
-            part = f"{row['stack']}.{row['layer']}".lstrip(".")
-        found[row["name"]] = (part, row["n_bytes"])
-    return found
+def _steps(checkpoints: Iterable[Checkpoint]) -> list[StepFacts]:
+    facts = SeriesFacts()
+    for checkpoint in checkpoints:
+        with checkpoint.opened() as (manifest, _):
+            facts.add(checkpoint.step, checkpoint.created or "", manifest)
+    return facts.steps
 
 
 def _metric(run_id: str, name: str) -> dict[int, float]:
@@ -145,9 +101,8 @@ def _metric(run_id: str, name: str) -> dict[int, float]:
     return {each.step: each.value for each in history}
 
 
-def _draw_map(picture: Figure, panel: Any, steps: list[_Step]) -> None:
-    parts = list(dict.fromkeys(part for step in steps for part in step.shares))
-    shares = np.array([[step.shares.get(part, np.nan) for step in steps] for part in parts])
+def _draw_map(picture: Figure, panel: Any, steps: list[StepFacts]) -> None:
+    parts, shares = parts_by_steps(steps)
     image = panel.imshow(shares, aspect="auto", interpolation="nearest", vmin=0, vmax=1, cmap="viridis")
     picture.colorbar(image, ax=panel, label="share changed")
     every_part = -(-len(parts) // _MOST_LABELS)
@@ -157,7 +112,7 @@ def _draw_map(picture: Figure, panel: Any, steps: list[_Step]) -> None:
     panel.set(xlabel="step", title="tensors that changed since the step before")
 
 
-def _draw_bytes(panel: Any, steps: list[_Step], stored: dict[int, float]) -> None:
+def _draw_bytes(panel: Any, steps: list[StepFacts], stored: dict[int, float]) -> None:
     numbers = [each.step for each in steps]
     panel.plot(numbers, list(accumulate(each.n_bytes for each in steps)), marker=".", label="plain files")
     panel.plot(numbers, list(accumulate(each.n_changed_bytes for each in steps)), marker=".", label="changed tensors")

@@ -25,6 +25,7 @@ from tensorcas_mlflow.errors import BackendError, CorruptError
 from tensorcas_mlflow.integration._background import reports
 from tensorcas_mlflow.integration._figures import as_warning
 from tensorcas_mlflow.integration._home import Home, as_lookup, local_folder
+from tensorcas_mlflow.integration.checkpoints._pages import note_dropped, note_step
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
@@ -348,6 +349,7 @@ class StoreSeries(Series):
             for ref in stand_ins_for(self.store, target):
                 self.store.drop(ref)
         hide(self, step)
+        note_dropped(self, step)
 
     def before(self, step: int) -> Ref | None:
         """Read the ref of the step before another; None if there is none."""
@@ -462,6 +464,14 @@ class _StoreSaving(Saving):
         self._confirm(save.manifest)
         if not is_shown:
             show(self._series, self._step, save.manifest)
+        if not self._series.home.is_ours:
+            note_step(
+                self._series,
+                _plain_folder(self._series),
+                self._step,
+                save.manifest,
+                stored_bytes=save.n_stored_bytes,
+            )
         return save.n_stored_bytes
 
     def abandon(self) -> None:

@@ -126,6 +126,8 @@ def test_a_save_in_the_background_is_saved(carried: Experiment) -> None:
 
 
 def test_the_requests_of_a_save_and_a_load_are_few(carried: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The page of a series takes requests of its own, twice a minute at most; this test's waits would write each.
+    monkeypatch.setenv("TENSORCAS_PAGES", "false")
     with mlflow.start_run():
         log(0)
         mlflow.tensorcas.wait()
@@ -140,6 +142,19 @@ def test_the_requests_of_a_save_and_a_load_are_few(carried: Experiment, monkeypa
     assert unchanged.total() <= 14
     assert changed.total() <= 17
     assert loaded.total() <= 6
+
+
+def test_page_of_a_series_is_put_beside_its_steps(carried: Experiment) -> None:
+    with mlflow.start_run() as run:
+        for step in range(3):
+            log(step)
+        mlflow.tensorcas.wait()
+    page = carried.folder / run.info.run_id / "artifacts/checkpoints/checkpoint/history.html"
+
+    assert page.read_bytes().startswith(b"<!doctype html>")
+    assert mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/checkpoints/checkpoint/history.html").endswith(
+        "</html>\n"
+    )
 
 
 def test_a_new_process_does_not_fetch_packs_to_know_what_is_in_them(

@@ -1,0 +1,216 @@
+"""The page of a series beside its steps, ``history.html``: written in the background, for MLflow's UI to show.
+
+A page costs little by construction: after each writing comes a pause of fifty times its duration. Steps that come
+meanwhile wait; of more than `_MOST_WAITING` the page leaves some out, and says so. `mlflow.tensorcas.wait` and the end
+of the process write what is waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import tempfile
+import time
+from collections import OrderedDict
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlflow
+from mlflow.tracking import MlflowClient
+
+from tensorcas_mlflow.backends import UPLOADING
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.files import new_name
+from tensorcas_mlflow.base.threads import Lock
+from tensorcas_mlflow.errors import TensorCasError
+from tensorcas_mlflow.integration._background import pages
+from tensorcas_mlflow.integration._figures import as_warning
+from tensorcas_mlflow.layout import Manifest
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.integration.checkpoints._series import Series
+    from tensorcas_mlflow.integration.pages import SeriesFacts
+
+_PAUSE = 50
+"""Pause after a writing, in durations of the writing."""
+_LEAST_PAUSE_S = 1.0
+_FAR_PAUSE_S = 30.0
+"""The least pause where a writing is a request."""
+_MOST_WAITING = 64
+_MOST_EARLIER = 200
+"""Steps of other processes that a page begins with: the latest ones."""
+_MOST_SERIES = 16
+
+
+class _Waiting(NamedTuple):
+    step: int
+    created: str
+    manifest: Manifest
+    stored_bytes: int | None
+
+
+class _History:
+    """The page of one series, as far as this process knows it. Its facts belong to the job that writes."""
+
+    def __init__(self, series: Series, folder: str | None) -> None:
+        self.series = series
+        self.folder = folder
+        """The local folder of the page; None if the artifacts are elsewhere."""
+        self.tracking_uri = mlflow.get_tracking_uri()
+        self.waiting: list[_Waiting] = []
+        self.dropped: set[int] = set()
+        self.is_queued = False
+        self.next_s = 0.0
+        """Earliest begin of the next writing, by `time.monotonic`."""
+        self.n_unseen = 0
+        """Steps that had no room to wait, since the last writing."""
+        self.n_left_out = 0
+        """Steps that the page leaves out."""
+        self.facts: SeriesFacts | None = None
+        self.run_name: str | None = None
+
+
+_histories: OrderedDict[tuple[str, str], _History] = OrderedDict()
+"""By artifact root and name of the series."""
+_lock = Lock()
+
+
+def note_step(series: Series, folder: str | None, step: int, manifest: Manifest, *, stored_bytes: int | None) -> None:
+    """Bring the page of a series up to date with a step that has been saved, later.
+
+    Args:
+        series: The series.
+        folder: The local folder of its steps; None if MLflow keeps the artifacts elsewhere.
+        step: The step.
+        manifest: Its manifest.
+        stored_bytes: Growth of the store.
+    """
+    if not config.writes_pages():
+        return
+    key = (series.run.artifact_uri, series.name)
+    created = datetime.now(UTC).isoformat(timespec="milliseconds")
+    with _lock:
+        history = _histories.get(key)
+        if history is None:
+            history = _histories[key] = _History(series, folder)
+            if len(_histories) > _MOST_SERIES:
+                _histories.popitem(last=False)
+        if len(history.waiting) >= _MOST_WAITING:
+            history.waiting.pop()
+            history.n_unseen += 1
+        history.waiting.append(_Waiting(step, created, manifest, stored_bytes))
+        history.dropped.discard(step)
+    _queue(history)
+
+
+def note_dropped(series: Series, step: int) -> None:
+    """Bring the page of a series up to date with a step that has been deleted, if this process writes the page."""
+    with _lock:
+        history = _histories.get((series.run.artifact_uri, series.name))
+        if history is None:
+            return
+        history.dropped.add(step)
+    _queue(history)
+
+
+def _queue(history: _History) -> None:
+    with _lock:
+        if history.is_queued:
+            return
+        history.is_queued = True
+    pages.submit(lambda: _write(history), begin_s=lambda: history.next_s)
+
+
+def _write(history: _History) -> None:
+    with _lock:
+        waiting, history.waiting = history.waiting, []
+        history.is_queued = False
+        n_unseen, history.n_unseen = history.n_unseen, 0
+    began = time.monotonic()
+    with as_warning("the page of a series of checkpoints cannot be written"):
+        from tensorcas_mlflow.integration.pages import history_page  # a process that saves need not wait for it
+
+        facts = _facts_with(history, waiting, n_unseen)
+        with _lock:
+            dropped = set(history.dropped)
+        page = history_page(
+            history.series.name, _run_name(history), facts, dropped=dropped, n_left_out=history.n_left_out
+        )
+        _put(history, page)
+    ended = time.monotonic()
+    least_s = _FAR_PAUSE_S if history.folder is None else _LEAST_PAUSE_S
+    history.next_s = ended + max(_PAUSE * (ended - began), least_s)
+
+
+def _facts_with(history: _History, waiting: list[_Waiting], n_unseen: int) -> SeriesFacts:
+    """Return the facts of a series with some more steps; read them anew from the store if steps came out of order."""
+    from tensorcas_mlflow.integration.pages import SeriesFacts
+
+    facts = history.facts
+    # Of the steps after these some are waiting already.
+    newest = max(
+        [*(each.step for each in waiting), *(each.step for each in (facts.steps if facts else ()))], default=2**63
+    )
+    if facts is not None:
+        steps = [facts.steps[-1].step if facts.steps else -(2**63), *(each.step for each in waiting)]
+        if all(before < after for before, after in pairwise(steps)):
+            for each in waiting:
+                facts.add(each.step, each.created, each.manifest, stored_bytes=each.stored_bytes)
+            history.n_left_out += n_unseen
+            return facts
+    history.facts = None
+    facts = SeriesFacts()
+    known = {each.step: each for each in waiting}
+    steps = sorted({*(step for step in history.series.steps() if step <= newest), *known})
+    history.n_left_out = max(0, len(steps) - _MOST_EARLIER)
+    stored = _stored_bytes(history) if len(steps) > len(known) else {}
+    for step in steps[-_MOST_EARLIER:]:
+        if step in known:
+            one = known[step]
+            facts.add(step, one.created, one.manifest, stored_bytes=one.stored_bytes)
+            continue
+        try:
+            checkpoint = history.series.find(step)
+            if checkpoint is not None and not checkpoint.is_cut:
+                with checkpoint.opened() as (manifest, _):
+                    facts.add(step, checkpoint.created or "", manifest, stored_bytes=stored.get(step))
+        except TensorCasError:
+            continue  # a load reports the damage
+    history.facts = facts
+    return facts
+
+
+def _stored_bytes(history: _History) -> dict[int, int]:
+    """Return the growth of the store at earlier steps, from the metrics of the run."""
+    from tensorcas_mlflow.integration._figures import figure_name
+
+    client = MlflowClient(history.tracking_uri)
+    name = figure_name(history.series.name, "stored_bytes")
+    return {each.step: int(each.value) for each in client.get_metric_history(history.series.run.run_id, name)}
+
+
+def _run_name(history: _History) -> str:
+    if history.run_name is None:
+        run_id = history.series.run.run_id
+        history.run_name = MlflowClient(history.tracking_uri).get_run(run_id).info.run_name or f"run {run_id}"
+    return history.run_name
+
+
+def _put(history: _History, page: bytes) -> None:
+    from tensorcas_mlflow.integration.pages import HISTORY_PAGE
+
+    if history.folder is not None:
+        # MLflow omits names like this from its listings.
+        staging = f"{history.folder}{os.sep}{UPLOADING}{new_name()}"
+        Path(staging).write_bytes(page)
+        os.replace(staging, f"{history.folder}{os.sep}{HISTORY_PAGE}")
+        return
+    from tensorcas_mlflow.integration.server_store import shelf_at
+
+    series = history.series
+    with tempfile.TemporaryDirectory(prefix="tensorcas-") as scratch:
+        file = Path(scratch, HISTORY_PAGE)
+        file.write_bytes(page)
+        shelf_at(series.run.artifact_uri, posixpath.dirname(series.artifact(0))).put(HISTORY_PAGE, file)

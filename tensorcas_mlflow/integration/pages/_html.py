@@ -1,0 +1,155 @@
+"""The frame of all pages: head, style, the search, and escaped text."""
+
+from __future__ import annotations
+
+import base64
+import html
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+_MAX_TEXT = 300
+
+_STYLE = """
+:root { color-scheme: light dark; --back: #fff; --fore: #1f272d; --dim: #5f7281; --line: #e8ecf0; --new: #0a6640;
+ --part: #925d00; --bar: #2272b4; --plain: #b5bec6; }
+@media (prefers-color-scheme: dark) { :root { --back: #11171c; --fore: #e8ecf0; --dim: #92a4b3; --line: #2b3740;
+ --new: #5cc48f; --part: #e0a94a; --bar: #5ea7e0; --plain: #55636f; } }
+body { margin: 24px auto; padding: 0 20px; max-width: 1200px; background: var(--back); color: var(--fore);
+ font: 14px/1.45 system-ui, sans-serif; }
+h1 { margin: 0 0 4px; font-size: 20px; font-weight: 600; overflow-wrap: anywhere; }
+h2 { margin: 28px 0 8px; font-size: 16px; font-weight: 600; }
+p { margin: 4px 0; color: var(--dim); overflow-wrap: anywhere; }
+ul.totals { display: flex; flex-wrap: wrap; gap: 8px 32px; margin: 16px 0; padding: 0; list-style: none; }
+ul.totals li { font-size: 18px; } ul.totals span { display: block; color: var(--dim); font-size: 12px; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; margin-top: 8px; }
+th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th { color: var(--dim); font-size: 12px; font-weight: 600; }
+td { unicode-bidi: isolate; overflow-wrap: anywhere; } td.name { min-width: 12em; }
+td.name, td.shape { font-family: ui-monospace, monospace; font-size: 13px; }
+th.size, td.size { text-align: right; white-space: nowrap; }
+.new { color: var(--new); font-weight: 600; } .part { color: var(--part); } .shared { color: var(--dim); }
+summary { padding: 4px 0; cursor: pointer; } details { border-bottom: 1px solid var(--line); }
+details table { margin: 0 0 8px 16px; width: calc(100% - 16px); }
+input { width: 100%; max-width: 30em; box-sizing: border-box; padding: 6px 8px; border: 1px solid var(--dim);
+ border-radius: 4px; background: var(--back); color: var(--fore); font: inherit; }
+svg, img { display: block; max-width: 100%; } img { image-rendering: pixelated; }
+svg text { fill: var(--dim); font-size: 11px; }
+.map { display: grid; grid-template-columns: minmax(6em, max-content) 1fr; gap: 0 8px; align-items: stretch; }
+.map div { overflow: hidden; max-width: 22em; font: 11px/14px ui-monospace, monospace; white-space: nowrap;
+ text-overflow: ellipsis; direction: rtl; text-align: right; }
+.map img { grid-column: 2; width: 100%; height: 100%; border: 1px solid var(--line); box-sizing: border-box; }
+.key { display: flex; gap: 16px; flex-wrap: wrap; margin: 6px 0; color: var(--dim); font-size: 12px; }
+.key i { display: inline-block; width: 12px; height: 12px; margin-right: 4px; vertical-align: -1px; }
+"""
+
+_SCRIPT = """
+const box = document.getElementById("search");
+box.hidden = false;
+box.addEventListener("input", () => {
+  const words = box.value.toLowerCase();
+  for (const row of document.querySelectorAll("tr[data-name]"))
+    row.hidden = !row.dataset.name.toLowerCase().includes(words);
+  for (const part of document.querySelectorAll("details.tensors")) {
+    const some = part.querySelector("tr[data-name]:not([hidden])") !== null;
+    part.hidden = !some;
+    if (words) part.open = some;
+  }
+});
+"""
+_SCRIPT_HASH = base64.b64encode(sha256(_SCRIPT.encode()).digest()).decode()
+SEARCH = (
+    '<p><label for="search">Search tensors by name</label></p>\n'
+    '<input id="search" type="search" hidden autocomplete="off" spellcheck="false">\n'
+)
+"""The box of the search; rows to search have their tensor's name in ``data-name``."""
+
+
+def document(title: str, body: Iterable[str], *, has_search: bool = False) -> Iterator[str]:
+    """Yield a page.
+
+    Args:
+        title: Its title, escaped here.
+        body: HTML of its content.
+        has_search: Whether the content holds `SEARCH`.
+    """
+    script = f"; script-src 'sha256-{_SCRIPT_HASH}'" if has_search else ""
+    yield (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" '
+        f"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'{script}\">\n"
+        f'<meta name="viewport" content="width=device-width">\n<title>{text(title)}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{text(title)}</h1>\n"
+    )
+    yield from body
+    if has_search:
+        yield f"<script>{_SCRIPT}</script>\n"
+    yield "</body>\n</html>\n"
+
+
+def text(value: str) -> str:
+    """Escape text: remove its meaning as markup, and make invisible and direction-changing characters visible."""
+    if len(value) > _MAX_TEXT:
+        value = value[:_MAX_TEXT] + "…"
+    visible = "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in value)
+    return html.escape(visible)
+
+
+def totals(items: Iterable[tuple[str, str]]) -> str:
+    """Return a row of labeled figures."""
+    cells = "".join(f"<li><span>{text(label)}</span>{text(value)}</li>\n" for label, value in items)
+    return f'<ul class="totals">\n{cells}</ul>\n'
+
+
+def table(headings: Iterable[tuple[str, str]], rows: Iterable[str]) -> Iterator[str]:
+    """Yield a table.
+
+    Args:
+        headings: The kind and the text of each heading; see `row`.
+        rows: Its rows, from `row`.
+    """
+    cells = "".join(f'<th class="{kind}">{text(words)}</th>' for kind, words in headings)
+    yield f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>\n'
+    yield from rows
+    yield "</tbody></table></div>\n"
+
+
+def row(cells: Iterable[tuple[str, str]], *, name: str | None = None) -> str:
+    """Return a row of a table.
+
+    Args:
+        cells: The kind of each cell, one of the style's classes or "", and its text, escaped here.
+        name: The name by which a search finds the row.
+    """
+    found_by = "" if name is None else f' data-name="{text(name)}"'
+    inside = "".join(f'<td class="{kind}">{text(words)}</td>' for kind, words in cells)
+    return f"<tr{found_by}>{inside}</tr>\n"
+
+
+def png(pixels: Any, palette: Any) -> str:
+    """Return a picture as a ``data:`` URI.
+
+    Args:
+        pixels: The number of each pixel's color, uint8, shape ``(height, width)``.
+        palette: The colors, uint8, shape ``(n, 3)``; the first one is transparent.
+    """
+    height, width = pixels.shape
+    lines = np.zeros((height, width + 1), np.uint8)
+    lines[:, 1:] = pixels
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    chunks = (
+        chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+        chunk(b"PLTE", palette.tobytes()),
+        chunk(b"tRNS", b"\0"),
+        chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)),
+        chunk(b"IEND", b""),
+    )
+    encoded = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+    return f"data:image/png;base64,{encoded}"
