@@ -60,12 +60,14 @@ if TYPE_CHECKING:
         write_whole,
     )
     from tensorcas_mlflow.backends._root import (
+        SCHEME,
         STORE_FOLDER,
         UPLOADING,
         Root,
         artifact_path,
         is_ours,
         is_readable_name,
+        is_store,
         is_visible,
         is_visible_path,
         object_path,
@@ -85,7 +87,8 @@ _NAMES = {
         "LocalPlainFiles NewText ObjectPlainFiles PlainFile PlainFiles open_plain_files settle_tree write_whole"
     ),
     "_root": (
-        "STORE_FOLDER UPLOADING Root artifact_path is_ours is_readable_name is_visible is_visible_path object_path"
+        "SCHEME STORE_FOLDER UPLOADING Root artifact_path is_ours is_readable_name is_store is_visible is_visible_path "
+        "object_path"
     ),
 }
 

@@ -26,6 +26,7 @@ _MODULES = {
     "_look": "list stats show diff lineage explain",
     "_maintenance": "init verify repair optimize delete",
     "_gc": "gc",
+    "_adopt": "adopt",
     "_transfer": "copy import export convert",
 }
 """The commands of each module, so that a command waits for the import of its own module alone."""
@@ -46,6 +47,7 @@ examples:
   tensorcas import m.safetensors --run 8f3c21 --step 0   make a checkpoint of a file
   tensorcas export --run 8f3c21 m.safetensors   write the tensors of a checkpoint into a file
   tensorcas convert m.pt m.safetensors          write the tensors of a file into another format
+  tensorcas adopt mlruns --dry-run              say what a store would save for existing runs
 
 exit status: 0 done, 1 error, 2 wrong usage, 3 verify found problems or repair left some, 4 copy kept differences,
 5 diff found a difference, 130 interrupted

@@ -127,11 +127,13 @@ if TYPE_CHECKING:
         Ref,
         RefTarget,
         intent_bytes,
+        load_record,
         manifest_of_damaged_ref,
         new_ref,
         parse_intent,
         read_ref,
         read_refs_around,
+        record_bytes,
         ref_bytes,
     )
     from tensorcas_mlflow.layout._rows import Columns, Numbers, Row, Rows, Specs, row_cuts
@@ -183,8 +185,8 @@ _NAMES = {
         "PayloadGroup as_rows bases_of decode_chunk is_base_of is_delta payload_of read_table"
     ),
     "_records": (
-        "MAX_REF_BYTES Intent Ref RefTarget intent_bytes manifest_of_damaged_ref new_ref parse_intent read_ref "
-        "read_refs_around ref_bytes"
+        "MAX_REF_BYTES Intent Ref RefTarget intent_bytes load_record manifest_of_damaged_ref new_ref parse_intent "
+        "read_ref read_refs_around record_bytes ref_bytes"
     ),
     "_rows": "Columns Numbers Row Rows Specs row_cuts",
     "_segment": (

@@ -7,6 +7,10 @@ lower ones. MLflow reaches it through `tensorcas_mlflow.plugin`.
 
 from __future__ import annotations
 
-from tensorcas_mlflow.integration.artifacts._repository import TensorCasArtifactRepository
+from tensorcas_mlflow.integration.artifacts._repository import (
+    PLAIN_BYTES,
+    TensorCasArtifactRepository,
+    is_small_text,
+)
 
-__all__ = ["TensorCasArtifactRepository"]
+__all__ = ["PLAIN_BYTES", "TensorCasArtifactRepository", "is_small_text"]

@@ -539,7 +539,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         with source.open("rb", buffering=0) as file:
             found = os.fstat(file.fileno())
             head = b"" if found.st_size > PLAIN_BYTES else file.read(PLAIN_BYTES + 1)
-        if found.st_size > PLAIN_BYTES or not _is_small_text(head):
+        if found.st_size > PLAIN_BYTES or not is_small_text(head):
             return None
         return _Text(source=source, path=path, data=head, modified_ns=found.st_mtime_ns)
 
@@ -641,7 +641,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         def write() -> None:
             self._plain.write(path, [head], modified_ns=modified_ns, content_type=_content_type(path))
 
-        while _is_small_text(head):
+        while is_small_text(head):
             replaced = store.artifact_token(in_store)
             _against_removals(write)
             store.drop_artifact(in_store, replaced)
@@ -727,7 +727,8 @@ def _at(path: str, info: FileInfo) -> FileInfo:
     return FileInfo(path, info.is_dir, info.file_size)
 
 
-def _is_small_text(head: bytes) -> bool:
+def is_small_text(head: bytes) -> bool:
+    """Tell from a file's first bytes, one more than `PLAIN_BYTES` at most, whether it stays a plain file."""
     if len(head) > PLAIN_BYTES or b"\0" in head:
         return False
     try:
