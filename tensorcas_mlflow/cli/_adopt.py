@@ -111,8 +111,8 @@ def _database_uris(options: Namespace) -> list[str]:
             return [f"sqlite:///{file}"]
     raise ValueError(
         f"there is no mlflow.db in {options.place!r} or beside it: name MLflow's database with --tracking-uri URI or "
-        "in MLFLOW_TRACKING_URI; name all, if several keep artifacts here. Move a tracking folder into a database first, "
-        "with `mlflow migrate-filestore`"
+        "in MLFLOW_TRACKING_URI; name all, if several keep artifacts here. Move a tracking folder into a database "
+        "first, with `mlflow migrate-filestore`"
     )
 
 

@@ -97,9 +97,10 @@ class Database:
         if scheme == "sqlite" and not Path(urlsplit(uri).path[1:]).is_file():
             raise ValueError(f"there is no database {urlsplit(uri).path[1:]!r}")
         from sqlalchemy import create_engine, inspect
+        from sqlalchemy.pool import NullPool
 
         with self._asked():
-            self._engine: Engine = create_engine(uri)
+            self._engine: Engine = create_engine(uri, poolclass=NullPool)
             there = set(inspect(self._engine).get_table_names())
         self._tables: dict[str, Table] = {name: table for name, table in _tables().items() if name in there}
         if not self._tables:
