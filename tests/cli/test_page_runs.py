@@ -23,7 +23,7 @@ __all__ = ["empty_database", "no_stray_settings"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-SYNOPSIS = re.compile(r"\b(?:SRC|PATH|ID|OUT|IN)\b")
+SYNOPSIS = re.compile(r"\b(?:SRC|PATH|ID|OUT|IN|ROOT)\b")
 RUNS = [begin + "0" * 26 for begin in ("8f3c21", "90ab7e")]
 
 
