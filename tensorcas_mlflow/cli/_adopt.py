@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.text import count_text, size_text
+from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.cli._command import DRY_RUN, QUIET, TRACKING_URI, YES, Command, flag, option, repeated
 from tensorcas_mlflow.cli._output import ProgressLine, confirm, printable, say, say_json
 from tensorcas_mlflow.cli._select import is_json
@@ -96,7 +96,7 @@ def _plan_json(plan: AdoptionPlan) -> dict[str, object]:
 def _say_left_alone(left_alone: Iterable[LeftAlone]) -> None:
     each = list(left_alone)
     if each:
-        say(f"left alone: {count_text(len(each), 'file or folder').replace('folders', 'folder')}")
+        say(f"left alone ({len(each)}):")
     for one in each:
         say(printable(f"  {one.path}: {one.reason}"))
 

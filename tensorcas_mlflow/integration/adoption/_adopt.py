@@ -238,6 +238,10 @@ def plan_adoption(
     targets = list(link_targets(top))
     units: list[Unit] = []
     left_alone: list[LeftAlone] = []
+    n_served = sum(database.n_served() for database in databases)
+    if n_served:
+        through = f"runs and logged models at mlflow-artifacts: ({n_served}) are reached through a server alone"
+        left_alone.append(LeftAlone(path=".", reason=through))
     for folder in sorted(wanted if runs else folders):
         path = folder.relative_to(top).as_posix()
         places = [(database, place) for database, place in named if place.folder.is_relative_to(folder)]

@@ -137,6 +137,12 @@ class Database:
                             )
         return found
 
+    def n_served(self) -> int:
+        """Count the runs and logged models whose files are reached through a server alone."""
+        with self._asked(), self._engine.connect() as connection:
+            locations = [row[0] for name in UNITS for row in self._rows(connection, name, *_COLUMNS[name])]
+        return sum(isinstance(each, str) and each.startswith("mlflow-artifacts:") for each in locations)
+
     def too_long(self, place: Place, location: str) -> bool:
         """Tell whether a location does not fit into a field."""
         limit = getattr(self._tables[place.table].c[place.column].type, "length", None)

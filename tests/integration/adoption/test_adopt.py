@@ -52,6 +52,11 @@ def killed_at(step: int) -> Callable[[str, str, int], None]:
     return watch
 
 
+class Echo(mlflow.pyfunc.PythonModel):
+    def predict(self, model_input: list[str]) -> list[str]:
+        return model_input
+
+
 @dataclass
 class Place:
     """An artifact root with MLflow's database beside it, and its state when it was made."""
@@ -131,8 +136,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Place:
     experiment = mlflow.create_experiment("plain", artifact_location=str(place.root / "1"))
     mlflow.set_experiment(experiment_id=experiment)
     data = np.random.default_rng(0).normal(size=(50, 3))
-    fitted = LinearRegression().fit(data, data[:, 0])
-    mlflow.sklearn.log_model(fitted, name="sk", registered_model_name="Sk", pip_requirements=[])
+    mlflow.sklearn.autolog(registered_model_name="Sk", log_model_signatures=False, silent=True)
+    LinearRegression().fit(data, data[:, 0])
+    mlflow.sklearn.autolog(disable=True)
+    mlflow.pyfunc.log_model(name="py", python_model=Echo(), pip_requirements=[])
     net = torch.nn.Linear(200, 200)
     mlflow.pytorch.log_model(net, name="net", serialization_format="pickle", pip_requirements=[])
     mlflow.end_run()
@@ -223,7 +230,7 @@ def test_everything_loads_wherever_adoption_and_reversal_are_killed(place: Place
         place.revert()
         assert (place.files(), place.rows()) == (files, rows)
         assert Store.open(place.root).walk_artifacts() == []
-        step += 1
+        step += 3  # another phase of each folder
     assert step > 20
 
 
@@ -245,6 +252,17 @@ def test_file_that_changes_during_adoption_is_left_alone_and_named(place: Place,
     place.adopt()
     assert not file.exists()
     assert {"more.bin": new} in place.loaded(tmp_path / "a")
+
+
+def test_runs_of_a_server_are_left_alone_and_counted(place: Place, tensorcas: Tensorcas) -> None:
+    with sqlite3.connect(place.folder / "mlflow.db") as connection:
+        connection.execute("update runs set artifact_uri = 'mlflow-artifacts:/1/' || run_uuid || '/artifacts'")
+    before = place.rows()["runs"]
+
+    done = tensorcas("adopt", place.root, "--yes", "-q")
+
+    assert "mlflow-artifacts: (3)" in done.out
+    assert place.rows()["runs"] == before
 
 
 def test_running_runs_are_adopted_only_if_asked(place: Place) -> None:
