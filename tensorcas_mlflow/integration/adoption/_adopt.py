@@ -235,7 +235,10 @@ def plan_adoption(
     missing = sorted(set(runs) - {place.key[0] for _, place in named if place.table in UNITS})
     if missing:
         raise ValueError(f"no run or logged model {missing[0]!r} has its artifacts below {str(top)!r}")
-    targets = list(link_targets(top))
+    linked = {folder for target in link_targets(top) for folder in (target, *target.parents)}
+    inside = by_folder(named, folders)
+    versions = {place.folder: place for _, place in named if place.table == "model_versions"}
+    around = {above for folder in folders for above in folder.parents}
     units: list[Unit] = []
     left_alone: list[LeftAlone] = []
     n_served = sum(database.n_served() for database in databases)
@@ -244,10 +247,15 @@ def plan_adoption(
         left_alone.append(LeftAlone(path=".", reason=through))
     for folder in sorted(wanted if runs else folders):
         path = folder.relative_to(top).as_posix()
-        places = [(database, place) for database, place in named if place.folder.is_relative_to(folder)]
+        places = inside[folder]
         found = look(top, path) if path != "." else None
-        reason = _reason(top, folder, named, places, folders, with_running=with_running)
-        if reason is None and any(target.is_relative_to(folder) for target in targets):
+        reason = _reason(top, folder, places, with_running=with_running)
+        outer = next((versions[above] for above in folder.parents if above in versions), None)
+        if reason is None and (folder in around or not folders.isdisjoint(folder.parents)):
+            reason = "it holds another run's or model's folder, or lies in one"
+        elif reason is None and outer is not None:
+            reason = f"version {' '.join(outer.key)} of a registered model is a folder around it"
+        elif reason is None and folder in linked:
             reason = "a link leads into it"
         if found is None or reason is not None or found.reason is not None:
             left_alone.append(
@@ -267,28 +275,27 @@ def plan_adoption(
     return AdoptionPlan(root=top, units=tuple(units), experiments=tuple(fitting), left_alone=tuple(left_alone))
 
 
-def _reason(
-    root: Path,
-    folder: Path,
-    named: Sequence[tuple[Database, Place]],
-    places: Sequence[tuple[Database, Place]],
-    folders: Collection[Path],
-    *,
-    with_running: bool,
-) -> str | None:
-    """Tell why a folder must stay as it is, as far as its names show."""
+def by_folder(
+    named: Sequence[tuple[Database, Place]], folders: Collection[Path]
+) -> dict[Path, list[tuple[Database, Place]]]:
+    """Sort places by the folders that they name or lie in."""
+    found: dict[Path, list[tuple[Database, Place]]] = {folder: [] for folder in folders}
+    for each in named:
+        for folder in (each[1].folder, *each[1].folder.parents):
+            if folder in found:
+                found[folder].append(each)
+    return found
+
+
+def _reason(root: Path, folder: Path, places: Sequence[tuple[Database, Place]], *, with_running: bool) -> str | None:
+    """Tell why a folder must stay as it is, as far as its own places show."""
     if not with_running and any(place.is_open for _, place in places):
         return "its run is running; --running takes it too"
     if (inner := _store_above(root, folder)) is not None:
         return f"it lies in another store, at {str(inner)!r}"
-    if any(other != folder and (other.is_relative_to(folder) or folder.is_relative_to(other)) for other in folders):
-        return "it holds another run's or model's folder, or lies in one"
     for database, place in places:
         if database.too_long(place, new_location(place.folder)):
             return f"its location would be too long for {place.table}.{place.column}"
-    for _, place in named:
-        if place.table == "model_versions" and folder != place.folder and folder.is_relative_to(place.folder):
-            return f"version {' '.join(place.key)} of a registered model is a folder around it"
     return None
 
 

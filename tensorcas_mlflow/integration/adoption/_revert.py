@@ -10,7 +10,7 @@ from pathlib import Path
 from tensorcas_mlflow.backends import Root, open_plain_files
 from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.errors import ConflictError, CorruptError
-from tensorcas_mlflow.integration.adoption._adopt import Watch, open_store, real_root, switch
+from tensorcas_mlflow.integration.adoption._adopt import Watch, by_folder, open_store, real_root, switch
 from tensorcas_mlflow.integration.adoption._database import UNITS, Database, Place
 from tensorcas_mlflow.integration.adoption._files import LeftAlone, is_same
 from tensorcas_mlflow.integration.adoption._journal import EXPERIMENTS, JOURNAL, Entry, Journal, old_location
@@ -69,9 +69,10 @@ def revert(
             journal.end(EXPERIMENTS, reverted=True)
             watch("experiments switched", "", 0)
         wanted = {place.folder for _, place in named if place.table in UNITS and place.key[0] in runs}
+        inside = by_folder(named, {top / unit for unit in journal.entries if unit != EXPERIMENTS})
         for unit, entry in sorted(journal.entries.items()):
             if unit != EXPERIMENTS and entry.state != "reverted" and (not runs or top / unit in wanted):
-                _revert_unit(top, unit, entry, named, journal, report, watch)
+                _revert_unit(top, unit, entry, inside[top / unit], journal, report, watch)
         known = {top / unit for unit in journal.entries}
         report.left_alone += [
             LeftAlone(path=place.folder.relative_to(top).as_posix(), reason="it was logged into the store")
@@ -85,7 +86,7 @@ def _revert_unit(
     root: Path,
     unit: str,
     entry: Entry,
-    named: Sequence[tuple[Database, Place]],
+    places: Sequence[tuple[Database, Place]],
     journal: Journal,
     report: RevertReport,
     watch: Watch,
@@ -93,7 +94,6 @@ def _revert_unit(
     _, store, top = open_store(root, create=False)
     in_store = f"{top}/{unit}" if top else unit
     plain = open_plain_files(Root.parse(root))
-    places = [(database, place) for database, place in named if place.folder.is_relative_to(root / unit)]
     missing = sorted(set(entry.old) - {place.id for _, place in places})
     if missing:
         # Without all that names the folder, nobody can tell whether the store's files are still needed.
