@@ -25,7 +25,7 @@ _FIGURES = "\nfigures = {'call': time.perf_counter() - begin}\n"
 _CALLS = {
     "list_checkpoints": "assert len(mlflow.tensorcas.list_checkpoints(sys.argv[2])) == int(sys.argv[3])",
     "load_checkpoint, the latest": "mlflow.tensorcas.load_checkpoint(sys.argv[2])",
-    "os.scandir, the refs": "import os; assert sum(1 for _ in os.scandir(sys.argv[4])) == int(sys.argv[3])",
+    "os.scandir, the refs": "import os; assert sum(1 for _ in os.scandir(sys.argv[4])) >= int(sys.argv[3])",
 }
 
 

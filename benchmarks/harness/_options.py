@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import tensorcas_mlflow
+
 SMOKE_BYTES = 500_000
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -54,6 +56,8 @@ class Options:
         """Create a temporary folder for the duration of a block."""
         with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
             yield Path(folder)
+            # Figures and pages of checkpoints in it may still be under way.
+            tensorcas_mlflow.wait()
 
 
 def parse_bytes(text: str) -> int:

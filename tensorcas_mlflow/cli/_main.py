@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from typing import NoReturn
 
+import tensorcas_mlflow
 from tensorcas_mlflow.cli._command import JSON, ROOT, Command
 from tensorcas_mlflow.cli._output import complain
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
@@ -60,6 +63,41 @@ def _commands(first: str | None) -> Iterator[Command]:
         yield from import_module(f"tensorcas_mlflow.cli.{module}").COMMANDS
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors name the command or the option that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Report a wrong use; see `argparse.ArgumentParser.error`."""
+        unknown = re.search(r"COMMAND: invalid choice: '(.*?)'|unrecognized arguments: (--[\w-]+)", message)
+        if unknown is not None:
+            import difflib  # only a typing error needs it
+
+            command, option = unknown.groups()
+            known = " ".join(_MODULES.values()).split() if command else self._options()
+            if command:
+                message = f"there is no command {command!r}"
+            close = difflib.get_close_matches(command or option, known, n=1)
+            message += f": did you mean {close[0]!r}?" if close else f"; `{self.prog} --help` lists all"
+        super().error(message)
+
+    def _options(self) -> list[str]:
+        """Return the options of this parser and of its commands."""
+        options: list[str] = []
+        for action in self._actions:
+            options += action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                options += [option for made in action.choices.values() for option in made._options()]
+        return options
+
+
+class _Version(argparse.Action):
+    """Prints the version, and leaves; it is looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        print(f"tensorcas {tensorcas_mlflow.__version__}")
+        parser.exit(DONE)
+
+
 def parser(first: str | None = None) -> argparse.ArgumentParser:
     """Build the parser of the program; its results have the function of the command as ``act``.
 
@@ -67,16 +105,17 @@ def parser(first: str | None = None) -> argparse.ArgumentParser:
         first: The first word to parse. If it is a command, the parser knows only the commands of its module.
     """
     # SUPPRESS keeps an option given before the command from being reset by the default of the one after it.
-    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for shared in (ROOT, JSON):
         shared.add_to(common)
-    program = argparse.ArgumentParser(
+    program = _Parser(
         prog="tensorcas",
         description="Work on a store of deduplicated checkpoints.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[common],
     )
+    program.add_argument("--version", action=_Version, nargs=0, help="print the version, and leave")
     commands = program.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for command in _commands(first):
         made = commands.add_parser(

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensorcas_mlflow
+from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
@@ -280,3 +282,32 @@ def test_nothing_is_written_to_a_uri_that_looks_like_a_path(tensorcas: Tensorcas
         assert done.status == 1
         assert "is a URI, and what is written goes to a path of this machine" in done.err
     assert sorted(os.listdir(folder)) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["lits"], "there is no command 'lits': did you mean 'list'?"),
+        (["frobnicate"], "there is no command 'frobnicate'; `tensorcas --help` lists all"),
+        (["diff", "--run", "x", "--valeus"], "unrecognized arguments: --valeus: did you mean '--values'?"),
+        (["--jsn", "list"], "did you mean '--json'?"),
+        (["stats", "--zzzz"], "unrecognized arguments: --zzzz; `tensorcas --help` lists all"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_a_word_with_a_typing_error_is_answered_by_the_word_that_was_meant(
+    words: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+
+    assert ended.value.code == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"tensorcas {tensorcas_mlflow.__version__}\n"
