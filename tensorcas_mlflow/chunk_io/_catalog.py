@@ -678,6 +678,8 @@ class Catalog:
             except BlobNotFoundError as error:
                 # Another process has merged a segment of a remote store into another one, and removed it.
                 with self._lock:
+                    if segment_name(error.key) not in self._large:
+                        raise
                     self._forget_segment(segment_name(error.key))
                 self.refresh()
 
@@ -819,6 +821,7 @@ class Catalog:
         if segment is not None:
             told = {pack for table in (*self._tables, *self._large.values()) for pack in table.packs}
             self._packs -= set(segment.packs) - told
+            self._newest = ""  # packs of any age are listed again, and found in the segment that replaces this one
 
     def _load_packs(self, packs: Mapping[str, int | None]) -> list[Entries]:
         """Read the tables of packs, given by name and, if known, size; return those that are new and readable."""

@@ -15,7 +15,7 @@ from tensorcas_mlflow.backends import BlobInfo, MemoryBackend, Token
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.chunk_io import _catalog, _read
 from tensorcas_mlflow.errors import BackendError, ChunkNotFoundError
-from tensorcas_mlflow.layout import Ref, RefTarget, read_segment
+from tensorcas_mlflow.layout import Ref, RefTarget, _segment, merge_segments, read_segment
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -356,3 +356,26 @@ def test_large_save_into_a_bucket_shares_what_others_have_just_written() -> None
         again.commit(RefTarget(run_id="second", step=1))
 
     assert again.n_new_bytes == 0
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_segment_merged_by_another_process_during_a_search_hides_no_chunk(
+    is_remote: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_segment, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 3)
+    monkeypatch.setattr(_catalog, "_LATE_S", -1e6)  # every known pack is an old one
+    backend = MemoryBackend(is_remote=is_remote)
+    writer = Store.init_backend(backend, chunk_bytes=4096)
+    for seed in range(7):
+        save(writer, seed)
+    reader = Store.open_backend(backend)
+    reader.catalog.refresh()
+    assert reader.catalog._large
+    keys = [info.key for info in backend.list("index") if info.key.endswith(".segment")]
+    merge_segments(backend, keys)
+
+    refs = reader.checkpoints()
+    assert len(refs) == 7
+    digests = np.concatenate([reader.manifest(ref).digests for ref in refs])
+    assert reader.catalog.find(digests).found.all()
