@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         fault="markup in names",
         test="test_hostile_name_is_only_text_in_a_page",
-        definition="_text",
+        definition="text",
         before="html.escape(visible)",
         after="visible",
     ),

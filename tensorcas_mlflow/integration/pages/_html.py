@@ -112,7 +112,7 @@ def table(headings: Iterable[tuple[str, str]], rows: Iterable[str]) -> Iterator[
         headings: The kind and the text of each heading; see `row`.
         rows: Its rows, from `row`.
     """
-    cells = "".join(f'<th class="{kind}">{text(words)}</th>' for kind, words in headings)
+    cells = "".join(_cell("th", *heading) for heading in headings)
     yield f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>\n'
     yield from rows
     yield "</tbody></table></div>\n"
@@ -126,8 +126,12 @@ def row(cells: Iterable[tuple[str, str]], *, name: str | None = None) -> str:
         name: The name by which a search finds the row.
     """
     found_by = "" if name is None else f' data-name="{text(name)}"'
-    inside = "".join(f'<td class="{kind}">{text(words)}</td>' for kind, words in cells)
-    return f"<tr{found_by}>{inside}</tr>\n"
+    return f"<tr{found_by}>{''.join(_cell('td', *cell) for cell in cells)}</tr>\n"
+
+
+def _cell(tag: str, kind: str, words: str) -> str:
+    opening = f'<{tag} class="{kind}">' if kind else f"<{tag}>"
+    return f"{opening}{text(words)}</{tag}>"
 
 
 def png(pixels: Any, palette: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,7 @@ def test_a_run_is_stored_against_another_that_began_before(store: Store) -> None
 def test_refs_are_ordered_by_the_beginning_of_their_runs(store: Store) -> None:
     for run_id, step in (("b", 0), ("a", 0), ("b", 1), ("a", 1)):
         save(store, step, run_id=run_id)
+        time.sleep(0.002)  # refs tell milliseconds
 
     refs = in_order(store.checkpoints())
 
