@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
@@ -142,7 +143,9 @@ def tag_model_later(model_id: str, tags: Callable[[], Mapping[str, str]], tracki
     reports.submit(send)
 
 
-def model_tags(store: Store, manifest: Manifest, *, new_bytes: int, model_id: str | None) -> dict[str, str]:
+def model_tags(
+    store: Store, manifest: Manifest, *, new_bytes: int, model_id: str | None, until: datetime
+) -> dict[str, str]:
     """Return the tags for a model.
 
     Args:
@@ -150,13 +153,15 @@ def model_tags(store: Store, manifest: Manifest, *, new_bytes: int, model_id: st
         manifest: Its manifest.
         new_bytes: Size of its chunks that the store did not hold.
         model_id: Its id; its own refs are not named.
+        until: Refs of a later time are not named: the tags may be made long after the model.
     """
     tags = {NEW_BYTES_TAG: str(new_bytes)}
     with as_warning("the runs and models that share a model's bytes cannot be found"):
         most: dict[str, int] = {}
         for ref, n_bytes in find_shared(store, manifest):
             owner = _owner(ref)
-            if owner is not None and (model_id is None or ref.model_id != model_id):
+            is_other = model_id is None or ref.model_id != model_id
+            if owner is not None and is_other and ref.created_s <= until.timestamp():
                 most[owner] = max(n_bytes, most.get(owner, 0))
         named = sorted(most.items(), key=lambda item: -item[1])[:_N_NAMED]
         if named:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -416,11 +417,11 @@ class _StoringFlavor:
                 tracking_uri=tracking_uri,
                 model_id=model_id,
             )
-        known = self._model_tags
+        known, logged = self._model_tags, datetime.now(UTC)
         if model_id is not None:
             tag_model_later(
                 model_id,
-                lambda: known or model_tags(store, manifest, new_bytes=new_bytes, model_id=model_id),
+                lambda: known or model_tags(store, manifest, new_bytes=new_bytes, model_id=model_id, until=logged),
                 tracking_uri,
             )
 
@@ -429,7 +430,9 @@ class _StoringFlavor:
         self._saved = place.store, save
         if self._version_tags is not None and self._log_metrics:
             model_id = place.target.model_id
-            found = model_tags(place.store, save.manifest, new_bytes=save.n_new_bytes, model_id=model_id)
+            found = model_tags(
+                place.store, save.manifest, new_bytes=save.n_new_bytes, model_id=model_id, until=datetime.now(UTC)
+            )
             self._model_tags = found
             self._version_tags |= found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
+from tensorcas_mlflow.integration.models import _log
 from tensorcas_mlflow.store import Store
 from tests.integration.models.test_log import make_model
 
@@ -45,6 +48,29 @@ def test_figures_of_models_are_logged_as_metrics_of_the_step(experiment: str) ->
         "tensorcas.new_bytes": "0",
         "tensorcas.shares_with": f"models:/{first.model_id} (100.0%)",
     }
+
+
+def test_tags_that_are_made_late_do_not_name_a_later_model(
+    plain_experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both_are_logged = threading.Event()
+    tag_later = _log.tag_model_later
+
+    def tag_late(model_id: str, tags: Callable[[], Mapping[str, str]], tracking_uri: str) -> None:
+        def wait_for_both() -> Mapping[str, str]:
+            assert both_are_logged.wait(timeout=300)
+            return tags()
+
+        tag_later(model_id, wait_for_both, tracking_uri)
+
+    monkeypatch.setattr(_log, "tag_model_later", tag_late)
+    with mlflow.start_run():
+        first, second = log(1), log(1)
+    both_are_logged.set()
+    mlflow.tensorcas.wait()
+
+    assert "tensorcas.shares_with" not in tags_of(first)
+    assert first.model_id in tags_of(second)["tensorcas.shares_with"]
 
 
 def test_stored_bytes_of_a_model_are_all_that_the_store_has_grown_by(cas_experiment: str, tmp_path: Path) -> None:
