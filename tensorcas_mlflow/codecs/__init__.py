@@ -12,6 +12,7 @@ codec.
 | `_words` | words, byte planes and groups, over the compiled loops of ``_kernels.c`` or numpy |
 | `_planes` | codec 4, `PLANES` |
 | `_delta` | codec 3, `DELTA` |
+| `_deflate` | DEFLATE streams as zlib writes them |
 | `_functions` | functions of derived tensors, and their residuals |
 | `_choose` | `CODECS`, by number; choice of a codec, a coding and a transform |
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         typesize_of,
     )
     from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec, compiled_encoder
+    from tensorcas_mlflow.codecs._deflate import IS_FAST, deflates_to
     from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform, is_sparse
     from tensorcas_mlflow.codecs._functions import (
         Kind,
@@ -59,6 +61,7 @@ _NAMES = {
     ),
     "_codec": "MOST_OVERHEAD_BYTES RAW Codec compiled_encoder",
     "_delta": "DECAYED_BYTES DELTA Transform is_sparse",
+    "_deflate": "IS_FAST deflates_to",
     "_functions": "Kind add_residual check computes_exactly evaluate fills residual_kind residual_of",
     "_planes": "PLANES Effort PlaneCoding",
     "_words": "WORD_BYTES",

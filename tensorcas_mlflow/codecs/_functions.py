@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.codecs._deflate import LEVELS, deflate
 from tensorcas_mlflow.codecs._words import WORD_BYTES, WORDS, add, subtract
 from tensorcas_mlflow.errors import FormatError
 
@@ -431,6 +432,17 @@ def _q8_0(_params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
         into[:, 2:] = rounded.astype(np.int8).view(np.uint8)
 
 
+def _deflate_fits(params: Mapping[str, Any], _inputs: Sequence[Kind], output: Kind) -> bool:
+    return _is_number(params["level"], LEVELS.start, LEVELS.stop) and output.dtype is None and len(output.shape) == 1
+
+
+def _deflate(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
+    data = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in inputs]
+    n_bytes = deflate((data[0] if len(data) == 1 else np.concatenate(data)).data, params["level"], made.data)
+    # Digests tell that the result has another size. A longer one leaves any bytes.
+    made[0 if n_bytes is None else n_bytes :] = 0
+
+
 _FUNCTIONS: Mapping[str, _Function] = {
     "cast": _Function(frozenset(), 1, _cast_fits, _cast),
     "permute": _Function(frozenset({"axes"}), 1, _permute_fits, _permute),
@@ -439,4 +451,5 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "assemble": _Function(frozenset({"offsets"}), MOST_INPUTS, _assemble_fits, _assemble),
     "merge": _Function(frozenset({"weights"}), MOST_INPUTS, _merge_fits, _merge),
     "q8_0": _Function(frozenset(), 1, _q8_0_fits, _q8_0),
+    "deflate": _Function(frozenset({"level"}), MOST_INPUTS, _deflate_fits, _deflate),
 }

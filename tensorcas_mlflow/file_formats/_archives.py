@@ -21,6 +21,7 @@ from functools import partial
 
 from tensorcas_mlflow.base.tensors import MAX_TENSOR_BYTES
 from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.file_formats._deflated import find_deflated
 from tensorcas_mlflow.file_formats._headers import item_bytes, tensor_or_skeleton
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable
 from tensorcas_mlflow.file_formats._members import ListMember, add_member
@@ -185,8 +186,14 @@ def _archive(
             yield from _stored(tape, entry, archive, ends, members, depth)
         else:
             n_bytes = ends.look_ahead() if entry.n_bytes is None else entry.n_bytes
-            kind = Skeleton if n_bytes is not None and n_bytes < _MIN_COMPRESSED_BYTES else PlainBytes
-            yield from ends.stretch(n_bytes, kind, kind)
+            stream = (
+                find_deflated(tape, n_bytes, partial(_inflated, entry, members, depth)) if entry.is_deflated else None
+            )
+            if stream is not None:
+                yield stream
+            else:
+                kind = Skeleton if n_bytes is not None and n_bytes < _MIN_COMPRESSED_BYTES else PlainBytes
+                yield from ends.stretch(n_bytes, kind, kind)
         archive.passed(entry.name, tape.position - start)
         # Some writers that know the size leave the descriptor out.
         if entry.n_bytes is None or (entry.is_streamed and bytes(tape.peek(4)) == DESCRIPTOR):
@@ -231,6 +238,14 @@ def _stored(
         yield from ends.stretch(n_bytes, Skeleton, Skeleton)
     else:
         yield from ends.stretch(n_bytes, partial(Tensor, name=entry.name), More)
+
+
+def _inflated(
+    entry: LocalEntry, members: SplitMember | None, depth: int, content: Tape, n_bytes: int
+) -> Iterator[FilePart | Learned]:
+    """Announce the parts of an entry that has been inflated."""
+    whole = replace(entry, n_bytes=n_bytes, is_stored=True, is_deflated=False, is_streamed=False)
+    return _stored(content, whole, StorageTables(), EntryEnds(content), members, depth)
 
 
 def _stored_by_skops(tape: Tape, entry: LocalEntry, ends: EntryEnds, *, name: str) -> Iterator[FilePart]:

@@ -22,6 +22,7 @@ from tensorcas_mlflow.file_formats._bintensors import (
     split_bintensors,
 )
 from tensorcas_mlflow.file_formats._dcp import DCP_METADATA, DCP_SUFFIX
+from tensorcas_mlflow.file_formats._deflated import is_compressed, split_compressed
 from tensorcas_mlflow.file_formats._flax import is_flax, list_flax, split_flax
 from tensorcas_mlflow.file_formats._folders import list_folder, list_index
 from tensorcas_mlflow.file_formats._gguf import is_gguf, list_gguf, split_gguf
@@ -42,6 +43,7 @@ from tensorcas_mlflow.file_formats._self_contained import is_self_contained, lis
 from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, OpenSibling, blaming, file_in, files_named
 from tensorcas_mlflow.file_formats._tape import (
     UNREADABLE,
+    Deflated,
     FilePart,
     Learned,
     PlainBytes,
@@ -158,6 +160,8 @@ def _split_as(
     splits = None if found is None else found.splits
     if found is None and place is not None and len(head) == _HEAD_BYTES and (locations := locations_beside(place)):
         splits = partial(split_described, locations=locations)
+    if found is None and splits is None and is_compressed(head) and depth < _MAX_NESTING:
+        splits = partial(split_compressed, split_content=partial(_split_content, depth))
     if splits is not None:
         try:
             parts = splits(tape, partial(_split_member, depth)) if splits in _CONTAINERS else splits(tape)
@@ -173,6 +177,11 @@ def _split_as(
         yield Skeleton(n_bytes=_REST_BYTES) if is_text else PlainBytes(n_bytes=_REST_BYTES)
 
 
+def _split_content(depth: int, content: Tape, n_bytes: int) -> Iterator[FilePart | Learned]:
+    """Take the content of a compressed file apart."""
+    return _split_as(_format_of(content.peek(_HEAD_BYTES)), content, depth + 1)
+
+
 def _split_member(depth: int, tape: Tape, n_bytes: int) -> Iterator[FilePart | Learned] | None:
     """Take a member of an archive apart; see `SplitMember`."""
     member = TapePart(tape, n_bytes)
@@ -186,7 +195,7 @@ def _split_member(depth: int, tape: Tape, n_bytes: int) -> Iterator[FilePart | L
 def _within(member: TapePart, parts: Iterator[FilePart | Learned]) -> Iterator[FilePart | Learned]:
     """Cut parts off where their member ends."""
     for part in parts:
-        if isinstance(part, Learned) or part.n_bytes <= member.n_left:
+        if isinstance(part, Learned | Deflated) or part.n_bytes <= member.n_left:
             yield part
         elif isinstance(part, Tensor):
             yield dataclasses.replace(part, n_bytes=member.n_left, dtype=None, shape=None, cuts=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,6 +57,13 @@ class Tape:
         self._failure: Exception | None = None
         self.position = 0
         """Number of bytes taken."""
+
+    @classmethod
+    def over(cls, data: bytes) -> Tape:
+        """Return a tape of bytes in memory, without a copy."""
+        tape = cls(io.BytesIO())
+        tape._buffer, tape._is_over = memoryview(data), True
+        return tape
 
     def peek(self, n_bytes: int) -> memoryview:
         """Return the next bytes without taking them.
@@ -222,6 +230,22 @@ class More:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deflated:
+    """A raw DEFLATE stream that the function ``deflate`` makes of its content (``docs/format.md``, Deflate).
+
+    The tape has all of its bytes: a splitter has compared them.
+    """
+
+    n_bytes: int
+    level: int
+    """The parameter of the function."""
+    content: Tape
+    """The inflated bytes."""
+    parts: Iterator[FilePart | Learned]
+    """Parts of the content in order, to its end; none is `Deflated`. The caller takes their bytes from ``content``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
     """Facts about tensors that have passed, read from a table behind them. It has no bytes of its own."""
 
@@ -229,7 +253,7 @@ class Learned:
     """The correct announcement, by the name that was announced. Without a dtype it changes the name only."""
 
 
-FilePart = Skeleton | PlainBytes | Tensor | More
+FilePart = Skeleton | PlainBytes | Tensor | More | Deflated
 
 SplitMember = Callable[[Tape, int], "Iterator[FilePart | Learned] | None"]
 """Takes a member of an archive apart, to its end and no further: the next bytes of a tape, and their number. Returns
@@ -254,4 +278,6 @@ def below(part: FilePart | Learned, prefix: str) -> FilePart | Learned:
             f"{prefix}{name}": replace(tensor, name=f"{prefix}{tensor.name}") for name, tensor in part.tensors.items()
         }
         return Learned(tensors=renamed)
+    if isinstance(part, Deflated):
+        return replace(part, parts=(below(each, prefix) for each in part.parts))
     return part

@@ -80,6 +80,8 @@ class LocalEntry:
     """None: the descriptor behind the bytes has it."""
     is_stored: bool
     """Neither compressed nor encrypted."""
+    is_deflated: bool
+    """Compressed with DEFLATE, and not encrypted."""
     is_streamed: bool
     """True if a descriptor may follow the bytes."""
 
@@ -100,6 +102,7 @@ def read_entry(tape: Tape) -> LocalEntry:
         header_bytes=header_bytes,
         n_bytes=None if is_streamed and n_bytes == 0 else n_bytes,
         is_stored=method == 0 and not flags & _ENCRYPTED,
+        is_deflated=method == zipfile.ZIP_DEFLATED and not flags & _ENCRYPTED,
         is_streamed=is_streamed,
     )
 

@@ -67,12 +67,9 @@ def check_derived(derived: Sequence[Derivation], table: Columns, n_inputs: int) 
         n_inputs: Number of the inputs.
 
     Raises:
-        FormatError: A function is unknown or cannot make its row, a number names no row or a derived one, or an input
-            has a name.
+        FormatError: A function is unknown or cannot make its row, or a number names no row or a derived one.
     """
     n_rows = len(table) - n_inputs
-    if n_inputs and int(table.names.at[n_rows]) != int(table.names.at[-1]):
-        raise FormatError("an input of a manifest has a name")
     before = -1
     for each in derived:
         if not _is_number(each.row, before + 1, n_rows):

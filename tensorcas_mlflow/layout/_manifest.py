@@ -188,7 +188,7 @@ class Manifest:
     rows: Sequence[Row]
     """The rows, each built on access; `columns` has their contents all at once."""
     inputs: Sequence[Row] = ()
-    """Stored rows without a name that derived rows are made of; no part of the checkpoint or file."""
+    """Stored rows that derived rows are made of; no part of the checkpoint or file. Their names are for later saves."""
     derived: tuple[Derivation, ...] = ()
     """The derived rows, ascending. The store need not keep their chunks."""
     hints: bytes = field(default=b"", repr=False, compare=False)
@@ -391,6 +391,16 @@ class Manifest:
             TensorNotFoundError: No row has this name.
         """
         return self.columns.row(int(self.numbers((name,))[0]))
+
+    def input_named(self, name: str) -> Row | None:
+        """Return an input with a dtype by its name, the last one of several; None if there is none of the name."""
+        number = self._input_numbers.get(name)
+        return None if number is None else self.inputs[number]
+
+    @Lazy
+    def _input_numbers(self) -> Mapping[str, int]:
+        rows = enumerate(self.inputs)
+        return {row.spec.name: number for number, row in rows if row.spec.dtype is not None}
 
     def numbers(self, names: Iterable[str]) -> Offsets:
         """Return the positions of rows in `columns`.

@@ -85,9 +85,14 @@ def matching_row(row: Row, chunk_bytes: int, candidate: Manifest, places: Mappin
         ends, other_ends = row.ends(chunk_bytes)[:n_chunks], other.ends(chunk_bytes)[:n_chunks]
         return other if other.spec.dtype is not None and np.array_equal(ends, other_ends) else None
     try:
-        other = candidate.row(row.spec.name)
+        found: Row | None = candidate.row(row.spec.name)
     except (TensorNotFoundError, FormatError):  # two of its many rows may have one name
+        found = None
+    if found is None or found.spec.dtype is None:
+        found = candidate.input_named(row.spec.name)
+    if found is None:
         return None
+    other = found
     is_same = (other.spec.dtype, other.spec.shape) == (row.spec.dtype, row.spec.shape)
     return other if is_same and np.array_equal(other.ends(chunk_bytes), row.ends(chunk_bytes)) else None
 
@@ -682,7 +687,8 @@ def _wholly_new(source: Source, new: Any, open_row: Row | None) -> Any:
     if open_row is not None:
         is_large |= (numbers == len(columns) - 1) & (open_row.spec.n_bytes >= LEAST_DERIVED_BYTES)
     is_whole = counts == (columns.chunk_at[numbers + 1] - columns.chunk_at[numbers])
-    numbers = numbers[is_whole & is_large]
+    is_input = np.isin(numbers, list(source.inputs))
+    numbers = numbers[is_whole & is_large & ~is_input]
     if source.first_row is None:
         # Only a file has tensors of unknown types.
         numbers = numbers[columns.is_tensor[numbers]]

@@ -359,6 +359,20 @@ class Earlier:
         return _Group(frozenset(numbers), np.array(known, dtype=np.int64), words)
 
 
+def places_of_inputs(manifest: Manifest, source: Source) -> Any:
+    """Return the numbers of a manifest's chunks of inputs in the source of its save; -1 for those stored before."""
+    columns = source.columns
+    mine = {_content(columns.row(number)): number for number in source.inputs}
+    places = [np.empty(0, dtype=np.int64)]
+    for row in manifest.inputs:
+        number = mine.get(_content(row))
+        if number is None:
+            places.append(np.full(len(row.digests), -1, dtype=np.int64))
+        else:
+            places.append(np.arange(columns.chunk_at[number], columns.chunk_at[number + 1]))
+    return np.concatenate(places)
+
+
 def with_derived(manifest: Manifest, derived: Mapping[int, Derived]) -> Manifest:
     """Return the manifest of a save with derived rows.
 
@@ -375,7 +389,7 @@ def with_derived(manifest: Manifest, derived: Mapping[int, Derived]) -> Manifest
     for number, each in sorted(derived.items()):
         for row in each.inputs:
             if numbers.setdefault(_content(row), n_rows + len(inputs)) == n_rows + len(inputs):
-                inputs.append(replace(row, spec=replace(row.spec, name="")))
+                inputs.append(row)
         mine = tuple(numbers[_content(row)] for row in each.inputs)
         made.append(Derivation(number, each.function, each.params, mine))
     return replace(manifest, inputs=inputs, derived=tuple(made), sketches=b"", hints=b"")
@@ -394,7 +408,7 @@ def with_equal_rows(source: Source, found: Mapping[int, Derived]) -> dict[int, D
     equal: dict[int, Derived] = {}
     for number in np.isin(columns.n_bytes, sizes).nonzero()[0].tolist():
         row = columns.row(number)
-        if number not in found and _content(row) in derived:
+        if number not in found and number not in source.inputs and _content(row) in derived:
             equal[number] = replace(derived[_content(row)], row=row)
     return {**found, **equal}
 
@@ -601,6 +615,7 @@ class Derivations:
 
     def _derived(self, elements: Elements, guess: Guess, inputs: Sequence[Row], digests: Digests) -> Derived:
         row = replace(elements.row, digests=digests)
+        inputs = [replace(each, spec=replace(each.spec, name="")) for each in inputs]
         made = partial(self._made, row, guess, inputs)
         return Derived(function=guess.function, params=guess.params, inputs=inputs, row=row, made=made)
 

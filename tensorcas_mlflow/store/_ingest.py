@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,17 @@ from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import guess_itemsize
 from tensorcas_mlflow.errors import BackendError, FencedError, FormatError, NotFoundError
-from tensorcas_mlflow.file_formats import FilePart, FilePlace, Learned, More, PlainBytes, Skeleton, Tape, Tensor
+from tensorcas_mlflow.file_formats import (
+    Deflated,
+    FilePart,
+    FilePlace,
+    Learned,
+    More,
+    PlainBytes,
+    Skeleton,
+    Tape,
+    Tensor,
+)
 from tensorcas_mlflow.layout import Condemnation, Manifest, Mask, Row, sketched_rows
 from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
@@ -215,23 +225,36 @@ class StreamSource(Source):
     """Rows of a stream with some bytes already stored, and its last bytes."""
 
     def __init__(
-        self, *, rows: Sequence[Row], first_row: int, sizes: Any, itemsizes: Any, held: Sequence[memoryview]
+        self,
+        *,
+        rows: Sequence[Row],
+        first_row: int,
+        sizes: Any,
+        itemsizes: Any,
+        held: Sequence[memoryview],
+        held_at: Any = None,
+        inputs: frozenset[int] = frozenset(),
     ) -> None:
-        """Combine rows with the bytes of their last chunks.
+        """Combine rows with the bytes of some of their chunks.
 
         Args:
             rows: Consecutive rows; the last one may have fewer chunks than it will.
             first_row: Number of the first of them.
             sizes: Sizes of their chunks.
             itemsizes: Size of an element of each row.
-            held: The last chunks.
+            held: Some of the chunks.
+            held_at: For each chunk its number among these, or -1; None if they are the last ones.
+            inputs: See `Source.inputs`.
         """
         self.rows = rows
         self.first_row = first_row
         self.sizes = sizes
         self._itemsizes = np.array(itemsizes, dtype=np.int64)
         self._held = held
-        self._first_held = len(sizes) - len(held)
+        self.inputs = inputs
+        if held_at is None:
+            held_at = np.maximum(np.arange(len(held) - len(sizes), len(held)), -1)
+        self._held_at = held_at
 
     def like(self, parent: Manifest) -> StreamSource:
         """Describe unknown rows like the rows with the same numbers in another file.
@@ -248,22 +271,31 @@ class StreamSource(Source):
                 if other is not None and (is_open or other.spec.n_bytes == row.spec.n_bytes):
                     rows[number] = replace(row, spec=other.spec)
                     itemsizes[number] = _itemsize(other.spec.dtype)
-        return StreamSource(rows=rows, first_row=self.first_row, sizes=self.sizes, itemsizes=itemsizes, held=self._held)
+        return StreamSource(
+            rows=rows,
+            first_row=self.first_row,
+            sizes=self.sizes,
+            itemsizes=itemsizes,
+            held=self._held,
+            held_at=self._held_at,
+            inputs=self.inputs,
+        )
 
     @property
     def itemsizes(self) -> Any:
         return self._itemsizes
 
     def holds(self, chunks: Any) -> Mask:
-        is_held: Mask = chunks >= self._first_held
+        is_held: Mask = self._held_at[chunks] >= 0
         return is_held
 
     def _reader(self) -> ReadRows:
         def data_of(chunks: Any, _rows: Any) -> list[Any]:
-            if chunks[0] < self._first_held:
+            places = self._held_at[chunks]
+            if (places < 0).any():
                 # It was stored with its batch: a collector treated the batch's intent as dead, and deleted the chunk.
                 raise FencedError(1)
-            return [self._held[at] for at in (chunks - self._first_held).tolist()]
+            return [self._held[at] for at in places.tolist()]
 
         return data_of
 
@@ -291,6 +323,8 @@ _FREE_NAME_BYTES = 4 << 20
 _BYTES_A_NAME_BYTE = 16
 """A file may have one byte of names for this many of its bytes; beyond that, tensors have no names."""
 _MAX_BATCH_PIECES = 1 << 16
+_MOST_ROWS_OF_STREAM = 1000
+"""Rows of the content of a compressed stream; a function has at most 1,024 inputs (``docs/format.md``)."""
 
 
 @dataclass(slots=True)
@@ -299,6 +333,31 @@ class _Batch:
 
     pieces: list[memoryview] = field(default_factory=list)
     n_bytes: int = 0
+
+
+class _Stream(NamedTuple):
+    """A compressed stream of a file."""
+
+    level: int
+    inputs: range
+    """Numbers of the rows of its content."""
+
+    def derived(self, number: int, rows: Sequence[Row]) -> Derived:
+        """Return its row as a function of the others.
+
+        Args:
+            number: Number of its row.
+            rows: All rows.
+        """
+        inputs = [rows[at] for at in self.inputs]
+        return Derived(
+            function="deflate", params={"level": self.level}, inputs=inputs, row=rows[number], made=_not_kept
+        )
+
+
+def _not_kept() -> memoryview:
+    # Its file describes no stream anew. So a save needs its bytes only if a collector gave the save up.
+    raise FencedError(1)
 
 
 class Ingest:
@@ -339,6 +398,10 @@ class Ingest:
         """The derived rows in earlier batches, by number."""
         self._open_derived: tuple[int, Derived] | None = None
         """The last row and its function, if that gave all of its chunks in earlier batches, which are not stored."""
+        self._inputs: set[int] = set()
+        """Numbers of the rows that are no part of the file: the contents of compressed streams."""
+        self._streams: dict[int, _Stream] = {}
+        """The rows that are compressed streams, by number."""
         self._words: list[Words] = []
         """Sketches of the rows in each earlier batch."""
         self._n_bytes = 0
@@ -374,20 +437,7 @@ class Ingest:
         from tensorcas_mlflow.file_formats import split
 
         for part in split(tape, place):
-            if isinstance(part, Learned):
-                self._learn(part)
-                continue
-            row = self._row_for(part)
-            left = part.n_bytes
-            while left > 0:
-                block = tape.take(min(left, _TAKE_BYTES))
-                if not block:
-                    break
-                left -= len(block)
-                self._n_bytes += len(block)
-                self._put(row.add(block))
-                if self._batch.n_bytes >= BATCH_BYTES or len(self._batch.pieces) >= _MAX_BATCH_PIECES:
-                    self._store_batch()
+            self._take_part(part, tape)
         self._close_row()
         self._digests.append(digest_all(self._batch.pieces))
         self._go_on_deriving()
@@ -397,22 +447,88 @@ class Ingest:
             if (spec.dtype, spec.shape) != (derived.row.spec.dtype, derived.row.spec.shape):
                 # The file has described the tensor anew since.
                 self._store_made(number, self._derived.pop(number), len(rows[number].digests))
-        source = self._source(rows, 0)
-        source.known_words = self._words
-        source.derived = self._derived
+        return self._whole(rows)
+
+    def _take_part(self, part: FilePart | Learned, tape: Tape) -> None:
+        """Take the bytes of a part from a tape."""
+        if isinstance(part, Learned):
+            self._learn(part)
+            return
+        if isinstance(part, Deflated):
+            self._take_deflated(part, tape)
+            return
+        row = self._row_for(part)
+        left = part.n_bytes
+        while left > 0:
+            block = tape.take(min(left, _TAKE_BYTES))
+            if not block:
+                break
+            left -= len(block)
+            self._n_bytes += len(block)
+            self._put(row.add(block))
+            if self._batch.n_bytes >= BATCH_BYTES or len(self._batch.pieces) >= _MAX_BATCH_PIECES:
+                self._store_batch()
+
+    def _take_deflated(self, part: Deflated, tape: Tape) -> None:
+        """Take the content of a compressed stream as rows of its own, and the stream as a row derived of them."""
+        if self._has_enough_rows():
+            self._take_part(PlainBytes(n_bytes=part.n_bytes), tape)
+            return
+        self._close_row()
+        first = len(self._rows)
+        for inner in part.parts:
+            if len(self._rows) >= first + _MOST_ROWS_OF_STREAM and not isinstance(inner, Learned):
+                self._take_part(Skeleton(n_bytes=inner.n_bytes), part.content)
+            else:
+                self._take_part(inner, part.content)
+        self._close_row()
+        number = len(self._rows)
+        self._inputs.update(range(first, number))
+        self._streams[number] = _Stream(part.level, range(first, number))
+        self._take_part(Tensor(n_bytes=part.n_bytes), tape)
+        self._close_row()
+
+    def _whole(self, rows: list[Row]) -> StreamSource:
+        """Return all rows, those of the content first, with the bytes of the last batch."""
+        if not self._streams:
+            source = self._source(rows, 0)
+            source.known_words, source.derived = self._words, self._derived
+            return source
+        is_input = np.isin(np.arange(len(rows)), list(self._inputs))
+        order = np.argsort(is_input, kind="stable")
+        rank = np.argsort(order)
+        begins, ends = np.array([row.first for row in self._rows]), np.array(self._ends)
+        chunks = np.concatenate([np.arange(begins[at], ends[at]) for at in order.tolist()])
+        n_stored = len(self._sizes) - len(self._batch.pieces)
+        source = StreamSource(
+            rows=[rows[at] for at in order.tolist()],
+            first_row=0,
+            sizes=np.array(self._sizes, dtype=np.int64)[chunks],
+            itemsizes=[self._rows[at].itemsize for at in order.tolist()],
+            held=self._batch.pieces,
+            held_at=np.maximum(chunks - n_stored, -1),
+            inputs=frozenset(rank[is_input].tolist()),
+        )
+        derived = {number: stream.derived(number, rows) for number, stream in self._streams.items()}
+        source.derived = {int(rank[number]): each for number, each in {**self._derived, **derived}.items()}
+        source.known_words = [
+            Words(rank[some.rows][at], some.words[at])
+            for some in self._words
+            for at in [np.argsort(rank[some.rows], kind="stable")]
+        ]
         return source
 
     # --- rows
 
     def _row_for(self, part: FilePart) -> OpenRow:
         """Find the row that a part's bytes go to, or begin one."""
-        last = self._rows[-1] if self._rows else None
+        last = self._rows[-1] if self._rows and self._rows[-1].is_open else None
         goes_on = last is not None and (
             isinstance(part, More) or (type(part) is type(last.part) and not isinstance(part, Tensor))
         )
         if last is not None and goes_on:
             return last
-        if isinstance(part, Tensor) and len(self._rows) >= _FREE_ROWS + self._n_bytes // _BYTES_A_ROW:
+        if isinstance(part, Tensor) and self._has_enough_rows():
             return self._row_for(Skeleton(n_bytes=part.n_bytes))
         self._close_row()
         row = OpenRow(part, first=len(self._sizes), chunk_bytes=self._chunk_bytes, is_stored=self._is_stored)
@@ -420,6 +536,9 @@ class Ingest:
             self._announced[part.name] = len(self._rows)
         self._rows.append(row)
         return row
+
+    def _has_enough_rows(self) -> bool:
+        return len(self._rows) >= _FREE_ROWS + self._n_bytes // _BYTES_A_ROW
 
     def _is_stored(self, chunk: memoryview) -> bool:
         """Tell whether the store has a chunk of these bytes, as far as this process knows."""
@@ -448,14 +567,15 @@ class Ingest:
     def _finished_rows(self) -> list[Row]:
         digests = np.concatenate(self._digests)
         names: set[str] = {""}
+        names_of_inputs: set[str] = {""}
         rows: list[Row] = []
         n_name_bytes = _FREE_NAME_BYTES + self._n_bytes // _BYTES_A_NAME_BYTE
-        for row, end in zip(self._rows, self._ends, strict=True):
-            spec = row.spec()
-            if spec.name in names or len(spec.name.encode()) > n_name_bytes:
+        for number, (row, end) in enumerate(zip(self._rows, self._ends, strict=True)):
+            spec, known = row.spec(), names_of_inputs if number in self._inputs else names
+            if spec.name in known or len(spec.name.encode()) > n_name_bytes:
                 spec = replace(spec, name="")
             n_name_bytes -= len(spec.name.encode())
-            names.add(spec.name)
+            known.add(spec.name)
             rows.append(row.row(digests[row.first : end], spec))
         return rows
 
@@ -469,6 +589,7 @@ class Ingest:
             sizes=np.array(self._sizes[self._rows[first_row].first if rows else 0 :], dtype=np.int64),
             itemsizes=[row.itemsize for row in self._rows[first_row:]],
             held=self._batch.pieces,
+            inputs=frozenset(number - first_row for number in self._inputs if number >= first_row),
         )
 
     def _batch_source(self) -> StreamSource:
@@ -496,7 +617,7 @@ class Ingest:
         n_batch = len(self._digests[-1])
         first_chunk = len(source.sizes) - n_batch
         n_promised = self._go_on_deriving()
-        chunks = np.arange(first_chunk + n_promised, len(source.sizes))
+        chunks = self._without_streams(source, np.arange(first_chunk + n_promised, len(source.sizes)))
         new = self._likely_new(source, chunks)
         plan = self._parents.plan(source, new) if self._parents is not None and len(new) else None
         derived = self._derive(source, new, plan)
@@ -524,6 +645,13 @@ class Ingest:
         missing = chunks[is_missing[chunks - first_chunk]]
         new = np.sort(missing[unique_rows(source.columns.digests[missing])[1]])
         self._write(source, new, plan, condemned)
+
+    def _without_streams(self, source: StreamSource, chunks: Any) -> Any:
+        """Leave out the chunks of compressed streams, which nothing stores."""
+        if not self._streams:
+            return chunks
+        assert source.first_row is not None
+        return chunks[~np.isin(source.columns.rows_of(chunks) + source.first_row, list(self._streams))]
 
     def _write(self, source: StreamSource, new: Any, plan: BasePlan | None, condemned: Condemnation) -> None:
         """Write new chunks of a batch into packs."""

@@ -16,7 +16,7 @@ LEAST_ROW_BYTES = 16 << 10
 
 def may_be_base(manifest: Manifest) -> bool:
     """Tell whether a manifest has tensors useful as bases."""
-    columns = manifest.columns
+    columns = manifest.table
     return bool((columns.is_tensor & (columns.n_bytes >= LEAST_ROW_BYTES)).any())
 
 

@@ -46,7 +46,7 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.store._bases import BasePlan, Parents
 from tensorcas_mlflow.store._choose import Chooser, Policy
-from tensorcas_mlflow.store._derivations import with_derived
+from tensorcas_mlflow.store._derivations import places_of_inputs, with_derived
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
 from tensorcas_mlflow.store._sketches import note_saved
 from tensorcas_mlflow.store._sketching import sketched
@@ -418,10 +418,10 @@ class PendingSave:
         self.manifest = manifest
         self._unique, self._first, _ = unique_rows(manifest.stored_digests)
         if manifest is not self._in_full:
-            # The source counts the chunks of all rows of the content, and has none of the inputs.
+            # The source counts the chunks of all rows of the content, then those of the inputs that the save stores.
             rows = manifest.stored_rows
             content = manifest.columns.chunks_of(rows[rows < len(manifest.columns)])
-            self._first = np.append(content, -1)[np.minimum(self._first, len(content))]
+            self._first = np.append(content, places_of_inputs(manifest, self._source))[self._first]
 
     def _begin(self) -> None:
         """Take steps 1 to 3 of the protocol: create the intent, read the condemned lists, probe the index."""

@@ -89,6 +89,9 @@ class Source(ABC):
     """Number of the first row in its file; None if names alone identify rows."""
     known_words: Sequence[Words] = ()
     """Sketches of rows whose bytes are not here any more."""
+    inputs: frozenset[int] = frozenset()
+    """Numbers of the rows that derived rows are made of, and that are no part of the checkpoint or file. In a whole
+    file they are the last ones."""
     derived: Mapping[int, Any] = MappingProxyType({})
     """Rows found to be derived (`Derived`) when their bytes were here, by the number of the row."""
 
@@ -96,6 +99,11 @@ class Source(ABC):
     def columns(self) -> Columns:
         """The rows, column by column."""
         return self.rows.columns if isinstance(self.rows, Rows) else Columns.of_rows(self.rows)
+
+    @property
+    def content(self) -> Sequence[Row]:
+        """The rows of the checkpoint or whole file."""
+        return self.rows[: len(self.rows) - len(self.inputs)]
 
     def origin(self, row: int) -> str | None:
         """Return the owner of a row's bytes, if the owner may change them meanwhile; None if nobody else has them."""

@@ -636,7 +636,7 @@ class Store(Refs):
         with Ingest(self.backend, self.catalog, self.chunk_bytes, policy=policy, parents=parents) as ingest:
             rows = ingest.take(Tape(source), place)
             manifest = Manifest(
-                kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=rows.rows
+                kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=rows.content
             )
             save = _written(PendingSave(self.backend, self.catalog, manifest, rows, policy=policy, parents=parents))
             save.n_new_bytes += ingest.n_new_bytes

@@ -12,5 +12,6 @@ extern PyMethodDef tc_decode_methods[]; /* decode.c */
 extern PyMethodDef tc_encode_methods[]; /* encode.c */
 extern PyMethodDef tc_header_methods[]; /* header.c */
 extern PyMethodDef tc_cut_methods[];    /* cuts.c */
+extern PyMethodDef tc_deflate_methods[]; /* deflate.c */
 
 #endif
