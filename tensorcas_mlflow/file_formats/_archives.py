@@ -185,13 +185,12 @@ def _archive(
         elif entry.is_stored:
             yield from _stored(tape, entry, archive, ends, members, depth)
         else:
-            n_bytes = ends.look_ahead() if entry.n_bytes is None else entry.n_bytes
-            stream = (
-                find_deflated(tape, n_bytes, partial(_inflated, entry, members, depth)) if entry.is_deflated else None
-            )
+            content = partial(_inflated, entry, members, depth)
+            stream = find_deflated(tape, entry.n_bytes, content) if entry.is_deflated else None
             if stream is not None:
                 yield stream
             else:
+                n_bytes = ends.look_ahead() if entry.n_bytes is None else entry.n_bytes
                 kind = Skeleton if n_bytes is not None and n_bytes < _MIN_COMPRESSED_BYTES else PlainBytes
                 yield from ends.stretch(n_bytes, kind, kind)
         archive.passed(entry.name, tape.position - start)
