@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from tensorcas_mlflow.base.sketch import LEAST_SKETCHED_BYTES, LIKELY_BITS, compare
+from tensorcas_mlflow.base.tensors import distinct
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Columns, Manifest, Ref
 from tensorcas_mlflow.store._sketches import (
@@ -93,25 +95,107 @@ def find_likely(store: ListedStore, manifest: Manifest, *, most: int) -> tuple[l
     return own, likely
 
 
+_MOST_COMPARED = 1 << 28
+"""Bound of the pairs of sketches that one pairing compares; then it compares tensors with equal sketches only."""
+
+
 def pairs_of(one: Sketched, columns: Columns, other: Sketched, other_columns: Columns) -> dict[int, int]:
-    """Pair the related tensors of two models: rows of the other one by those of the first; one name wins a tie."""
-    words = np.ascontiguousarray(other.words.T)
-    taken: set[int] = set()
+    """Pair the related tensors of two models: rows of the other one by those of the first; one name wins a tie.
+
+    Tensors with equal sketches are compared once, as a model may have thousands of them.
+    """
+    groups = _EqualSketches(other, other_columns)
     pairs: dict[int, int] = {}
+    left = _MOST_COMPARED
     for at, row in enumerate(one.rows.tolist()):
-        places = (other.n_elements == one.n_elements[at]).nonzero()[0]
-        if not len(places) or not one.words[at].any():
+        if not one.words[at].any():
             continue
-        likeness = compare(one.words[at], words[:, places])
-        name = columns.name(row)
-        related = (likeness.evidence >= LIKELY_BITS).nonzero()[0]
-        shares, numbers = likeness.share[related].tolist(), other.rows[places][related].tolist()
-        ranked = sorted(
-            (-share, other_columns.name(number) != name, number)
-            for share, number in zip(shares, numbers, strict=True)
-            if number not in taken
-        )
-        if ranked:
-            pairs[row] = ranked[0][2]
-            taken.add(ranked[0][2])
+        places = groups.of_size(int(one.n_elements[at]))
+        if len(places) > left:
+            places = groups.equal_to(int(one.n_elements[at]), one.words[at])
+        left -= len(places)
+        if not len(places):
+            continue
+        likeness = compare(one.words[at], groups.words[:, places])
+        related = likeness.evidence >= LIKELY_BITS
+        number = groups.take(places[related], likeness.share[related], columns.name(row))
+        if number is not None:
+            pairs[row] = number
     return pairs
+
+
+class _EqualSketches:
+    """Tensors of one model, those with equal sketches together; each is taken once."""
+
+    def __init__(self, sketched: Sketched, columns: Columns) -> None:
+        """Sort the tensors.
+
+        Args:
+            sketched: Their sketches.
+            columns: The rows of the model.
+        """
+        self._columns = columns
+        by_sketch: dict[tuple[int, bytes], list[int]] = {}
+        positions: list[int] = []
+        for at, (number, n) in enumerate(zip(sketched.rows.tolist(), sketched.n_elements.tolist(), strict=True)):
+            key = (n, sketched.words[at].tobytes())
+            if key not in by_sketch:
+                positions.append(at)
+            by_sketch.setdefault(key, []).append(number)
+        self._by_sketch = {key: group for group, key in enumerate(by_sketch)}
+        self._numbers = [sorted(numbers) for numbers in by_sketch.values()]
+        self._begins = [0] * len(self._numbers)
+        self._next = np.array([numbers[0] for numbers in self._numbers], dtype=np.int64)
+        """For each group its lowest tensor that is not taken; `_NONE_LEFT` if there is none."""
+        self._taken: set[int] = set()
+        self._group_of = {number: group for group, numbers in enumerate(self._numbers) for number in numbers}
+        self.words = np.ascontiguousarray(sketched.words[positions].T)
+        """The words of each group, one column each."""
+        sizes = sketched.n_elements[positions]
+        self._by_size = {int(n): (sizes == n).nonzero()[0] for n in distinct(sizes)}
+
+    def of_size(self, n_elements: int) -> Any:
+        """Return the groups of the tensors with this many elements."""
+        return self._by_size.get(n_elements, _NOTHING)
+
+    def equal_to(self, n_elements: int, words: Any) -> Any:
+        """Return the group with this sketch, in an array; an empty one if there is none."""
+        group = self._by_sketch.get((n_elements, words.tobytes()))
+        return _NOTHING if group is None else np.array([group])
+
+    def take(self, groups: Any, shares: Any, name: str) -> int | None:
+        """Take a tensor of the likest groups: the one of a name, or else the first; None if all are taken.
+
+        Args:
+            groups: The groups to take from.
+            shares: The likeness of each.
+            name: The name.
+        """
+        is_open = self._next[groups] != _NONE_LEFT
+        groups, shares = groups[is_open], shares[is_open]
+        if not len(groups):
+            return None
+        likest = groups[shares == shares.max()]
+        named = [number for number in self._of_name.get(name, ()) if number not in self._taken]
+        number = next((each for each in named if self._group_of[each] in likest), int(self._next[likest].min()))
+        self._taken.add(number)
+        group = self._group_of[number]
+        numbers, at = self._numbers[group], self._begins[group]
+        while at < len(numbers) and numbers[at] in self._taken:
+            at += 1
+        self._begins[group] = at
+        self._next[group] = numbers[at] if at < len(numbers) else _NONE_LEFT
+        return number
+
+    @Lazy
+    def _of_name(self) -> dict[str, list[int]]:
+        """The tensors by name, each list ascending."""
+        found: dict[str, list[int]] = {}
+        names = self._columns.names.to_list()
+        for number in sorted(self._group_of):
+            found.setdefault(names[number], []).append(number)
+        return found
+
+
+_NONE_LEFT = np.iinfo(np.int64).max
+_NOTHING = np.empty(0, dtype=np.int64)
