@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -40,6 +40,7 @@ from tensorcas_mlflow.maintenance._optimize_encode import (
     units_of,
     work_of,
 )
+from tensorcas_mlflow.maintenance._optimize_relatives import FarRelatives, series_of
 from tensorcas_mlflow.maintenance._optimize_tracks import Group, tracks_of
 from tensorcas_mlflow.maintenance._optimize_tree import SAMPLE_BYTES, plant
 from tensorcas_mlflow.store import Store, sketches_in
@@ -334,8 +335,8 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
 
     for turn in range(_MOST_ROUNDS):
         written_before = written_bytes
-        for manifests, before in _windows(store, p.read_refs(store.backend)):
-            for unit in units_of(_blocks(store, done_chunks, manifests, before, effort), UNIT_BYTES):
+        for window in _windows(store, done_chunks, p.read_refs(store.backend)):
+            for unit in units_of(_blocks(store, done_chunks, window), UNIT_BYTES):
                 n_bytes = write_unit(store, done_chunks, unit, effort, note)
                 written_bytes += n_bytes
                 waiting_bytes += n_bytes
@@ -356,25 +357,52 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
     )
 
 
-def _windows(store: Store, refs: Sequence[Ref]) -> Iterator[tuple[list[Manifest], list[Manifest]]]:
-    """Yield the manifests of some refs at a time, and some manifests before them; each content once."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """Checkpoints whose tensors are compared at once."""
+
+    manifests: Sequence[Manifest]
+    """The checkpoints to optimize."""
+    before: Sequence[Manifest]
+    """Others, which are optimized already, and whose tensors may be bases."""
+    series: Mapping[str, Hashable]
+    """The series of each of them, by the digest of its manifest."""
+
+
+def _windows(store: Store, done_chunks: DoneChunks, refs: Sequence[Ref]) -> Iterator[_Window]:
+    """Yield some refs' checkpoints at a time, each content once.
+
+    Beside the latest checkpoints before these come the nearest ones by sketches, however far back.
+    """
     different = {ref.manifest.partition(".")[0]: ref for ref in reversed(in_order(refs))}
     chosen = list(reversed(different.values()))
+    series = {digest: series_of(ref) for digest, ref in different.items()}
+    relatives = FarRelatives(store)
     before: list[Manifest] = []
     n = max(2, min(WINDOW, 4 * BLOCK_BYTES // store.chunk_bytes))
     for begin in range(0, len(chosen), n):
         manifests = [manifest_of(store, [ref]) for ref in chosen[begin : begin + n]]
         there = [manifest for manifest in manifests if manifest is not None]
         if there:
-            yield there, before
+            begun = {series[manifest.digest] for manifest in before}
+            first = {series[manifest.digest]: manifest for manifest in reversed(there)}
+            new = [
+                manifest
+                for each, manifest in first.items()
+                if each not in begun and not done_chunks.are_done(manifest.stored_digests).all()
+            ]
+            far = relatives.find(new, [*before, *there], most=min(_N_BEFORE, n))
+            yield _Window(manifests=there, before=[*far, *before], series=series)
+        for manifest in there:
+            relatives.note(different[manifest.digest], manifest)
         before = [*before, *there][-min(_N_BEFORE, n) :]
 
 
-def _blocks(
-    store: Store, done_chunks: DoneChunks, manifests: Sequence[Manifest], before: Sequence[Manifest], effort: Effort
-) -> Iterator[Block]:
+def _blocks(store: Store, done_chunks: DoneChunks, window: _Window) -> Iterator[Block]:
     """Divide the chunks of some checkpoints that are not done into blocks, lazily."""
-    groups, plain = tracks_of(manifests, before, done_chunks, partial(sketches_in, store))
+    groups, plain = tracks_of(
+        window.manifests, window.before, done_chunks, partial(sketches_in, store), series=window.series
+    )
     blocks = chain.from_iterable(_blocks_of(store, group) for group in groups)
     return (block for block in chain(blocks, blocks_of_plain(plain)) if not done_chunks.are_done(block.flat).all())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,9 +25,13 @@ _Size = tuple[str | None, int, int]
 """Dtype, number of bytes, and chunk size: those of a tensor and its possible base are equal."""
 
 
+_MOST_SERIES = 8
+"""Series whose latest versions of a tensor are compared: unrelated models of one architecture have the same names."""
+
+
 @dataclass(slots=True)
 class _Latest:
-    """Latest version of a tensor."""
+    """Latest version of a tensor in one series."""
 
     manifest: Manifest
     row: int
@@ -51,10 +55,18 @@ class Kin:
         self._sketch = sketch
         self._own: dict[Key, Key] = {}
         """For each known tensor the one it is a version of; most are their own."""
-        self._latest: dict[Key, _Latest] = {}
+        self._latest: dict[Key, dict[Hashable, _Latest]] = {}
+        """For each tensor that others are versions of, its latest version in each of the last series."""
         self._by_size: dict[_Size, list[Key]] = {}
 
-    def add(self, manifest: Manifest, rows: Sequence[int], keys: Sequence[Key], are_done: Sequence[bool]) -> list[Key]:
+    def add(
+        self,
+        manifest: Manifest,
+        rows: Sequence[int],
+        keys: Sequence[Key],
+        are_done: Sequence[bool],
+        series: Hashable = None,
+    ) -> list[Key]:
         """Add tensors of a checkpoint, and return the tensor that each is a version of.
 
         Args:
@@ -62,6 +74,8 @@ class Kin:
             rows: Numbers of the tensors.
             keys: The tensors.
             are_done: For each whether all its chunks are done.
+            series: The series of the checkpoint. Its next one replaces it in comparisons, and those of other series
+                do not.
         """
         n_bytes = manifest.stored.n_bytes
         sizes = [(key.dtype, int(n_bytes[row]), key.chunk_bytes) for key, row in zip(keys, rows, strict=True)]
@@ -77,7 +91,11 @@ class Kin:
                 self._own[key] = key
                 self._by_size.setdefault(size, []).append(key)
             owner = self._own[key]
-            self._latest[owner] = _Latest(manifest, row, is_done, words.get(key))
+            latest = self._latest.setdefault(owner, {})
+            latest.pop(series, None)
+            latest[series] = _Latest(manifest, row, is_done, words.get(key))
+            if len(latest) > _MOST_SERIES:
+                del latest[next(iter(latest))]
             owners.append(owner)
         return owners
 
@@ -95,13 +113,19 @@ class Kin:
             for size in {size for _, _, size, _ in strangers}
         }
         wanted = [key for keys in candidates.values() for key in keys]
-        if not wanted or (all(done for *_, done in strangers) and all(self._latest[key].is_done for key in wanted)):
+        if not wanted or (
+            all(done for *_, done in strangers) and all(each.is_done for each in self._versions_of(wanted))
+        ):
             return
         self._sketch_latest(wanted)
         tables = {
-            size: np.stack([self._latest[key].words for key in keys], axis=1)
+            size: np.stack([each.words for each in self._versions_of(keys)], axis=1)
             for size, keys in candidates.items()
             if keys
+        }
+        owners = {
+            size: np.repeat(np.arange(len(keys)), [len(self._latest[key]) for key in keys])
+            for size, keys in candidates.items()
         }
         found = self._sketch(manifest, np.array([row for _, row, _, _ in strangers]))
         is_free = {size: np.ones(len(keys), dtype=bool) for size, keys in candidates.items()}
@@ -110,18 +134,23 @@ class Kin:
             if size not in tables or not mine.any():
                 continue
             likeness = compare(mine, tables[size])
-            share = np.where(is_free[size] & (likeness.evidence >= SURE_BITS), likeness.share, 0)
+            share = np.where(is_free[size][owners[size]] & (likeness.evidence >= SURE_BITS), likeness.share, 0)
             best = int(share.argmax())
             if share[best]:
-                self._own[key] = candidates[size][best]
-                is_free[size][best] = False
+                owner = int(owners[size][best])
+                self._own[key] = candidates[size][owner]
+                is_free[size][owner] = False
+
+    def _versions_of(self, keys: Sequence[Key]) -> Iterator[_Latest]:
+        for key in keys:
+            yield from self._latest[key].values()
 
     def _sketch_latest(self, keys: Sequence[Key]) -> None:
         """Sketch the latest versions of tensors that have no sketch yet, all of a checkpoint at once."""
         by_manifest: dict[str, list[_Latest]] = {}
-        for key in keys:
-            if self._latest[key].words is None:
-                by_manifest.setdefault(self._latest[key].manifest.digest, []).append(self._latest[key])
+        for each in self._versions_of(keys):
+            if each.words is None:
+                by_manifest.setdefault(each.manifest.digest, []).append(each)
         for some in by_manifest.values():
             some.sort(key=lambda each: each.row)
             for each, mine in zip(

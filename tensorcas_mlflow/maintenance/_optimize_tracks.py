@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ def tracks_of(
     before: Sequence[Manifest],
     done_chunks: DoneChunks,
     sketch: Callable[[Manifest, Any], Any],
+    series: Mapping[str, Hashable],
 ) -> tuple[list[Group], Plain]:
     """Sort the chunks of some checkpoints that are not done into groups.
 
@@ -61,6 +62,7 @@ def tracks_of(
         before: Manifests of earlier checkpoints, whose tensors may be bases.
         done_chunks: Chunks that are done.
         sketch: See `Kin`.
+        series: The series of each manifest, by digest.
 
     Returns:
         Groups of chunks that may have bases; and the other chunks.
@@ -84,7 +86,7 @@ def tracks_of(
             )
             for row in rows
         ]
-        owners = kin.add(manifest, rows, keys, are_done)
+        owners = kin.add(manifest, rows, keys, are_done, series.get(manifest.digest))
         for row, key, span, is_done in zip(rows, owners, spans, are_done, strict=True):
             if key not in tracks:
                 sizes = chunk_sizes(columns.n_bytes[row : row + 1], manifest.chunk_bytes)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         withdraw_shards,
     )
     from tensorcas_mlflow.store._shared import find_shared
-    from tensorcas_mlflow.store._sketches import sketches_in
+    from tensorcas_mlflow.store._sketches import Sketched, Sketches, compute_sketches, sketches_in
     from tensorcas_mlflow.store._sources import TensorCopy
     from tensorcas_mlflow.store._store import Store, stores_below
 
@@ -68,7 +68,7 @@ _NAMES = {
     "_save": "PendingSave",
     "_shards": "Box JoinedRows Shard StoredShards join_shards store_shards withdraw_shards",
     "_shared": "find_shared",
-    "_sketches": "sketches_in",
+    "_sketches": "Sketched Sketches compute_sketches sketches_in",
     "_sources": "TensorCopy",
     "_store": "Store stores_below",
 }

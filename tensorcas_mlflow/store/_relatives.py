@@ -18,7 +18,7 @@ from tensorcas_mlflow.store._sketches import (
     MOST_DECODED_BYTES,
     Sketched,
     SketchedStore,
-    compute,
+    compute_sketches,
     listed_sketches_of,
     read_manifest,
 )
@@ -57,7 +57,7 @@ def find_likely(store: ListedStore, manifest: Manifest, *, most: int) -> tuple[l
     Returns:
         The refs of the model itself; and others, the nearest first.
     """
-    query = Sketched.stored("", manifest) or compute(store, "", manifest)
+    query = Sketched.stored("", manifest) or compute_sketches(store, "", manifest)
     by_manifest: dict[str, list[Ref]] = {}
     last: dict[Any, str] = {}
     refs = store.checkpoints()
@@ -76,7 +76,7 @@ def find_likely(store: ListedStore, manifest: Manifest, *, most: int) -> tuple[l
             other = read_manifest(store, name)
             each = Sketched.stored(name, other)
             if each is None and name in ends:
-                each = compute(store, name, other, most_bytes=MOST_DECODED_BYTES)
+                each = compute_sketches(store, name, other, most_bytes=MOST_DECODED_BYTES)
             if each is not None:
                 everything.note(name, each)
     likely: list[Likely] = []

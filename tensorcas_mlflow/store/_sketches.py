@@ -478,7 +478,7 @@ def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
         each = Sketched.stored(ref.manifest, manifest)
         if each is None and left_decoded_bytes > 0 and not backend.is_remote:
             with suppress(NotFoundError, FormatError, BackendError):
-                each = compute(store, ref.manifest, manifest, most_bytes=left_decoded_bytes)
+                each = compute_sketches(store, ref.manifest, manifest, most_bytes=left_decoded_bytes)
             columns = manifest.columns
             left_decoded_bytes -= int(_head_bytes(columns, sketched_rows(columns), manifest.chunk_bytes).sum())
         if each is not None:
@@ -515,7 +515,9 @@ def _head_bytes(columns: Columns, rows: Any, chunk_bytes: int) -> Any:
     return np.minimum(columns.n_bytes[rows], np.maximum(chunk_bytes, HEAD_ELEMENTS * columns.itemsizes[rows]))
 
 
-def compute(store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: int | None = None) -> Sketched | None:
+def compute_sketches(
+    store: SketchedStore, name: str, manifest: Manifest, *, most_bytes: int | None = None
+) -> Sketched | None:
     """Sketch the tensors of a manifest from its stored chunks.
 
     Args:
@@ -638,7 +640,7 @@ def find_relative(
         at_hand = {each.digest: each for each in candidates}
         parent = at_hand.get(_digest(name)) or read_manifest(store, name)
         if len(sketches.rows) < len(sketched_rows(parent.columns)):
-            sketches = compute(store, sketches.manifest, parent) or sketches
+            sketches = compute_sketches(store, sketches.manifest, parent) or sketches
     except (NotFoundError, FormatError, BackendError):
         known.forget(match.sketched.manifest)
         return None

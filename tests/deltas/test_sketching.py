@@ -81,7 +81,7 @@ def test_sketches_of_a_stored_manifest_are_read_in_batches_of_bounded_memory(mon
 
     monkeypatch.setattr(ChunkReader, "read", noted)
     monkeypatch.setattr(_sketches, "_BATCH_BYTES", 1 << 20)
-    found = _sketches.compute(store, "", manifest)
+    found = _sketches.compute_sketches(store, "", manifest)
 
     assert found is not None
     assert np.array_equal(found.words, expected(tensors, manifest.columns))

@@ -133,3 +133,58 @@ def test_search_looks_each_tensor_up_a_few_times_among_many_of_one_size() -> Non
 
     assert [name.replace("layers", "model") for name in owners[1]] == [row.spec.name for row in manifest.rows]
     assert n_lookups < 30 * len(keys)
+
+
+def unrelated(seed: int) -> Tensors:
+    """Return weights of another model with the same names."""
+    draw = np.random.default_rng(seed)
+    return {f"layers.{at}.weight": draw.normal(0, 0.02, (80, 100)).astype(np.float32) for at in range(6)}
+
+
+def test_relative_is_found_though_an_unrelated_model_has_its_names(store: Store) -> None:
+    save(store, weights(0), "base")
+    save(store, unrelated(1), "unrelated")
+    optimize(store)
+    before = n_bytes_of(store.backend)
+    save(store, weights(1, names="model.layers.#"), "tuned")
+    optimize(store)
+
+    assert n_bytes_of(store.backend) - before < 0.6 * 6 * 32_000
+    assert loads(store, weights(0), "base")
+    assert loads(store, weights(1, names="model.layers.#"), "tuned")
+    assert optimize(store).written_bytes == 0
+
+
+@pytest.mark.parametrize("names", ["layers.#.weight", "model.layers.#"])
+def test_relative_is_found_behind_many_other_checkpoints(
+    store: Store, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize.WINDOW", 3)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize._N_BEFORE", 2)
+    save(store, weights(0), "base")
+    for seed in range(1, 10):
+        save(store, unrelated(seed), f"unrelated {seed}")
+    without = n_bytes_of(store.backend)
+    save(store, weights(1, names=names), "tuned")
+    optimize(store)
+
+    assert n_bytes_of(store.backend) - without < 0.6 * 6 * 32_000
+    assert loads(store, weights(0), "base")
+    assert loads(store, weights(1, names=names), "tuned")
+    assert optimize(store).written_bytes == 0
+    assert verify(Store.open_backend(store.backend), full=True).problems == ()
+
+
+def test_damaged_relative_behind_many_others_costs_only_bytes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize.WINDOW", 2)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize._N_BEFORE", 1)
+    save(store, weights(0), "base")
+    [pack] = store.backend.names("packs")
+    for seed in range(1, 6):
+        save(store, unrelated(seed), f"unrelated {seed}")
+    save(store, weights(1, names="model.#"), "tuned")
+    assert isinstance(store.backend, MemoryBackend)
+    flip(store.backend, f"packs/{pack}", 1000)
+    optimize(store)
+
+    assert loads(store, weights(1, names="model.#"), "tuned")
