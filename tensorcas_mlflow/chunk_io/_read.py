@@ -312,6 +312,23 @@ class ChunkReader:
 
             self._evaluate(manifest, derived, partial(room_for, manifest), _drop, known={}, verify=True)
 
+    def check_derived(self, manifest: Manifest, derivation: Derivation, inputs: Mapping[int, Array]) -> None:
+        """Evaluate a derived row, and compare it with its digests.
+
+        Args:
+            manifest: A manifest of this store.
+            derivation: The derived row.
+            inputs: Inputs that are in memory and checked, by number; others are read.
+
+        Raises:
+            DerivedTensorError: The function gives other bytes.
+            CorruptChunkError: A chunk of an input is damaged.
+            ChunkNotFoundError: A chunk of an input is gone.
+        """
+        from tensorcas_mlflow.chunk_io._derive import room_for
+
+        self._evaluate(manifest, [derivation], partial(room_for, manifest), _drop, known=inputs, verify=True)
+
     def _suspects(self, places: Places) -> Any:
         """Return the chunks that an ordinary read has to look at: those with a damaged link, or all if a pack moved."""
         try:

@@ -17,7 +17,7 @@ The room imports the store and everything below it. It knows no MLflow, no comma
 | ``_inventory``, ``_census`` | the inventory of a store, and its copy on disk |
 | ``_chunks`` | the check of chunks, in shards that merge |
 | ``_gc``, ``_gc_survey``, ``_gc_copy`` | garbage collection |
-| ``_verify`` | verification |
+| ``_verify``, ``_verify_derived`` | verification |
 | ``_repair``, ``_repair_packs``, ``_repair_records``, ``_checked_packs`` | repair |
 | ``_quarantine``, ``_salvage``, ``_sources`` | places a repair takes lost bytes from |
 | ``_optimize``, ``_optimize_done``, ``_optimize_names``, ``_optimize_relatives``, ``_optimize_tracks`` | optimization |

@@ -57,6 +57,7 @@ from tensorcas_mlflow.maintenance._chunks import (
     shard_of,
 )
 from tensorcas_mlflow.maintenance._inventory import PackTables, links_of, read_holders, stands
+from tensorcas_mlflow.maintenance._verify_derived import DerivedChecks, Underivable
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -166,8 +167,11 @@ def verify(
     if full or not store.backend.is_remote:
         packs.check_heads()
     needed: set[bytes] = set()
-    check = partial(_check, store, packs, damage=damage.lost, needed=needed, evaluates=full)
+    derived = DerivedChecks(store) if full else None
+    check = partial(_check, store, packs, damage=damage.lost, needed=needed, derived=derived)
     found = [problem for refs in holders.values() for problem in check(refs)]
+    if derived is not None:
+        found += [problem for fault in derived.finish() for problem in _underivable(store, fault)]
     found += [*_unneeded(damage, needed), *_format_problems(store), *_small_blob_problems(store.backend, packs)]
     return VerifyReport(
         n_refs=sum(map(len, holders.values())),
@@ -410,12 +414,10 @@ class _Broken:
     reason: str
     chunks: Any
     """Their numbers among the stored chunks of the manifest, ascending."""
-    tensors: tuple[str, ...] | None = None
-    """Names of the tensors; None if they are those of the chunks."""
 
 
 def _check(
-    store: Store, packs: _Packs, refs: list[Ref], *, damage: _Lost, needed: set[bytes], evaluates: bool
+    store: Store, packs: _Packs, refs: list[Ref], *, damage: _Lost, needed: set[bytes], derived: DerivedChecks | None
 ) -> list[Problem]:
     """Check the manifest that some refs name, and that its chunks exist and are sound.
 
@@ -425,7 +427,7 @@ def _check(
         refs: All refs of one manifest.
         damage: Chunks of which no copy is sound.
         needed: Set of those that refs need; this call adds to it.
-        evaluates: Whether to evaluate derived rows.
+        derived: Check of derived rows, to which this call adds those of the manifest; None to evaluate none.
     """
     key = f"manifests/{refs[0].manifest}"
     try:
@@ -445,8 +447,9 @@ def _check(
             Problem(key=key, reason="its hints are damaged (nothing is lost, and the index is asked instead)")
         )
     faults = [*_misplaced(packs, manifest), *_undecodable(manifest, damage, needed)]
-    if evaluates and not faults:
-        faults += _underivable(store, manifest, key)
+    if derived is not None and not faults:
+        for fault in derived.add(refs, manifest):
+            unhinted += _underivable(store, fault)
     if not faults:
         return unhinted
     return unhinted + [
@@ -454,7 +457,7 @@ def _check(
             key=fault.key,
             reason=fault.reason,
             checkpoint=ref.label,
-            tensors=manifest.names_of_stored(fault.chunks) if fault.tensors is None else fault.tensors,
+            tensors=manifest.names_of_stored(fault.chunks),
         )
         for ref in refs
         if stands(store, ref)
@@ -510,15 +513,18 @@ def _undecodable(manifest: Manifest, damage: _Lost, needed: set[bytes]) -> Itera
         )
 
 
-def _underivable(store: Store, manifest: Manifest, key: str) -> Iterator[_Broken]:
-    """Find the derived rows of a manifest whose functions do not give their bytes."""
-    for each in manifest.derived:
-        try:
-            store.chunks.rows(manifest, np.array([each.row]), verify=True)
-        except (FormatError, NotFoundError, BackendError) as error:
-            name = manifest.columns.name(each.row)
-            reason = f"row {each.row} cannot be derived: {reason_of(error)}"
-            yield _Broken(key=key, reason=reason, chunks=(), tensors=(name,) if name else ())
+def _underivable(store: Store, fault: Underivable) -> Iterator[Problem]:
+    """Report a derived row whose function does not give its bytes."""
+    row = fault.derivation.row
+    name = fault.manifest.columns.name(row)
+    for ref in fault.refs:
+        if stands(store, ref):
+            yield Problem(
+                key=f"manifests/{ref.manifest}",
+                reason=f"row {row} cannot be derived: {reason_of(fault.error)}",
+                checkpoint=ref.label,
+                tensors=(name,) if name else (),
+            )
 
 
 def _unneeded(damage: _Damage, needed: Set[bytes]) -> Iterator[Problem]:
