@@ -403,29 +403,36 @@ def _blocks(store: Store, done_chunks: DoneChunks, window: _Window) -> Iterator[
     groups, plain = tracks_of(
         window.manifests, window.before, done_chunks, partial(sketches_in, store), series=window.series
     )
-    blocks = chain.from_iterable(_blocks_of(store, group) for group in groups)
+    blocks = chain.from_iterable(_blocks_of(store, done_chunks, group) for group in groups)
     return (block for block in chain(blocks, blocks_of_plain(plain)) if not done_chunks.are_done(block.flat).all())
 
 
-def _blocks_of(store: Store, group: Group) -> Iterator[Block]:
+def _blocks_of(store: Store, done_chunks: DoneChunks, group: Group) -> Iterator[Block]:
     """Divide a group into blocks; its tree is planted when the first one is taken."""
+    n_tensors, _, n_chunks, _ = group.digests.shape
+    tensors, chunk = sorted({n_tensors // 2, n_tensors // 4}), (n_chunks - 1) // 2
+    sampled = np.ascontiguousarray(group.digests[tensors, :, chunk])
+    saved_bytes = done_chunks.saved_bytes(sampled.reshape(-1, DIGEST_BYTES)).reshape(len(tensors), -1)
     tree = plant(
-        _samples(store, group),
+        _samples(store, sampled, int(group.sizes[chunk])),
         group.itemsize,
         is_float=group.is_float,
         fixed_depth=group.fixed_depth,
         is_shallow=group.is_shallow,
+        saved_shares=saved_bytes.mean(axis=0) / group.sizes[chunk],
     )
     yield from blocks_of_group(group, tree)
 
 
-def _samples(store: Store, group: Group) -> list[list[memoryview | None]]:
-    """Read samples from the middle of a tensor or two, in each version."""
-    n_tensors, _, n_chunks, _ = group.digests.shape
-    chunk = (n_chunks - 1) // 2
-    tensors = sorted({n_tensors // 2, n_tensors // 4})
-    wanted: Digests = unique_rows(np.ascontiguousarray(group.digests[tensors, :, chunk]).reshape(-1, DIGEST_BYTES))[0]
-    n_bytes = int(group.sizes[chunk])
+def _samples(store: Store, digests: Digests, n_bytes: int) -> list[list[memoryview | None]]:
+    """Read samples from the middle of a tensor or two, in each version.
+
+    Args:
+        store: Store to optimize.
+        digests: The chunks to take them from, shape ``(n_tensors, n_versions, 32)``.
+        n_bytes: Size of each chunk.
+    """
+    wanted: Digests = unique_rows(digests.reshape(-1, DIGEST_BYTES))[0]
     begin = max(0, n_bytes - SAMPLE_BYTES) // 2 // 8 * 8
     n_at_once = max(1, BLOCK_BYTES // n_bytes)
     cut: dict[bytes, memoryview] = {}
@@ -434,5 +441,5 @@ def _samples(store: Store, group: Group) -> list[list[memoryview | None]]:
         found = read_by_digest(store, some, np.full(len(some), n_bytes))
         # Copies, so that the whole chunks are freed.
         cut |= {digest: memoryview(bytes(raw[begin : begin + SAMPLE_BYTES])) for digest, raw in found.items()}
-    versions = range(group.digests.shape[1])
-    return [[cut.get(group.digests[at, version, chunk].tobytes()) for at in tensors] for version in versions]
+    versions = range(digests.shape[1])
+    return [[cut.get(each[version].tobytes()) for each in digests] for version in versions]

@@ -70,6 +70,7 @@ class DoneChunks:
         # Else such a pack would stay for deltas against its chunks.
         needs_wasteful = links.with_dependents(in_wasteful[table.pack] if len(table) else np.zeros(0, dtype=bool))
         self._done = [_rows_of(table, is_optimized & ~needs_wasteful)]
+        self._saved = _rows_of(table, ~is_optimized)
         self.n_bytes = sum(self._tables.sizes.values())
         """Bytes of all packs."""
 
@@ -176,6 +177,13 @@ class DoneChunks:
         table = make_table(self._tables.entries)
         entries = table.entries[(rows := table.find(digests))[rows >= 0]]
         return int(entries["raw_bytes"].astype(np.int64).sum()), int(entries["stored_bytes"].astype(np.int64).sum())
+
+    def saved_bytes(self, digests: Digests) -> Any:
+        """Return for each chunk its stored bytes in a pack of a save; NaN if no such pack holds it."""
+        rows = self._saved.find(digests)
+        n_bytes = np.full(len(digests), np.nan)
+        n_bytes[rows >= 0] = self._saved.entries["stored_bytes"][rows[rows >= 0]]
+        return n_bytes
 
     def there(self, packs: set[str]) -> set[str]:
         """Return the packs to rely on: they exist with the packs of their bases, and none is condemned.

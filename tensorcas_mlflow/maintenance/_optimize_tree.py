@@ -245,6 +245,8 @@ MOST_COST = 2.8
 """Largest cost of decoding. It leaves room for a grouped delta against a plain one, or for three plain ones."""
 PRICE = 0.008
 """Share of its size that a version may grow for each nanosecond a byte saved in decoding."""
+_LOWER_PRICES = (1 / 4, 0.0)
+"""Shares of the price to try if a tree takes more room than the versions take so far."""
 _SHALLOW_COST = PLAIN_COST + _COSTS[Transform.DECAYED]
 """The largest cost, for a version that is to be restored fast: one hop, and not a grouped one."""
 _SHALLOW_PRICE = 50 * PRICE
@@ -271,9 +273,17 @@ class Tree:
 
 
 def plant(
-    samples: Sequence[Sequence[Buffer | None]], itemsize: int, *, is_float: bool, fixed_depth: Any, is_shallow: Any
+    samples: Sequence[Sequence[Buffer | None]],
+    itemsize: int,
+    *,
+    is_float: bool,
+    fixed_depth: Any,
+    is_shallow: Any,
+    saved_shares: Any = None,
 ) -> Tree:
     """Choose the storage of the versions of a group.
+
+    Short chains have a price in bytes. It is lower where the versions would take more room than as they were saved.
 
     Args:
         samples: For each version the same stretches, up to `SAMPLE_BYTES` long; None for one that could not be read.
@@ -281,6 +291,7 @@ def plant(
         is_float: Whether the elements are floating point numbers.
         fixed_depth: For each version its depth if it is stored already and stays, else -1.
         is_shallow: For each version whether it is to be read with one base at most.
+        saved_shares: For each version the share of its size that it takes so far; NaN if that is unknown.
     """
     n = len(samples)
     is_whole = np.array([all(part is not None for part in parts) for parts in samples])
@@ -318,15 +329,23 @@ def plant(
     costs = [_COSTS[transform] for transform in transforms]
     fixed = np.where(depth < 0, np.nan, PLAIN_COST + depth * max(costs))
     hops = [Hop(sizes=sizes[hop], cost=cost) for hop, cost in enumerate(costs)]
-    stored = choose_tree(
-        full,
-        hops,
-        full_cost=PLAIN_COST,
-        most_cost=np.where(is_shallow, _SHALLOW_COST, MOST_COST),
-        price=np.where(is_shallow, _SHALLOW_PRICE, PRICE) * n_bytes,
-        fixed=fixed,
-    )
-    taken = [full[v] if each.base == IN_FULL else sizes[each.hop, each.base, v] for v, each in enumerate(stored)]
+    is_judged = np.zeros(n, dtype=bool) if saved_shares is None else (depth < 0) & ~is_shallow & ~np.isnan(saved_shares)
+    saved = 0.0 if saved_shares is None else float(saved_shares[is_judged].sum()) * n_bytes
+    stored: Sequence[StoredVersion] = ()
+    taken: Any = full
+    for share in (1.0, *_LOWER_PRICES):
+        stored = choose_tree(
+            full,
+            hops,
+            full_cost=PLAIN_COST,
+            most_cost=np.where(is_shallow, _SHALLOW_COST, MOST_COST),
+            price=np.where(is_shallow, _SHALLOW_PRICE, share * PRICE) * n_bytes,
+            fixed=fixed,
+        )
+        at = [(each.base, each.hop) for each in stored]
+        taken = np.array([full[v] if base == IN_FULL else sizes[hop, base, v] for v, (base, hop) in enumerate(at)])
+        if float(taken[is_judged].sum()) <= saved or not is_judged.any():
+            break
     return Tree(
         stored=stored,
         transforms=transforms,
