@@ -12,6 +12,8 @@ from tensorcas_mlflow.store import Sketched, Sketches, Store, compute_sketches
 
 MOST_READ_BYTES = 8 << 20
 """Bound of the chunks read for the sketches of one checkpoint that was saved without any; the largest tensors count."""
+MOST_UNREAD = 256
+"""Bound of such checkpoints, the latest ones, for which a search reads chunks."""
 
 
 def series_of(ref: Ref) -> Hashable:
@@ -47,10 +49,12 @@ class FarRelatives:
         """
         series = series_of(ref)
         found = Sketched.stored(ref.manifest, manifest)
+        self._unread.pop(series, None)
         if found is None:
             self._unread[series] = ref
+            if len(self._unread) > MOST_UNREAD:
+                del self._unread[next(iter(self._unread))]
         else:
-            self._unread.pop(series, None)
             self._known.note(repr(series), found)
             self._refs[manifest.digest] = ref
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,15 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.maintenance import verify
+from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
 from tensorcas_mlflow.maintenance._optimize_names import Key, Kin
+from tensorcas_mlflow.maintenance._optimize_relatives import FarRelatives
 from tensorcas_mlflow.store import Store, _bases, _sketching, sketches_in
-from tests.maintenance.optimize.trainings import CHUNK_BYTES, flip, n_bytes_of, optimize, same
+from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash, When
+from tests.maintenance.optimize.hooks import Interrupted
+from tests.maintenance.optimize.test_beside_others import CHANGES, copy_of
+from tests.maintenance.optimize.trainings import CHUNK_BYTES, collect, flip, n_bytes_of, optimize, same
+from tests.python_calls import calls_of
 
 Tensors = dict[str, Any]
 
@@ -188,3 +194,104 @@ def test_damaged_relative_behind_many_others_costs_only_bytes(store: Store, monk
     optimize(store)
 
     assert loads(store, weights(1, names="model.#"), "tuned")
+
+
+def with_far_relative(monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Return an optimized store, with a fine-tune of its first model that is not optimized."""
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize.WINDOW", 2)
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize._N_BEFORE", 1)
+    made = Store.init_backend(MemoryBackend(), chunk_bytes=4 * CHUNK_BYTES)
+    save(made, weights(0), "base")
+    for seed in range(1, 5):
+        save(made, unrelated(seed), f"unrelated {seed}")
+    optimize(made)
+    save(made, weights(1, names="model.#"), "tuned")
+    return made
+
+
+def n_calls_of(store: Store) -> int:
+    """Return the number of calls that an optimization of a store makes to its backend."""
+    counting = FaultyBackend(copy_of(store).backend)
+    plan_optimize(Store.open_backend(counting)).execute()
+    return len(counting.calls)
+
+
+def all_load(store: Store, *, has_base: bool) -> bool:
+    is_there = all(loads(store, unrelated(seed), f"unrelated {seed}") for seed in range(1, 5))
+    return (
+        is_there
+        and loads(store, weights(1, names="model.#"), "tuned")
+        and (not has_base or loads(store, weights(0), "base"))
+        and verify(Store.open_backend(store.backend), full=True).problems == ()
+    )
+
+
+def test_relative_far_back_that_is_deleted_and_collected_at_any_call_loses_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = with_far_relative(monkeypatch)
+    n_acted = 0
+    for nth in range(0, n_calls_of(made), 3):
+        each = copy_of(made)
+
+        def delete_base(each: Store = each) -> None:
+            fresh = Store.open_backend(each.backend)
+            ref = fresh.ref(RefTarget(run_id="base", step=0).key)
+            assert ref is not None
+            fresh.drop(ref)
+            plan_gc(fresh, grace_s=0, max_waste=0).execute()
+
+        interrupted = Interrupted(each.backend, nth, delete_base)
+        plan_optimize(Store.open_backend(interrupted)).execute()
+        n_acted += interrupted.has_acted()
+
+        assert all_load(each, has_base=not interrupted.has_acted())
+    assert n_acted > 10
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_optimization_with_a_relative_far_back_resumes_after_a_death_at_any_change(
+    store: Store, when: When, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = with_far_relative(monkeypatch)
+    whole = copy_of(made)
+    optimize(whole)
+    collect(whole)
+    nth, is_dead = 0, True
+    while is_dead:
+        each = copy_of(made)
+        faulty = FaultyBackend(each.backend)
+        faulty.crash(nth, operations=CHANGES, when=when)
+        with suppress(SimulatedCrash):
+            plan_optimize(Store.open_backend(faulty)).execute()
+        nth, is_dead = nth + 1, faulty.has_met()
+
+        assert all_load(each, has_base=True)
+        optimize(each)
+        collect(each)  # the intent of the dead process keeps what it names, as this process lives
+        assert all_load(each, has_base=True)
+        assert n_bytes_of(each.backend) == pytest.approx(n_bytes_of(whole.backend), rel=0.02)
+        assert optimize(each).written_bytes == 0
+    assert nth > 4
+
+
+def test_search_reads_chunks_of_a_bounded_number_of_checkpoints_without_sketches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize_relatives.MOST_UNREAD", 2)
+    monkeypatch.setattr(_bases, "find_relative", lambda *_: None)
+    monkeypatch.setattr(_sketching, "is_worth_sketching", lambda *_, **__: False)
+    made = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
+    relatives = FarRelatives(made)
+    for seed in range(1, 6):
+        save(made, unrelated(seed), f"unrelated {seed}")
+    for ref in sorted(made.checkpoints(), key=lambda ref: ref.run_id or ""):
+        relatives.note(ref, made.manifest(ref))
+    save(made, weights(0), "tuned")
+    tuned = made.ref(RefTarget(run_id="tuned", step=0).key)
+    assert tuned is not None
+    with calls_of("compute_sketches") as calls:
+        found = relatives.find([made.manifest(tuned)], [], most=8)
+
+    assert found == []
+    assert len(calls) == 1 + 2
