@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, prefixes
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import (
     EMPTY,
@@ -70,7 +70,8 @@ class DoneChunks:
         # Else such a pack would stay for deltas against its chunks.
         needs_wasteful = links.with_dependents(in_wasteful[table.pack] if len(table) else np.zeros(0, dtype=bool))
         self._done = [_rows_of(table, is_optimized & ~needs_wasteful)]
-        self._saved = _rows_of(table, ~is_optimized)
+        self._saved_prefix = table.prefix[~is_optimized]
+        self._saved_bytes = table.entries["stored_bytes"][~is_optimized].astype(np.uint32)
         self.n_bytes = sum(self._tables.sizes.values())
         """Bytes of all packs."""
 
@@ -179,10 +180,16 @@ class DoneChunks:
         return int(entries["raw_bytes"].astype(np.int64).sum()), int(entries["stored_bytes"].astype(np.int64).sum())
 
     def saved_bytes(self, digests: Digests) -> Any:
-        """Return for each chunk its stored bytes in a pack of a save; NaN if no such pack holds it."""
-        rows = self._saved.find(digests)
+        """Return for each chunk its stored bytes in a pack of a save; NaN if no such pack holds it.
+
+        These are for estimates: a chunk is found by the first bytes of its digest, so that few bytes of it are held.
+        """
+        wanted = prefixes(digests)
+        rows = self._saved_prefix.searchsorted(wanted)
         n_bytes = np.full(len(digests), np.nan)
-        n_bytes[rows >= 0] = self._saved.entries["stored_bytes"][rows[rows >= 0]]
+        is_in = rows < len(self._saved_prefix)
+        is_in[is_in] = self._saved_prefix[rows[is_in]] == wanted[is_in]
+        n_bytes[is_in] = self._saved_bytes[rows[is_in]]
         return n_bytes
 
     def there(self, packs: set[str]) -> set[str]:
