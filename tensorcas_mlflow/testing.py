@@ -82,6 +82,9 @@ class FaultyBackend(Backend):
     def withdraw(self, key: str, token: Token) -> bool:
         return self._call("withdraw", key, lambda: self.inner.withdraw(key, token))
 
+    def retract(self, key: str, token: Token) -> bool:
+        return self._call("withdraw", key, lambda: self.inner.retract(key, token))
+
     def stat(self, key: str) -> BlobInfo | None:
         return self._call("stat", key, lambda: self.inner.stat(key))
 

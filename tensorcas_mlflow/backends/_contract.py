@@ -176,6 +176,14 @@ class Backend(ABC):
             back in a crash of the machine.
         """
 
+    def retract(self, key: str, token: Token) -> bool:
+        """Withdraw a blob that the caller has created and will not promote any more; leave nothing in its place.
+
+        Returns:
+            Whether this call removed it, like `withdraw`.
+        """
+        return self.withdraw(key, token)
+
     @abstractmethod
     def stat(self, key: str) -> BlobInfo | None:
         """Describe one blob, or return None if there is none."""

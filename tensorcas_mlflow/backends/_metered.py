@@ -42,6 +42,9 @@ class MeteredBackend(Backend):
     def withdraw(self, key: str, token: Token) -> bool:
         return self.inner.withdraw(key, token)
 
+    def retract(self, key: str, token: Token) -> bool:
+        return self.inner.retract(key, token)
+
     def stat(self, key: str) -> BlobInfo | None:
         self.tally.add(0)
         return self.inner.stat(key)

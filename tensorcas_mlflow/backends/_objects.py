@@ -140,11 +140,16 @@ class ObjectBackend(Backend):
             return False
         if not self._void(key, token):
             return False
+        # The void stays until `sweep`: the storage may carry out the creation of this key a second time, late, and a
+        # promote would then find its source again, with the same token in S3.
         self._moved.pop(key, None)
-        # At any other key somebody may have put a blob in the void's place by now.
-        if key.startswith(_INTENTS):
-            self._remove_used(key)
         return True
+
+    def retract(self, key: str, token: Token) -> bool:
+        is_done = self.withdraw(key, token)
+        if is_done and _comes_never_again(key):
+            self._remove_used(key)
+        return is_done
 
     def stat(self, key: str) -> BlobInfo | None:
         info = self._bucket.head(check_key(key))

@@ -97,7 +97,7 @@ def write_unit(
         return written_bytes
     finally:
         try:
-            store.backend.withdraw(*intent)
+            store.backend.retract(*intent)
         except BackendError as error:
             # All is written, or another error is on its way. A collection removes the intent when this process is gone.
             _log.warning("an intent was not removed: %s", error)

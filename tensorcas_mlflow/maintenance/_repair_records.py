@@ -327,7 +327,7 @@ def restore_manifest(
         if backend.stat(key) is None:
             return _NO_BLOB
     finally:
-        backend.withdraw(*intent)
+        backend.retract(*intent)
     return None
 
 

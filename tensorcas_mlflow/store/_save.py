@@ -400,7 +400,7 @@ class PendingSave:
         self._backend.discard(self._put_keys)
         if intent is not None:
             try:
-                self._backend.withdraw(*intent)
+                self._backend.retract(*intent)
             except BackendError as error:
                 # The caller wants the reason for giving up, not this error. A leftover intent costs little.
                 _log.warning("a save was given up, and %s", error)
@@ -453,7 +453,7 @@ class PendingSave:
     def _begin_in_full(self) -> None:
         """Begin again without derived rows: a collector has deleted inputs."""
         assert self._intent is not None
-        self._backend.withdraw(*self._intent)
+        self._backend.retract(*self._intent)
         self._take(self._in_full)
         self._begin()
 
@@ -555,7 +555,7 @@ class PendingSave:
         self._condemned = look(self._backend, self._catalog)
         self._has_manifest = known is not None
         if known is not None and (known in self._condemned.manifests or not self._is_there(f"manifests/{known}")):
-            self._backend.withdraw(*self._intent)
+            self._backend.retract(*self._intent)
             self._declare(None)
 
     def _is_there(self, key: str) -> bool:

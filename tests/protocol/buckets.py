@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -20,6 +23,8 @@ Step = Callable[..., Any]
 """Carries out a request, when it is its turn: called with what, where, a function and the paths it may change."""
 Loses = Callable[[str, str, int], bool]
 """Says of a write that is done whether its answer gets lost, from what it did, where, and the number of the write."""
+Keeps = Callable[[str, str, int], "Kept | None"]
+"""Says of a write whether the network keeps its request, from what it does, where, and the number of the write."""
 
 MOST_LOST = 3
 """Largest number of lost answers to one write."""
@@ -27,7 +32,23 @@ URI = "tensorcas-s3://bucket"
 HISTORY = "@history"
 """Holds, where it is kept, every change of an object: it is part of a run's state and no object."""
 LATE = "@late"
-"""Holds, where it is kept, the path of every request to delete, to be carried out once more; no object."""
+"""Holds, where it is kept, the requests that the network is to carry out at some later moment; no object."""
+CARRIED = ", late"
+"""Behind the name of an actor in the history: the network has carried out its request."""
+
+
+class Kept(Enum):
+    """Fault of a network that keeps a request to write."""
+
+    TWICE = "twice"
+    """It is carried out in its turn, and once more later."""
+    LATE = "late"
+    """It is not carried out in its turn and has no answer; it is carried out later."""
+
+
+def deletions(action: str, path: str, number: int) -> Kept | None:
+    """Keep every request to delete."""
+    return Kept.TWICE if action == "delete" else None
 
 
 def etag(data: bytes) -> str:
@@ -38,11 +59,20 @@ def etag(data: bytes) -> str:
 class Requests:
     """Stand-in for a store of obstore, for `Bucket`; each call is one request, carried out in one step."""
 
-    def __init__(self, memory: MemoryBackend, step: Step, *, who: str = "", loses: Loses | None = None) -> None:
+    def __init__(
+        self,
+        memory: MemoryBackend,
+        step: Step,
+        *,
+        who: str = "",
+        loses: Loses | None = None,
+        keeps: Keeps | None = None,
+    ) -> None:
         self._memory = memory
         self._step = step
         self._who = who
         self._loses = loses
+        self._keeps = keeps
         self._n_writes = 0
         self._n_lost = 0
         self._lost_at: str | None = None
@@ -73,56 +103,73 @@ class Requests:
 
     def put(self, path: str, source: bytes | Iterable[Any], *, mode: Any = "overwrite", **options: Any) -> Any:
         data = source if isinstance(source, bytes) else b"".join(map(bytes, source))
-        name = f"put {'if absent' if mode == 'create' else 'if unchanged' if isinstance(mode, Mapping) else ''}".strip()
-
-        def write() -> bytes:
-            now = self._memory._blobs.get(path)
-            if mode == "create" and now is not None:
-                raise obstore.exceptions.AlreadyExistsError("taken")
-            if isinstance(mode, Mapping) and (now is None or f'"{etag(now[0])}"' != mode.get("version", mode["e_tag"])):
-                raise obstore.exceptions.PreconditionError("changed")
-            self._note(path, data)
-            self._memory._set(path, data)
-            return etag(data).encode()
-
-        self._write(name, path, write)
+        condition = mode.get("version", mode["e_tag"]) if isinstance(mode, Mapping) else mode
+        kind = {"create": "if absent", "overwrite": ""}.get(condition, "if unchanged")
+        self._write(f"put {kind}".strip(), path, lambda: self._put(path, data, condition, self._who), data, condition)
         return {"e_tag": f'"{etag(data)}"', "version": f'"{etag(data)}"'}
 
     def delete(self, path: str) -> None:
-        def remove() -> None:
-            if LATE in self._memory._blobs:
-                self._memory._set(LATE, self._memory._blobs[LATE][0] + f"{path}\n".encode())
-            self._remove(path)
+        self._write("delete", path, lambda: self._remove(path, self._who))
 
-        self._write("delete", path, remove)
+    def carry_out_kept(self) -> None:
+        """Carry out, in one step, every request that the network has kept so far."""
+        self._step("carry out", "*", lambda: [self._carry_out(*kept) for kept in self._kept()], self._paths, HISTORY)
 
-    def delete_again(self) -> None:
-        """Carry out once more, in one step, every request to delete that anybody has made so far."""
-        self._step("delete again", "*", lambda: [self._remove(path) for path in self._late()], self._late, HISTORY)
+    def _kept(self) -> Sequence[tuple[str, str, bytes, str | None]]:
+        return [ast.literal_eval(line) for line in self._memory._blobs[LATE][0].decode().splitlines()]
 
-    def _late(self) -> Sequence[str]:
-        return list(dict.fromkeys(self._memory._blobs[LATE][0].decode().splitlines()))
+    def _paths(self) -> Sequence[str]:
+        return list(dict.fromkeys(path for _, path, _, _ in self._kept()))
 
-    def _remove(self, path: str) -> None:
+    def _carry_out(self, who: str, path: str, data: bytes, condition: str | None) -> None:
+        if condition is None:
+            self._remove(path, who + CARRIED)
+            return
+        with suppress(obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError):
+            self._put(path, data, condition, who + CARRIED)
+
+    def _put(self, path: str, data: bytes, condition: str, who: str) -> bytes:
+        now = self._memory._blobs.get(path)
+        if condition == "create" and now is not None:
+            raise obstore.exceptions.AlreadyExistsError("taken")
+        if condition not in ("create", "overwrite") and (now is None or f'"{etag(now[0])}"' != condition):
+            raise obstore.exceptions.PreconditionError("changed")
+        self._note(who, path, data)
+        self._memory._set(path, data)
+        return etag(data).encode()
+
+    def _remove(self, path: str, who: str) -> None:
         if path in self._memory._blobs:
-            self._note(path, b"")
+            self._note(who, path, b"")
         self._memory.delete(path)
 
-    def _write(self, action: str, path: str, function: Callable[[], object]) -> None:
+    def _write(
+        self, action: str, path: str, function: Callable[[], object], data: bytes = b"", condition: str | None = None
+    ) -> None:
         changes = (path, HISTORY, LATE)
         again = "again: " if self._lost_at == path else ""
         self._lost_at = None
-        self._step(again + action, path, function, *changes)
-        self._n_writes += 1
+        number = self._n_writes + 1
+        kept = None if LATE not in self._memory._blobs or self._keeps is None else self._keeps(action, path, number)
+
+        def act() -> object:
+            if kept is not None:
+                line = repr((self._who, path, data, condition)).encode() + b"\n"
+                self._memory._set(LATE, self._memory._blobs[LATE][0] + line)
+            return None if kept is Kept.LATE else function()
+
+        self._step(again + action, path, act, *changes)
+        self._n_writes = number
         self._n_lost = self._n_lost + 1 if again else 0
+        is_lost = self._loses is not None and self._loses(action, path, number)
         # More in a row and `Bucket` gives up, as it should.
-        if self._n_lost < MOST_LOST and self._loses is not None and self._loses(action, path, self._n_writes):
+        if self._n_lost < MOST_LOST and (is_lost or kept is Kept.LATE):
             self._lost_at = path
             raise obstore.exceptions.GenericError("the connection was closed before the answer came")
 
-    def _note(self, path: str, data: bytes) -> None:
+    def _note(self, who: str, path: str, data: bytes) -> None:
         if HISTORY in self._memory._blobs:
-            entry = repr((self._who, path, data)).encode() + b"\n"
+            entry = repr((who, path, data)).encode() + b"\n"
             self._memory._set(HISTORY, self._memory._blobs[HISTORY][0] + entry)
 
     def _found(self, path: str) -> bytes:
@@ -152,11 +199,11 @@ def over(requests: Requests, kind: type[ObjectBackend] = ObjectBackend, *, has_v
     return kind(Bucket(lambda: (store, store), uri=URI, prefix="", has_versions=has_versions), uri=URI)
 
 
-def delete_again(backend: Backend) -> None:
-    """Repeat every delete request, as a network may at any moment."""
+def carry_out_kept(backend: Backend) -> None:
+    """Carry out every request that the network has kept, as it may at any moment."""
     assert isinstance(backend, ObjectBackend)
     requests: Any = backend._bucket._reader
-    requests.delete_again()
+    requests.carry_out_kept()
 
 
 def quietly(memory: MemoryBackend) -> ObjectBackend:
@@ -168,6 +215,7 @@ def objects(
     kind: type[ObjectBackend] = ObjectBackend,
     *,
     loses: Mapping[str, Loses] | None = None,
+    keeps: Mapping[str, Keeps] | None = None,
     has_versions: bool = False,
 ) -> View:
     """Make a view of a run's blobs as objects of a bucket, with a step at every request.
@@ -175,6 +223,7 @@ def objects(
     Args:
         kind: Of the backend.
         loses: By actor which answers to its writes get lost.
+        keeps: By actor which requests the network keeps, where there is a network; all deletions unless given.
         has_versions: Whether a conditional write has to look up a version first.
     """
 
@@ -182,7 +231,8 @@ def objects(
         def step(action: str, path: str, function: Callable[[], T], *changes: str) -> T:
             return run.call(actor, action, path, function, *changes)
 
-        requests = Requests(run.memory, step, who=actor.name, loses=(loses or {}).get(actor.name))
+        kept = deletions if keeps is None else keeps.get(actor.name)
+        requests = Requests(run.memory, step, who=actor.name, loses=(loses or {}).get(actor.name), keeps=kept)
         return over(requests, kind, has_versions=has_versions)
 
     return view
@@ -203,9 +253,9 @@ class ObjectCast(Cast):
     """A play over a bucket: what is true in the end is seen through the real backend."""
 
     def network(self) -> ObjectCast:
-        """Add one that carries out, at some moment, each request to delete once more."""
+        """Add one that carries out, at some moment, each request that has been kept (`objects`)."""
         self.start = {**self.blobs(), LATE: b""}
-        self.actors["network"] = delete_again
+        self.actors["network"] = carry_out_kept
         return self
 
     def seen(self, memory: MemoryBackend) -> Backend:

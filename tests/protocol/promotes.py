@@ -9,7 +9,7 @@ from functools import cache
 
 from tensorcas_mlflow.backends import Backend, ObjectBackend, is_void, new_void
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
-from tests.protocol.buckets import HISTORY, LATE, Loses, delete_again, etag, objects, quietly
+from tests.protocol.buckets import CARRIED, HISTORY, LATE, Keeps, Kept, Loses, carry_out_kept, etag, objects, quietly
 from tests.protocol.interleave import Program, Run
 from tests.protocol.schedules import Exploration, explore
 
@@ -50,13 +50,22 @@ class Play:
     removers: set[str] = field(default_factory=set)
     """Actors that may remove the blob at the destination."""
     loses: dict[str, Loses] = field(default_factory=dict)
+    keeps: dict[str, Keeps] | None = None
+    """By actor which requests the network keeps; None for all deletions."""
 
-    def promoter(self, name: str, *, replace: bool, times: int = 1) -> Play:
-        """Add one that promotes an intent of its own, again and again if it is refused."""
+    def promoter(self, name: str, *, replace: bool, times: int = 1, declares: bool = False) -> Play:
+        """Add one that promotes an intent of its own, again and again if it is refused.
+
+        Args:
+            name: Of the actor.
+            replace: Whether it replaces a blob at the destination.
+            times: Number of its attempts.
+            declares: Whether it also creates the intent; otherwise the intent is there at the start.
+        """
         source = f"intents/{name}"
-        token = etag(intent_of(name))
 
         def program(backend: Backend) -> str:
+            token = backend.put_new(source, [intent_of(name)]) if declares else etag(intent_of(name))
             for _ in range(times):
                 try:
                     backend.promote(source, DEST, ref_of(name), token=token, replace=replace)
@@ -67,7 +76,8 @@ class Play:
                 return "promoted"
             return "taken"
 
-        self.start = {**self.start, source: intent_of(name)}
+        if not declares:
+            self.start = {**self.start, source: intent_of(name)}
         self.sources[name] = source
         if replace:
             self.replaces.add(name)
@@ -99,9 +109,14 @@ class Play:
         return self._add(name, lambda backend: backend.delete(key))
 
     def network(self) -> Play:
-        """Add one that carries out, at some moment, each request to delete once more."""
+        """Add one that carries out, at some moment, each request that has been kept."""
         self.start = {**self.start, LATE: b""}
-        return self._add("network", delete_again)
+        return self._add("network", carry_out_kept)
+
+    def keeping(self, name: str, number: int, kept: Kept) -> Play:
+        """Add a network that keeps one of an actor's writes."""
+        self.keeps = {name: lambda action, path, n: kept if n == number else None}
+        return self.network()
 
     def looker(self, name: str, look: Callable[[Backend], object]) -> Play:
         """Add one that looks at the destination; it says what it sees, as `check` knows it."""
@@ -117,7 +132,7 @@ class Play:
     ) -> Exploration:
         """Try all schedules."""
         start = {**self.start, HISTORY: b""}
-        view = objects(kind, loses=self.loses, has_versions=has_versions)
+        view = objects(kind, loses=self.loses, keeps=self.keeps, has_versions=has_versions)
         meanings = {HISTORY: cache(self._record)}
         return explore(
             start, self.actors, self.check, max_preemptions=None, deaths=deaths, view=view, meanings=meanings
@@ -151,10 +166,15 @@ class Play:
 
     def _after(self, record: Record, who: str, path: str, data: bytes) -> Record:
         """Return the record after one more change, which must be an allowed one."""
+        is_own_turn = not who.endswith(CARRIED)
+        who = who.removesuffix(CARRIED)
+        if is_own_turn and path == self.sources.get(who) and data == intent_of(who):
+            record = replace(record, given_up=record.given_up - {who})  # it declares, and its promise begins now
         if path in self.sources.values() and shown(data) is None and who in self.withdrawn_by and is_void(data):
             # A ref that stands when its intent is withdrawn is one that nobody takes for committed.
             name = path.rpartition("/")[2]
-            assert record.at_dest != ref_of(name), f"{path} was withdrawn although it is promoted"
+            # Only an intent that came back after its commit may go: the commit stands.
+            assert self.keeps or record.at_dest != ref_of(name), f"{path} was withdrawn although it is promoted"
             record = replace(record, given_up=record.given_up | {name})
         if path != DEST:
             return record
@@ -181,10 +201,11 @@ class Play:
             if not source:
                 continue
             is_withdrawn = any(self._said(run, who) is True for who, key in self.withdrawn_by.items() if key == source)
-            assert commits.count(name) <= 1 or self.loses, f"{name} was promoted twice"
+            assert commits.count(name) <= 1 or self.loses or self.keeps, f"{name} was promoted twice"
             if said == "promoted":
                 assert name in commits, f"{name} says it is promoted"
-                assert memory.stat(source) is None, f"{source} is still there"
+                # A creation that is carried out late leaves an intent of nobody, which a collection gives up.
+                assert self.keeps or memory.stat(source) is None, f"{source} is still there"
             elif said == "gone":
                 assert name not in commits or self.loses, f"{name} is promoted and says it is not"
                 assert is_withdrawn or self.loses, f"nobody withdrew the source of {name}"

@@ -6,7 +6,7 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BlobNotFoundError
-from tests.protocol.buckets import HISTORY, objects, use_memory
+from tests.protocol.buckets import HISTORY, Kept, objects, use_memory
 from tests.protocol.interleave import Run
 from tests.protocol.promotes import DEST, OLD, START, Play, ref_of
 from tests.protocol.schedules import Exploration, Script
@@ -183,6 +183,57 @@ def test_late_repeated_deletion_beside_a_withdraw_removes_no_blob(start: str, re
 def test_a_deletion_whose_answer_gets_lost_does_not_remove_what_came_after_it(start: str) -> None:
     two = Play(START[start]).deleter("d").promoter("p", replace=True).promoter("q", replace=True)
     assert_holds(two.losing("d", 1).explore())
+
+
+# --- any request that the network carries out twice, or late
+
+KEPT = pytest.mark.parametrize("kept", list(Kept))
+
+
+def declared(start: str, *, replace: bool) -> Play:
+    """A promote that creates its source, against a withdraw of it."""
+    return Play(START[start]).promoter("p", replace=replace, declares=True).withdrawer("w", "intents/p")
+
+
+@KEPT
+@pytest.mark.parametrize("number", [1, 3, *(pytest.param(number, marks=pytest.mark.long) for number in (2, 4, 5))])
+@ALL
+@BOTH
+def test_request_of_a_promote_that_is_carried_out_late_changes_nothing(
+    start: str, replace: bool, number: int, kept: Kept
+) -> None:
+    assert_holds(declared(start, replace=replace).keeping("p", number, kept).explore())
+
+
+@KEPT
+@pytest.mark.parametrize("number", [1, *(pytest.param(number, marks=pytest.mark.long) for number in (2, 3))])
+@ALL
+@BOTH
+def test_request_of_a_withdraw_that_is_carried_out_late_changes_nothing(
+    start: str, replace: bool, number: int, kept: Kept
+) -> None:
+    assert_holds(declared(start, replace=replace).keeping("w", number, kept).explore())
+
+
+@pytest.mark.long
+@KEPT
+@pytest.mark.parametrize("who", ["p", "q"])
+@pytest.mark.parametrize("number", range(1, 5))
+def test_late_request_beside_another_promote_changes_nothing(number: int, who: str, kept: Kept) -> None:
+    two = Play(START["a blob"]).promoter("p", replace=True, declares=True).promoter("q", replace=True)
+    assert_holds(two.keeping(who, number, kept).explore())
+
+
+@pytest.mark.long
+@KEPT
+@pytest.mark.parametrize("who", ["p", "d"])
+@pytest.mark.parametrize("number", range(1, 5))
+@ALL
+def test_late_request_beside_a_deletion_of_the_destination_changes_nothing(
+    start: str, number: int, who: str, kept: Kept
+) -> None:
+    two = Play(START[start]).promoter("p", replace=True, declares=True).deleter("d")
+    assert_holds(two.keeping(who, number, kept).explore())
 
 
 # --- schedules that once broke the contract

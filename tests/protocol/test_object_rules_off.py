@@ -12,7 +12,7 @@ from tensorcas_mlflow.backends._buckets import TakenError
 from tensorcas_mlflow.backends._objects import _VOID, _Move
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
-from tests.protocol.buckets import objects, use_memory
+from tests.protocol.buckets import Kept, objects, use_memory
 from tests.protocol.interleave import Run
 from tests.protocol.promotes import DEST, START, Play
 from tests.protocol.schedules import explore
@@ -143,6 +143,12 @@ def one(start: str, *, replace: bool = True) -> Play:
     return Play(START[start]).promoter("p", replace=replace).withdrawer("w", "intents/p")
 
 
+def late_creation() -> Play:
+    """The same, and the network carries out the creation of the source twice."""
+    cast = Play(START["absent"]).promoter("p", replace=True, declares=True).withdrawer("w", "intents/p")
+    return cast.keeping("p", 1, Kept.TWICE)
+
+
 RULES = [
     RuleOff("a withdraw prevents the promote", lambda: one("absent"), PreventsNothing),
     RuleOff("also where a blob is to be replaced", lambda: one("a blob"), PreventsNothing),
@@ -155,6 +161,7 @@ RULES = [
         lambda: Play(START["a blob"]).promoter("p", replace=True).withdrawer("w", DEST),
         DeletesItsVoids,
     ),
+    RuleOff("a void stays where an intent may come late", late_creation, DeletesItsVoids),
     RuleOff("what is prevented has other bytes", lambda: one("absent"), patch=keep_the_bytes),
     RuleOff("also where a blob is to be replaced", lambda: one("a blob"), patch=keep_the_bytes),
     RuleOff(

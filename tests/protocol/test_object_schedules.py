@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.protocol.buckets import ObjectCast, objects, use_memory
+from tests.protocol.buckets import Keeps, Kept, ObjectCast, deletions, objects, use_memory
 from tests.protocol.casts import Cast
 from tests.protocol.interleave import Run
 from tests.protocol.schedules import Exploration, RandomWalk, Script, explore
@@ -104,6 +104,17 @@ def test_no_schedule_over_objects_of_two_saves_of_one_step_loses_or_leaks() -> N
 # --- random schedules
 
 
+def keep_some(draw: random.Random, share: float) -> Keeps:
+    """Keep all deletions, and this share of the other requests."""
+
+    def keeps(action: str, path: str, number: int) -> Kept | None:
+        if draw.random() < share:
+            return draw.choice(list(Kept))
+        return deletions(action, path, number)
+
+    return keeps
+
+
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, N_PARTS))])
 def test_random_schedules_of_a_crowd_whose_answers_get_lost_lose_nothing(
     part: int, monkeypatch: pytest.MonkeyPatch
@@ -115,9 +126,12 @@ def test_random_schedules_of_a_crowd_whose_answers_get_lost_lose_nothing(
         walk = RandomWalk(seed, deaths=[name for name in cast.actors if name[0] in "wc"])
         share = draw.choice([0.0, 0.05, 0.3])
         assert isinstance(cast, ObjectCast)
+        keeps = None
         if part % 2 == 0:
             cast.network()
-        view = objects(loses=dict.fromkeys(cast.actors, lambda *write, draw=draw, share=share: draw.random() < share))
+            keeps = dict.fromkeys(cast.actors, keep_some(draw, draw.choice([0.0, 0.1, 0.5])))
+        loses = dict.fromkeys(cast.actors, lambda *write, draw=draw, share=share: draw.random() < share)
+        view = objects(loses=loses, keeps=keeps)
         run = Run(cast.blobs(), cast.actors, walk, view=view, is_remote=True)
 
         problem = cast.check(run)
