@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.codecs._blocks import BLOCK_FORMATS, BlockFormat, quantize
 from tensorcas_mlflow.codecs._deflate import LEVELS, deflate
 from tensorcas_mlflow.codecs._words import WORD_BYTES, WORDS, add, subtract
 from tensorcas_mlflow.errors import FormatError
@@ -23,9 +25,6 @@ MOST_INPUTS = 1024
 """More inputs of one function are refused."""
 MOST_EVALUATED_BYTES = 1 << 32
 """A function whose inputs and result take more memory together is refused."""
-Q8_0_BLOCK = 32
-"""Elements of a block of Q8_0."""
-Q8_0_BLOCK_BYTES = 34
 
 _NUMPY_FLOATS = frozenset({"float16", "float32", "float64"})
 _FLOATS = frozenset(
@@ -400,36 +399,24 @@ def _merge(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
         flat[block] = _converted(total, made.dtype)
 
 
-def _q8_0_fits(_params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+def _blocks_fit(form: BlockFormat, _params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
     kind = inputs[0]
     return (
         kind.dtype is not None
         and kind.dtype.removeprefix(">") in ("float32", "float16", "bfloat16")
         and len(kind.shape) > 0
-        and kind.shape[-1] % Q8_0_BLOCK == 0
+        and kind.shape[-1] % form.n_elements == 0
         and output.dtype in (None, "uint8")
-        and output.n_elements == kind.n_elements // Q8_0_BLOCK * Q8_0_BLOCK_BYTES
+        and output.n_elements == kind.n_elements // form.n_elements * form.n_bytes
     )
 
 
-def _q8_0(_params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
-    blocks = made.reshape(-1, Q8_0_BLOCK_BYTES)
+def _make_blocks(form: BlockFormat, _params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
+    blocks = made.reshape(-1, form.n_bytes)
     flat = np.ascontiguousarray(inputs[0]).reshape(-1)
-    single = np.dtype(np.float32)
     for part in _blocks(len(flat)):
-        values = _converted(flat[part], single).reshape(-1, Q8_0_BLOCK)
-        into = blocks[part.start // Q8_0_BLOCK : part.stop // Q8_0_BLOCK]
-        with np.errstate(all="ignore"):
-            scale = np.abs(values).max(axis=1, keepdims=True) / single.type(127)
-            inverse = np.where(scale == 0, single.type(0), single.type(1) / scale)
-            scaled = values * inverse
-            size = np.abs(scaled)
-            floor = np.floor(size)
-            # Halves are rounded away from zero.
-            rounded = np.copysign(floor + np.floor(2 * (size - floor)), scaled)
-        rounded[~(np.abs(rounded) <= 127)] = 0  # of a NaN, an infinity, or a scale without an inverse
-        into[:, :2] = _converted(scale, np.dtype("<f2")).view(np.uint8)
-        into[:, 2:] = rounded.astype(np.int8).view(np.uint8)
+        values = _converted(flat[part], np.dtype(np.float32)).reshape(-1, form.n_elements)
+        quantize(form, values, blocks[part.start // form.n_elements : part.stop // form.n_elements])
 
 
 def _deflate_fits(params: Mapping[str, Any], _inputs: Sequence[Kind], output: Kind) -> bool:
@@ -450,6 +437,9 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "concatenate": _Function(frozenset({"axis"}), MOST_INPUTS, _concatenate_fits, _concatenate),
     "assemble": _Function(frozenset({"offsets"}), MOST_INPUTS, _assemble_fits, _assemble),
     "merge": _Function(frozenset({"weights"}), MOST_INPUTS, _merge_fits, _merge),
-    "q8_0": _Function(frozenset(), 1, _q8_0_fits, _q8_0),
+    **{
+        name: _Function(frozenset(), 1, partial(_blocks_fit, form), partial(_make_blocks, form))
+        for name, form in BLOCK_FORMATS.items()
+    },
     "deflate": _Function(frozenset({"level"}), MOST_INPUTS, _deflate_fits, _deflate),
 }

@@ -18,11 +18,11 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest, digest_all
 from tensorcas_mlflow.base.dtypes import parse_dtype
-from tensorcas_mlflow.base.sketch import LIKELY_BITS, N_WORDS, chance_of, evidence_of, positions, words_of
+from tensorcas_mlflow.base.sketch import LIKELY_BITS, N_WORDS, SURE_BITS, chance_of, evidence_of, positions, words_of
 from tensorcas_mlflow.base.tensors import distinct, offsets_of
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io import Catalog
-from tensorcas_mlflow.codecs import Kind, check, evaluate
+from tensorcas_mlflow.codecs import BLOCK_FORMATS, Bounds, Kind, bounds, check, evaluate
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Derivation, Manifest, Row
 from tensorcas_mlflow.store._sketches import Sketched, SketchedStore, read_manifest, sketches_of
@@ -50,9 +50,10 @@ _MOST_STEPS = 40
 """Words of a merge and of its inputs differ by at most this: about a quarter of a number."""
 _FEW_WORDS = 4
 """With fewer known words, a sketch tells nothing."""
+_WORD_STEP = np.float32(2**-7)
+"""A word has the first eight bits of a number's mantissa."""
 _PARTS = (2, 3, 4, 8)
 """Numbers of equal parts in which a search expects tensors to be cut."""
-_Q8_0_BLOCK, _Q8_0_BYTES = 32, 34
 
 _AXES: Mapping[int, Sequence[tuple[int, ...]]] = {
     2: [(1, 0)],
@@ -115,13 +116,13 @@ class Guess(NamedTuple):
 
 
 _CAST = Guess("cast", {})
-_Q8_0 = Guess("q8_0", {})
+_BLOCKS = {name: Guess(name, {}) for name in BLOCK_FORMATS}
 
 
 def guesses(wanted: Row, dtype: str | None, shape: tuple[int, ...]) -> list[Guess]:
     """Return functions that may give a row from an input of some dtype and shape, the likeliest first."""
     made, spec, is_near = Kind(wanted.spec.dtype, wanted.spec.shape), wanted.spec, Kind(dtype, shape)
-    found: list[Guess] = [_Q8_0] if spec.dtype is None else []
+    found: list[Guess] = [*_BLOCKS.values()] if spec.dtype is None else []
     if spec.dtype is not None and is_near.n_elements == made.n_elements:
         if dtype != spec.dtype:
             found.append(_CAST)
@@ -173,6 +174,7 @@ class Elements:
         self._ends = np.cumsum(source.sizes[begin:end])
         self._held: dict[int, Any] = {}
         self._words: dict[Any, Any] = {}
+        self._sampled: dict[Any, _Codes] = {}
 
     def take(self, at: Any) -> tuple[Any, Any]:
         """Return elements by their places in C order, and whether they are at hand; others are zero."""
@@ -206,31 +208,72 @@ class Elements:
         """Return the words that a sketch of an input of some shape has if a guess is right; 0 for those unknown."""
         key = (guess.function, repr(guess.params), shape)
         if key not in self._words:
-            at = positions(Kind("uint8", shape).n_elements)
-            if guess.function == "q8_0":
-                values, is_here = self._dequantized(at)
-            else:
-                places, is_in = guess.places(shape, self.row.spec.shape, at)
-                values, is_here = self.take(places)
-                is_here = is_here & is_in
-            self._words[key] = np.where(is_here, words_of(values), 0).astype(np.uint16)
+            places, is_in = guess.places(shape, self.row.spec.shape, positions(Kind("uint8", shape).n_elements))
+            values, is_here = self.take(places)
+            self._words[key] = np.where(is_here & is_in, words_of(values), 0).astype(np.uint16)
         return self._words[key]
+
+    def evidence(self, guess: Guess, shape: tuple[int, ...], others: Any) -> Any:
+        """Return the evidence in bits that a guess is right, for inputs of some shape with known sketches.
+
+        Args:
+            guess: The function.
+            shape: Shape of the inputs.
+            others: Their sketches, one column each.
+        """
+        if guess.function in BLOCK_FORMATS:
+            return self._codes(guess.function, shape).evidence(others)
+        return evidence_of(self.words(guess, shape), others, self.chance)
+
+    def tells_little(self, guess: Guess, shape: tuple[int, ...]) -> bool:
+        """Tell whether a sketch cannot show if a guess is right."""
+        if guess.function in BLOCK_FORMATS:
+            return bool(self._codes(guess.function, shape).bits.sum() < LIKELY_BITS)
+        return bool(np.count_nonzero(self.words(guess, shape)) < _FEW_WORDS)
 
     @Lazy
     def chance(self) -> float:
         """The chance that a word of another tensor is near one of these."""
-        kind = _kind(self.row)
-        if kind.dtype is None:
-            return chance_of(self.words(_Q8_0, (kind.n_elements // _Q8_0_BYTES * _Q8_0_BLOCK,)))
-        return chance_of(self.words(_CAST, kind.shape))
+        return chance_of(self.words(_CAST, self.row.spec.shape))
 
-    def _dequantized(self, at: Any) -> tuple[Any, Any]:
-        begins = at // _Q8_0_BLOCK * _Q8_0_BYTES
-        low, has_low = self.take(begins)
-        high, has_high = self.take(begins + 1)
-        number, is_here = self.take(begins + 2 + at % _Q8_0_BLOCK)
-        scale = (low.astype(np.uint16) | high.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
-        return scale * number.view(np.int8), is_here & has_low & has_high
+    def _codes(self, function: str, shape: tuple[int, ...]) -> _Codes:
+        """Return the blocks with the elements that the sketch of an input of some shape has."""
+        key = (function, shape)
+        if key not in self._sampled:
+            form = BLOCK_FORMATS[function]
+            block, element = np.divmod(positions(Kind("uint8", shape).n_elements), form.n_elements)
+            at = block[:, None] * form.n_bytes + np.arange(form.n_bytes)
+            raw, is_here = self.take(at.reshape(-1))
+            stood_for = bounds(form, raw.reshape(at.shape))
+            self._sampled[key] = _Codes.of(stood_for, element, is_here.reshape(at.shape).all(axis=1))
+        return self._sampled[key]
+
+
+class _Codes(NamedTuple):
+    """The codes of quantized elements at the places of a sketch."""
+
+    bounds: Bounds
+    """The numbers that they stand for."""
+    bits: Any
+    """For each the evidence if the word of an input is among them; 0 for codes that are not at hand."""
+
+    @classmethod
+    def of(cls, blocks: Bounds, element: Any, is_here: Any) -> _Codes:
+        """Take one element of each block: the others show how common its code is."""
+        low, high = (np.take_along_axis(each, element[:, None], axis=1) for each in blocks)
+        middle = (blocks.low + blocks.high)[is_here].reshape(-1) / 2
+        shares = [float(((middle >= least) & (middle <= most)).mean()) for least, most in zip(low, high, strict=True)]
+        bits = np.where(is_here, -np.log2(np.maximum(shares, 1 / max(1, len(middle)))), 0)
+        return cls(Bounds(low, high), bits)
+
+    def evidence(self, others: Any) -> Any:
+        """Return the evidence for some sketches, one column each: none if a single word is not among the numbers."""
+        values = (others.astype(np.uint32) << 16).view(np.float32)
+        with np.errstate(all="ignore"):
+            slack = np.abs(values) * _WORD_STEP
+            fits = (values + slack >= self.bounds.low) & (values - slack <= self.bounds.high)
+        bits = np.where(others == 0, 0, self.bits[:, None])  # of a zero, or an unknown word
+        return np.where((fits | (bits == 0)).all(axis=0), bits.sum(axis=0), 0)
 
 
 class _Candidate(NamedTuple):
@@ -304,13 +347,12 @@ class Earlier:
         own = self.named(row.spec.name)
         for (dtype, shape), group in self._groups.items():
             for guess in guesses(row, dtype, shape):
-                words = elements.words(guess, shape)
-                bits = evidence_of(words, group.words, elements.chance)
+                bits = elements.evidence(guess, shape, group.words)
                 found += [
                     _Candidate(guess, int(group.known[at]), float(bits[at]))
                     for at in (bits >= LIKELY_BITS).nonzero()[0].tolist()
                 ]
-                if own in group.numbers and (own not in self._words or np.count_nonzero(words) < _FEW_WORDS):
+                if own in group.numbers and (own not in self._words or elements.tells_little(guess, shape)):
                     found.append(_Candidate(guess, own, 0.0))
         return sorted(found, key=lambda each: (-each.evidence, each.row != own))
 
@@ -560,7 +602,10 @@ class Derivations:
                 if not known.has_any(n_elements):
                     continue
                 without_bytes = kind.n_bytes if guess.function == "cast" else None
-                for part in known.like(elements.words(guess, shape), elements.chance, n_elements, without_bytes):
+                # A wrong function fits all words of a sketch less often than its evidence says.
+                least = LIKELY_BITS if guess.function in BLOCK_FORMATS else SURE_BITS
+                evidence = partial(elements.evidence, guess, shape)
+                for part in known.like(evidence, n_elements, least, without_bytes):
                     parts[part.manifest] = part
                     shares[part.manifest] = shares.pop(part.manifest, 0.0) + kind.n_bytes
         latest_first = [*shares][::-1]
@@ -624,12 +669,12 @@ class Derivations:
         output = _kind(elements.row)
         first, heads = self._heads(guess, inputs)
         n = min(map(len, heads))
-        if guess.function == "q8_0":
-            blocks = _spread(n // _Q8_0_BLOCK, _N_SAMPLED // _Q8_0_BLOCK)
-            values = heads[0][: n // _Q8_0_BLOCK * _Q8_0_BLOCK].reshape(-1, _Q8_0_BLOCK)[blocks]
-            kind = Kind(output.dtype, (values.size // _Q8_0_BLOCK * _Q8_0_BYTES,))
-            exact = evaluate("q8_0", {}, [values], kind)
-            at = (blocks[:, None] * _Q8_0_BYTES + np.arange(_Q8_0_BYTES)).reshape(-1)
+        if guess.function in BLOCK_FORMATS:
+            form = BLOCK_FORMATS[guess.function]
+            blocks = _spread(n // form.n_elements, _N_SAMPLED // form.n_elements)
+            values = heads[0][: n // form.n_elements * form.n_elements].reshape(-1, form.n_elements)[blocks]
+            exact = evaluate(guess.function, {}, [values], Kind(output.dtype, (len(values) * form.n_bytes,)))
+            at = (blocks[:, None] * form.n_bytes + np.arange(form.n_bytes)).reshape(-1)
             mine, is_here = elements.take(at)
         else:
             at = _spread(n, _N_SAMPLED)
@@ -774,8 +819,9 @@ def _weights(exact: Any, one: Any, other: Any) -> list[tuple[float, float]]:
 def _shapes_of_inputs(made: Kind) -> Iterator[tuple[Guess, tuple[int, ...]]]:
     """Yield the functions that may give a row, each with the shape of its input; for a cast any of its size."""
     if made.dtype is None:
-        if made.n_elements % _Q8_0_BYTES == 0:
-            yield _Q8_0, (made.n_elements // _Q8_0_BYTES, _Q8_0_BLOCK)
+        for name, form in BLOCK_FORMATS.items():
+            if made.n_elements % form.n_bytes == 0:
+                yield _BLOCKS[name], (made.n_elements // form.n_bytes, form.n_elements)
         return
     shape = made.shape
     yield _CAST, shape

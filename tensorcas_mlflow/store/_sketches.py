@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,7 +25,6 @@ from tensorcas_mlflow.base.sketch import (
     N_WORDS,
     SURE_BITS,
     compare,
-    evidence_of,
 )
 from tensorcas_mlflow.base.tensors import distinct, offsets_of
 from tensorcas_mlflow.base.threads import Lock
@@ -280,13 +279,15 @@ class Sketches:
         alike = self._whole().of_size(n_elements, None)
         return bool(alike.stop > alike.start)
 
-    def like(self, words: Any, chance: float, n_elements: int, without_bytes: int | None) -> list[Sketched]:
-        """Return the checkpoints and files with a tensor near some words, the latest last.
+    def like(
+        self, evidence: Callable[[Any], Any], n_elements: int, least: float, without_bytes: int | None
+    ) -> list[Sketched]:
+        """Return the checkpoints and files with a tensor for which there is evidence, the latest last.
 
         Args:
-            words: The words, as the sketch of such a tensor has them; 0 for those unknown.
-            chance: See `compare`.
-            n_elements: Number of its elements.
+            evidence: Returns the evidence in bits for sketches, one column each.
+            n_elements: Number of the tensor's elements.
+            least: Least evidence.
             without_bytes: Size of tensors that do not count.
         """
         table = self._whole()
@@ -296,8 +297,8 @@ class Sketches:
             alike = alike[table.n_bytes[alike] != without_bytes]
         if not len(alike):
             return []
-        is_near = evidence_of(words, table.words[:, alike], chance) >= SURE_BITS
-        return [table.parts[number] for number in distinct(table.owner[alike[is_near]]).tolist()]
+        is_likely = evidence(table.words[:, alike]) >= least
+        return [table.parts[number] for number in distinct(table.owner[alike[is_likely]]).tolist()]
 
     def _whole(self) -> _Table:
         with self._lock:

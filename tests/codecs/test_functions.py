@@ -8,7 +8,6 @@ import platform
 import tracemalloc
 from typing import Any
 
-import gguf
 import ml_dtypes
 import numpy as np
 import pytest
@@ -185,27 +184,6 @@ def test_merge_gives_one_nan_for_all_nans() -> None:
     assert result.view(np.uint32).tolist() == [0x7FC00000] * 4
 
 
-@pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
-def test_q8_0_gives_the_bytes_of_gguf(source: str) -> None:
-    values = floats(64 * 4096, source).reshape(64, 4096)
-    values[3] = 0
-    values[4, :32] = np.arange(32) * 0.5  # ties
-    values[5] *= values.dtype.type(1e-6)
-    wanted = gguf.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
-
-    assert same_bytes(made("q8_0", {}, [values], Kind(None, (wanted.size,))), wanted)
-    assert same_bytes(made("q8_0", {}, [values], Kind("uint8", wanted.shape)), wanted)
-
-
-def test_q8_0_defines_the_bytes_of_blocks_with_infinities_and_nans() -> None:
-    values = np.ones((3, 32), np.float32)
-    values[0, 0], values[1, 0], values[2, :] = np.inf, -np.nan, 1e-45
-    blocks = made("q8_0", {}, [values], Kind("uint8", (3, 34)))
-
-    assert blocks[:, :2].copy().view("<u2")[:, 0].tolist() == [0x7C00, 0x7E00, 0]
-    assert not blocks[:, 2:].any()
-
-
 @settings(deadline=None, max_examples=50)
 @given(hnp.arrays(np.uint32, st.integers(0, 200)), st.randoms())
 def test_results_do_not_depend_on_blocks(bits: Any, random: Any) -> None:
@@ -297,12 +275,6 @@ F32 = Kind("float32", (4, 64))
         ("merge", {"weights": [1.0, "1"]}, [F32, F32], F32),
         ("merge", {"weights": [1.0, 1.0]}, [F32, Kind("int32", (4, 64))], F32),
         ("merge", {"weights": [1.0, 1.0]}, [F32, Kind("float32", (4, 65))], F32),
-        ("q8_0", {}, [Kind("float32", (4, 65))], Kind(None, (34 * 8,))),
-        ("q8_0", {}, [Kind("float32", (32, 1))], Kind(None, (34,))),
-        ("q8_0", {}, [Kind("float64", (4, 64))], Kind(None, (34 * 8,))),
-        ("q8_0", {}, [F32], Kind(None, (34 * 8 + 1,))),
-        ("q8_0", {}, [F32], Kind("int8", (34 * 8,))),
-        ("q8_0", {}, [Kind("float32", ())], Kind(None, (34,))),
         ("cast", {}, [Kind("float32", (1 << 30,))], Kind("bfloat16", (1 << 30,))),
     ],
 )

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+import gguf
 import ml_dtypes
 import numpy as np
 
@@ -110,35 +111,23 @@ def check_loads_file(store: Store, ref: Ref, data: bytes) -> None:
     assert verify(Store.open_backend(store.backend), full=True).problems == ()
 
 
-def q8_0(array: Any) -> bytes:
-    """Quantize like ``quantize_row_q8_0_ref`` of ggml (``ggml-quants.c``)."""
-    blocks = np.asarray(array, dtype=np.float32).reshape(-1, 32)
-    scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
-    scaled = blocks * inverse
-    # roundf of C: halves away from zero
-    whole = np.trunc(scaled)
-    rounded = (whole + np.trunc(2 * (scaled - whole))).astype(np.int8)
-    return np.concatenate([scale.astype("<f2").view(np.uint8), rounded.view(np.uint8)], axis=1).tobytes()
-
-
 _GGUF_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 
 
-def gguf(tensors: Mapping[str, Any], *, quantized: bool = True) -> bytes:
-    """Write a GGUF file of version 3: matrices as Q8_0, or all tensors in their own dtypes."""
+def gguf_file(tensors: Mapping[str, Any], kind: str | None = "Q8_0") -> bytes:
+    """Write a GGUF file of version 3: matrices in quantized blocks of a kind, or all tensors in their own dtypes."""
 
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
 
     infos, blocks, at = [], [], 0
     for name, array in tensors.items():
-        is_quantized = quantized and array.ndim > 1
-        data = q8_0(array) if is_quantized else array.tobytes()
-        kind = 8 if is_quantized else _GGUF_TYPES[array.dtype.name]
+        number, data = _GGUF_TYPES[array.dtype.name], array.tobytes()
+        if kind is not None and array.ndim > 1:
+            number = gguf.GGMLQuantizationType[kind]
+            data = gguf.quantize(array.astype(np.float32), number).tobytes()
         sides = array.shape[::-1]
-        infos.append(text(name) + struct.pack(f"<I{len(sides)}QIQ", len(sides), *sides, kind, at))
+        infos.append(text(name) + struct.pack(f"<I{len(sides)}QIQ", len(sides), *sides, number, at))
         blocks.append(data + bytes(-len(data) % 32))
         at += len(blocks[-1])
     key = text("general.architecture") + struct.pack("<I", 8) + text("llama")

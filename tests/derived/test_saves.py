@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,7 +26,7 @@ from tests.derived.made import (
     check_loads,
     check_loads_file,
     functions_of,
-    gguf,
+    gguf_file,
     manifest_of,
     model,
     n_bytes,
@@ -110,20 +111,67 @@ def test_shards_of_rows_are_derived(store: Store, in_another_process: InAnotherP
         assert share_taken(in_another_process(store), shard, f"shard {number}") < 0.01
 
 
-@pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    [
+        *((kind, "float32") for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0")),
+        *(("Q4_0", "bfloat16"), ("TQ1_0", "bfloat16"), ("MXFP4", "float16")),
+    ],
+)
 def test_gguf_file_of_stored_weights_is_derived(
-    store: Store, in_another_process: InAnotherProcess, quantized: bool
+    store: Store, in_another_process: InAnotherProcess, kind: str, stored: str
 ) -> None:
+    base = as_dtype(
+        {"w": ternary(4) if kind.startswith("TQ") else normal(4)}, np.dtype(getattr(ml_dtypes, stored, stored))
+    )
+    save(store, base)
+
+    assert share_taken_by_file(in_another_process(store), gguf_file(renamed(base), kind)) < 0.05
+
+
+def normal(seed: int) -> Any:
+    return np.random.default_rng(seed).normal(0, 0.02, (512, 1024)).astype(np.float32)
+
+
+def ternary(seed: int) -> Any:
+    """Return weights of three values, with a scale for each row."""
+    rng = np.random.default_rng(seed)
+    scales = rng.uniform(0.01, 0.03, (512, 1)).astype(np.float32)
+    return rng.integers(-1, 2, (512, 1024)).astype(np.float32) * scales
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "TQ2_0"])
+def test_gguf_file_of_the_same_names_is_derived(store: Store, in_another_process: InAnotherProcess, kind: str) -> None:
+    save(store, {"w": normal(4)})
+
+    assert share_taken_by_file(in_another_process(store), gguf_file({"w": normal(4)}, kind)) < 0.05
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "TQ1_0"])
+def test_gguf_file_of_other_weights_is_stored(store: Store, in_another_process: InAnotherProcess, kind: str) -> None:
+    save(store, {"w": normal(4)})
+    again, data = in_another_process(store), gguf_file({"w": normal(5)}, kind)
+    ref = save_file(again, data, "model")
+
+    assert functions_of(again, ref) == set()
+    check_loads_file(again, ref, data)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "MXFP4"])
+def test_gguf_file_with_one_other_bit_is_stored(store: Store, in_another_process: InAnotherProcess, kind: str) -> None:
+    save(store, {"w": normal(4)})
+    again, data = in_another_process(store), bytearray(gguf_file({"w": normal(4)}, kind))
+    data[-100] ^= 1
+    ref = save_file(again, bytes(data), "model")
+
+    assert functions_of(again, ref) == set()
+    check_loads_file(again, ref, bytes(data))
+
+
+def test_gguf_file_in_other_dtypes_is_derived(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
-    tensors = renamed(model(0) if quantized else as_bfloat16(model(0)))
 
-    assert share_taken_by_file(in_another_process(store), gguf(tensors, quantized=quantized)) < 0.02
-
-
-def test_gguf_file_of_bfloat16_weights_is_derived(store: Store, in_another_process: InAnotherProcess) -> None:
-    save(store, as_bfloat16(model(0)))
-
-    assert share_taken_by_file(in_another_process(store), gguf(renamed(as_bfloat16(model(0))))) < 0.02
+    assert share_taken_by_file(in_another_process(store), gguf_file(renamed(as_bfloat16(model(0))), None)) < 0.02
 
 
 @pytest.fixture
@@ -137,7 +185,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gguf_file_stored_in_batches_is_derived(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
 
-    assert share_taken_by_file(in_another_process(store), gguf(renamed(model(0)))) < 0.02
+    assert share_taken_by_file(in_another_process(store), gguf_file(renamed(model(0)))) < 0.02
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -380,7 +428,7 @@ def test_equal_tensors_of_a_file_are_all_derived(store: Store, in_another_proces
 
 def test_file_that_is_saved_twice_shares_a_manifest(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
-    data = gguf(renamed(model(0)))
+    data = gguf_file(renamed(model(0)))
     first = save_file(in_another_process(store), data, "one")
     second = save_file(in_another_process(store), data, "two")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorcas_mlflow.codecs import BLOCK_FORMATS
 from tensorcas_mlflow.codecs._functions import _FUNCTIONS
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.store import Store
@@ -47,8 +48,9 @@ def test_golden_store_has_a_row_of_each_function(store: Store) -> None:
     manifests = [store.manifest(ref) for ref in refs if ref is not None]
     derived = [each for manifest in manifests for each in manifest.derived]
 
-    # `test_golden_shards.py` and `test_golden_deflated.py` have the two others.
-    assert {each.function for each in derived} == _FUNCTIONS.keys() - {"assemble", "deflate"}
+    # `test_golden_shards.py`, `test_golden_deflated.py` and `test_golden_blocks.py` have the others.
+    others = {"assemble", "deflate", *BLOCK_FORMATS} - {"q8_0"}
+    assert {each.function for each in derived} == _FUNCTIONS.keys() - others
     assert {each.function for each in derived if each.residual is not None} == {"cast", "q8_0"}
     assert not store.catalog.find(np.ascontiguousarray(manifests[0].row("merge").digests)).found.any()
 

@@ -137,15 +137,17 @@ def derived_manifest() -> Manifest:
             row("float32", 64, 64, name="concatenate"),
             row("float32", 32, 64, name="merge"),
             row(None, 2176, name="q8_0"),
+            row(None, 1152, name="q4_0"),
         ],
         inputs=[row("float32", 32, 64), row("uint16", 2048)],
         derived=(
-            Derivation(1, "cast", {}, (0,), 8),
+            Derivation(1, "cast", {}, (0,), 9),
             Derivation(2, "permute", {"axes": [1, 0]}, (0,)),
-            Derivation(3, "slice", {"axis": 1, "start": 30}, (7,)),
-            Derivation(4, "concatenate", {"axis": 0}, (0, 7)),
-            Derivation(5, "merge", {"weights": [0.5, 0.5]}, (0, 7)),
-            Derivation(6, "q8_0", {}, (7,)),
+            Derivation(3, "slice", {"axis": 1, "start": 30}, (8,)),
+            Derivation(4, "concatenate", {"axis": 0}, (0, 8)),
+            Derivation(5, "merge", {"weights": [0.5, 0.5]}, (0, 8)),
+            Derivation(6, "q8_0", {}, (8,)),
+            Derivation(7, "q4_0", {}, (8,)),
         ),
     )
 

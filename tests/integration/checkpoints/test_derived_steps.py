@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from tensorcas_mlflow.store import Store
-from tests.derived.made import as_bfloat16, gguf, model, n_bytes, renamed, tuned
+from tests.derived.made import as_bfloat16, gguf_file, model, n_bytes, renamed, tuned
 from tests.integration.checkpoints.states import load, log, store_below
 
 
@@ -51,7 +51,7 @@ def test_steps_of_a_series_after_a_derived_one_load(experiment: str) -> None:
 def test_artifact_of_logged_weights_takes_little(experiment: str, tmp_path: Path, kind: str) -> None:
     with mlflow.start_run():
         log(model(0), 0)
-    data = gguf(renamed(model(0))) if kind == "gguf" else safetensors.numpy.save(renamed(as_bfloat16(model(0))))
+    data = gguf_file(renamed(model(0))) if kind == "gguf" else safetensors.numpy.save(renamed(as_bfloat16(model(0))))
     file = tmp_path / f"model.{kind}"
     file.write_bytes(data)
     before = size_of(store_below(tmp_path))
