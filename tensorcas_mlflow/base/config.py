@@ -60,6 +60,17 @@ def in_mlflow_server() -> bool:
     return bool(server_roots())
 
 
+def server_stores() -> tuple[str, str] | None:
+    """Return the tracking store and the model registry of this process's MLflow server; None outside of a server."""
+    tracking = os.environ.get("_MLFLOW_SERVER_FILE_STORE")
+    return (tracking, os.environ.get("_MLFLOW_SERVER_REGISTRY_STORE") or tracking) if tracking else None
+
+
+def server_prefix() -> str:
+    """Return the path below which this process's MLflow server serves its UI; "" for none."""
+    return os.environ.get("_MLFLOW_STATIC_PREFIX", "").rstrip("/")
+
+
 def given(*names: str) -> str | None:
     """Return the value of the first variable that is set and not empty; None if none is.
 

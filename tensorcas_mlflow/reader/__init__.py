@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.reader._diff import CheckpointDiff, ValueChange, diff
+    from tensorcas_mlflow.reader._diff import CheckpointDiff, ValueChange, diff, measure_some
     from tensorcas_mlflow.reader._exchange import (
         PreparedImport,
         convert,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.reader._summary import Summary, SummaryNode
 
 _NAMES = {
-    "_diff": "CheckpointDiff ValueChange diff",
+    "_diff": "CheckpointDiff ValueChange diff measure_some",
     "_exchange": "PreparedImport convert export_checkpoint import_checkpoint plan_convert plan_export prepare_import",
     "_lineage": "Lineage Relation lineage",
     "_open": "open_listed open_manifest open_path open_ref",

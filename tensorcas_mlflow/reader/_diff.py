@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -459,12 +460,57 @@ def _has_cuts(manifest: Manifest, rows: Offsets) -> np.ndarray[Any, np.dtype[np.
 
 
 def _values(before: CheckpointReader, after: CheckpointReader, names: Sequence[str]) -> dict[str, ValueChange]:
-    specs = {name: before.spec(name) for name in names}
-    alike = [name for name in names if specs[name].n_bytes and specs[name] == after.spec(name)]
-    found: dict[str, ValueDifference] = {}
+    return dict(_measured(before, after, [name for name in names if _is_measurable(before, after, name)]))
+
+
+def measure_some(
+    before: CheckpointReader, after: CheckpointReader, names: Sequence[str], *, most_bytes: int, most_s: float
+) -> dict[str, ValueChange]:
+    """Measure how much some tensors changed, the smallest first, as far as bounds allow.
+
+    Args:
+        before: The first checkpoint.
+        after: The second checkpoint.
+        names: Tensors of both. Those of other dtypes or shapes are left out.
+        most_bytes: Bound of the bytes of these tensors in one of the two.
+        most_s: Bound of the time, checked after each tensor.
+
+    Raises:
+        TensorCasError: Needed content cannot be read.
+    """
+    end = time.monotonic() + most_s
+    smallest: list[str] = []
+    n_bytes = 0
+    for name in sorted(names, key=lambda name: after.spec(name).n_bytes):
+        n_bytes += after.spec(name).n_bytes
+        if n_bytes > most_bytes:
+            break
+        if _is_measurable(before, after, name):
+            smallest.append(name)
+    found: dict[str, ValueChange] = {}
+    for name, change in _measured(before, after, smallest):
+        found[name] = change
+        if time.monotonic() > end:
+            break
+    return found
+
+
+def _is_measurable(before: CheckpointReader, after: CheckpointReader, name: str) -> bool:
+    spec = before.spec(name)
+    return spec.n_bytes > 0 and spec == after.spec(name)
+
+
+def _measured(
+    before: CheckpointReader, after: CheckpointReader, names: Sequence[str]
+) -> Iterator[tuple[str, ValueChange]]:
+    """Yield the changes of tensors of one dtype and shape in both."""
+    last: tuple[str, ValueDifference] | None = None
     # The sizes of tensors alone determine their pieces, so both tensors have the same ones.
-    for (name, was), (_, now) in zip(before.stream(alike), after.stream(alike), strict=True):
-        if name not in found:
-            found[name] = ValueDifference(specs[name].numpy_dtype)
-        found[name].add(was, now)
-    return {name: difference.result() for name, difference in found.items()}
+    for (name, was), (_, now) in zip(before.stream(names), after.stream(names), strict=True):
+        if last is None or last[0] != name:
+            if last is not None:
+                yield last[0], last[1].result()
+            last = name, ValueDifference(before.spec(name).numpy_dtype)
+        last[1].add(was, now)
+    if last is not None:
+        yield last[0], last[1].result()

@@ -18,8 +18,8 @@ from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.integration.artifacts._page import render_page
-from tensorcas_mlflow.integration.pages import SeriesFacts, history_page
-from tensorcas_mlflow.integration.pages._html import _SCRIPT, _SCRIPT_HASH
+from tensorcas_mlflow.integration.pages import RunFacts, SeriesFacts, history_page, script
+from tensorcas_mlflow.integration.pages._html import script_hash
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.store import Store
 
@@ -27,22 +27,43 @@ ATTRIBUTES = {
     "html": {"lang"},
     "meta": {"charset", "http-equiv", "content", "name"},
     "label": {"for"},
-    **{tag: {"class"} for tag in ("td", "th", "ul", "p", "span")},
-    "tr": {"data-name"},
-    "div": {"class", "style", "title"},
-    "details": {"class", "open"},
+    **{tag: {"class"} for tag in ("td", "ul")},
+    "th": {"scope", "class"},
+    "p": {"class", "id", "hidden", "data-view"},
+    "span": {"id", "aria-live"},
+    "table": {"id"},
+    "div": {"class", "style", "title", "data-view", "hidden"},
     "i": {"style"},
-    "input": {"id", "type", "hidden", "autocomplete", "spellcheck"},
+    "input": {"id", "type", "autocomplete", "spellcheck"},
+    "button": {"id", "type", "hidden", "data-sort", "data-at"},
+    "select": {"id", "aria-label", "data-shows", "hidden"},
+    "option": {"value"},
+    "data": {"id", "value"},
+    "a": {"target", "rel", "data-prefix", "data-to", "href"},
     "img": {"style", "alt", "src"},
     "svg": {"viewbox", "role", "aria-label"},
     "text": {"x", "y", "text-anchor"},
     "polyline": {"points", "fill", "stroke", "stroke-width"},
 }
-PLAIN = {"head", "title", "style", "body", "h1", "h2", "li", "table", "thead", "tbody", "summary", "script"}
+PLAIN = {"head", "title", "style", "body", "h1", "h2", "li", "thead", "tbody", "tr", "noscript", "script"}
 """Elements of a page that have attributes, and those that have none."""
 WITHOUT_END = {"meta", "input", "img"}
-CLASSES = {"name", "shape", "size", "new", "part", "shared", "totals", "wide", "map", "key", "tensors"}
-POLICY = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{_SCRIPT_HASH}'"
+CLASSES = {
+    "name",
+    "spec",
+    "size",
+    "amount",
+    "totals",
+    "wide",
+    "map",
+    "label",
+    "picture",
+    "cursor",
+    "key",
+    "charts",
+    "steps",
+}
+POLICY = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash(script())}'"
 
 PIECES = [
     *("</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", '" onload="x', "' x='", "</title></style>"),
@@ -76,7 +97,7 @@ class Strict(HTMLParser):
             self.open.append(tag)
 
     def handle_data(self, data: str) -> None:
-        assert self.open[-1:] != ["script"] or data == _SCRIPT
+        assert self.open[-1:] != ["script"] or data == script()
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -119,9 +140,11 @@ def test_hostile_name_is_only_text_in_a_page(text: str) -> None:
     facts = SeriesFacts()
     facts.add(1, text, store.manifest(ref))
     facts.add(2, text, store.manifest(ref))
-    for page in (render_page(store, ref).decode(), history_page(text, text, facts).decode()):
+    run = RunFacts(run_id=text, name=text, experiment_id=text, metrics={text: [(1, 2.0)]}, ui="http://host/ml")
+    for page in (render_page(store, ref).decode(), history_page(text, run, facts, dropped={1}, rule=text).decode()):
         assert Strict(page).policies == [POLICY]
         assert page.lower().count("<script") == 1
+        assert "innerHTML" not in page
         assert all(char.isprintable() for char in page.replace("\n", ""))
 
 

@@ -10,28 +10,37 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys
-from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.integration._artifact_uri import store_root_for
 from tensorcas_mlflow.integration.pages import (
+    BLOCKED_LINKS,
     HISTORY_PAGE,
-    SEARCH,
+    MOST_FACTS_CHARS,
+    RunFacts,
     SeriesFacts,
+    Tensors,
+    Value,
     document,
     history_page,
-    row,
-    table,
+    packed_facts,
+    run_facts_here,
+    script,
+    tensor_table,
     text,
+    time_text,
     totals,
+    visible,
 )
-from tensorcas_mlflow.layout import STEP_TEXT, Manifest, Ref, Row, list_blobs, list_dir, step_of_text
+from tensorcas_mlflow.layout import STEP_TEXT, Manifest, Ref, list_blobs, list_dir, step_of_text
 from tensorcas_mlflow.store import Store, payload_bytes, payload_pieces
 
 MAX_CHECKPOINTS = 50
@@ -77,6 +86,10 @@ class EarlierContents:
     """Checkpoints with a manifest read."""
     is_complete: bool
     """True if every candidate was examined."""
+    before: Ref | None
+    """The step before in the same series, if any."""
+    after: Ref | None
+    """The step after, if any."""
 
 
 def look_back(store: Store, ref: Ref, manifest: Manifest) -> EarlierContents:
@@ -85,7 +98,8 @@ def look_back(store: Store, ref: Ref, manifest: Manifest) -> EarlierContents:
     A tensor is shared with the earliest examined step of the same series that holds it. A tensor new to the series may
     be shared with another earlier checkpoint. Unreadable checkpoints are skipped.
     """
-    series, others, is_complete = _candidates(store, ref)
+    candidates = _candidates(store, ref)
+    series, others, is_complete = candidates.series, candidates.others, candidates.is_complete
     rows_of: dict[tuple[str | None, tuple[int, ...], bytes], list[int]] = {}
     for at, content in enumerate(manifest.columns.contents()):
         rows_of.setdefault(content, []).append(at)
@@ -118,6 +132,8 @@ def look_back(store: Store, ref: Ref, manifest: Manifest) -> EarlierContents:
         n_new_bytes=seen.n_new_bytes(),
         n_looked_at=n_looked_at,
         is_complete=is_complete,
+        before=series[0] if series else None,
+        after=candidates.after,
     )
 
 
@@ -157,29 +173,44 @@ class _Seen:
         return new[np.unique(self._keys[new], return_index=True)[1]]
 
 
-def _candidates(store: Store, ref: Ref) -> tuple[list[Ref], list[Ref], bool]:
-    """Find the checkpoints to look at: earlier ones of the same series, others, and whether these are all.
+class _Candidates(NamedTuple):
+    """The checkpoints to look at. In both lists the latest come first.
 
-    In both lists the latest come first. Among the others, checkpoints of the same run precede, and checkpoints precede
-    files.
+    Among the others, checkpoints of the same run precede, and checkpoints precede files.
     """
+
+    series: Sequence[Ref]
+    """Earlier ones of the same series."""
+    others: Sequence[Ref]
+    is_complete: bool
+    """Whether these are all."""
+    after: Ref | None
+    """The next one of the same series."""
+
+
+def _candidates(store: Store, ref: Ref) -> _Candidates:
     near = _by_nearness(list_dir(store.backend, posixpath.dirname(ref.key))[0], ref)
     far = _latest(info for info in list_blobs(store.backend, "refs") if not _is_beside(info.key, ref))
     is_complete = len(near) <= MAX_BESIDE and len(far) <= MAX_REFS
     series: list[Ref] = []
     others: list[Ref] = []
+    later = list(_refs(store, [key for key in near[MAX_BESIDE:][-1:] if key > ref.key]))
     for other in _refs(store, near[:MAX_BESIDE] + far[:MAX_REFS]):
         if other.key == ref.key or not _may_be_named(other, ref):
             continue
         if _is_of_series(other, ref):
-            if _is_earlier(other, ref):
-                series.append(other)
+            (series if _is_earlier(other, ref) else later).append(other)
         elif other.created <= ref.created and (other.kind == "checkpoint" or other.n_bytes >= MIN_FILE_BYTES):
             others.append(other)
     series.sort(key=_order, reverse=True)
     others.sort(key=lambda other: (_is_of_run(other, ref), other.kind == "checkpoint", other.created), reverse=True)
-    is_complete = is_complete and len(series) <= MAX_CHECKPOINTS and len(others) <= MAX_CHECKPOINTS
-    return series[:MAX_CHECKPOINTS], others[:MAX_CHECKPOINTS], is_complete
+    later = [other for other in later if _is_of_series(other, ref)]
+    return _Candidates(
+        series=series[:MAX_CHECKPOINTS],
+        others=others[:MAX_CHECKPOINTS],
+        is_complete=is_complete and len(series) <= MAX_CHECKPOINTS and len(others) <= MAX_CHECKPOINTS,
+        after=min(later, key=_order, default=None),
+    )
 
 
 def _refs(store: Store, keys: Iterable[str]) -> Iterator[Ref]:
@@ -262,6 +293,10 @@ def _label(other: Ref, ref: Ref, *, in_series: bool) -> str:
 
 
 MAX_ROWS_SHOWN = 20_000
+MOST_MEASURED_BYTES = 256 << 20
+"""Bound of the bytes of changed tensors that a page reads to tell how much they changed."""
+MOST_MEASURED_S = 2.0
+"""Bound of the time that this takes."""
 
 
 def render_page(store: Store, ref: Ref) -> bytes:
@@ -279,51 +314,166 @@ def render_page(store: Store, ref: Ref) -> bytes:
     """
     manifest = store.manifest(ref)
     earlier = look_back(store, ref, manifest)
-    return "".join(_document(store, ref, manifest, earlier)).encode()
+    # In a server, a forged ref must not make it ask for a run of another experiment.
+    run = run_facts_here(ref.run_id) if _is_in_run(ref) else RunFacts(run_id=ref.run_id or "")
+    values = _values(store, ref, manifest, earlier)
+    body = _body(store, ref, manifest, earlier, run, values)
+    page = "".join(document(_title(ref, run), body, script=script())).encode()
+    return page.ljust(page_bytes(manifest))
 
 
-def _document(store: Store, ref: Ref, manifest: Manifest, earlier: EarlierContents) -> Iterator[str]:
-    yield from document(_title(ref), _body(store, ref, manifest, earlier), has_search=True)
+def page_bytes(manifest: Manifest) -> int:
+    """Return the size of the page of a checkpoint.
+
+    A listing needs the size before anybody has made the page, so a page is filled up with spaces. The page of a
+    checkpoint with names that hardly compress may be larger.
+    """
+    rows = range(min(len(manifest.rows), MAX_ROWS_SHOWN))
+    names = len(packed_facts(Tensors.of(manifest.columns, rows), (), at=0, values={}, more={}))
+    return _whole_blocks(len(script()) + _FRAME_BYTES + names + _STATE_BYTES * len(rows))
 
 
-def _body(store: Store, ref: Ref, manifest: Manifest, earlier: EarlierContents) -> Iterator[str]:
-    for line in _about(ref, manifest):
-        yield f"<p>{text(line)}</p>\n"
+def _whole_blocks(n_bytes: int) -> int:
+    """Round a size up."""
+    return -(-n_bytes // _PAGE_BLOCK) * _PAGE_BLOCK
+
+
+_FRAME_BYTES = 16_000
+"""The page's style, and its texts."""
+_STATE_BYTES = 20
+"""What a page says of the change of one tensor, compressed and in base64."""
+_PAGE_BLOCK = 4096
+_STEP_BYTES = 420
+"""What the page of a series says of one step: a row of a table, a column of the map, and figures."""
+_CHARTS_BYTES = 40_000
+"""Its curves, and the labels of its map."""
+
+
+def _is_in_run(ref: Ref) -> bool:
+    """Tell whether the artifact of a ref lies below its run or model."""
+    return ref.run_id is not None and (
+        not config.in_mlflow_server()
+        or any(f"/{each}/" in f"/{ref.path}" for each in (ref.run_id, ref.model_id) if each)
+    )
+
+
+def _body(
+    store: Store,
+    ref: Ref,
+    manifest: Manifest,
+    earlier: EarlierContents,
+    run: RunFacts,
+    values: Mapping[int, Value],
+) -> Iterator[str]:
+    yield from _about(ref, manifest, run)
+    yield from _neighbors(ref, run, earlier)
     yield totals(_totals(store, manifest, earlier))
     if not earlier.is_complete:
         yield f"<p>{text(_limits(earlier))}</p>\n"
-    yield SEARCH
     # What is new comes first; a sort keeps the order of the rest.
     order = sorted(range(len(manifest.rows)), key=lambda at: _before(earlier.origins[at])[0] == "shared")
-    shown = order[:MAX_ROWS_SHOWN]
-    yield from table(_HEADINGS, (_table_row(manifest.rows[at], earlier.origins[at], manifest.left_out) for at in shown))
+    shown = sorted(order[:MAX_ROWS_SHOWN])
+    if values:
+        yield f"<p>How much: the change since {text(_label(earlier.before, ref, in_series=True))}"
+        n_left = sum(_before(earlier.origins[at])[0] != "shared" for at in shown) - len(values)
+        yield f". Not measured: {count_text(n_left, 'tensor')}.</p>\n" if n_left else ".</p>\n"
+    yield from tensor_table(_packed(manifest, earlier, shown, values), has_values=bool(values), has_steps=False)
     rest = order[MAX_ROWS_SHOWN:]
     if rest:
         n_bytes = int(manifest.columns.n_bytes[rest].sum())
         yield f"<p>and {len(rest):,} more tensors of {size_text(n_bytes)} together</p>\n"
 
 
-_HEADINGS = (("name", "Tensor"), ("", "Dtype"), ("shape", "Shape"), ("size", "Size"), ("", "Before this step"))
+def _packed(manifest: Manifest, earlier: EarlierContents, shown: Sequence[int], values: Mapping[int, Value]) -> str:
+    """Return the page's data about some rows."""
+    tensors = Tensors.of(manifest.columns, shown)
+    dtypes = [manifest.left_out.get(name) or dtype for name, dtype in zip(tensors.names, tensors.dtypes, strict=True)]
+    origins = [_before(earlier.origins[at]) for at in shown]
+    states = {state: number for number, state in enumerate(dict.fromkeys(origins))}
+    number = {at: number for number, at in enumerate(shown)}
+    return packed_facts(
+        tensors._replace(dtypes=dtypes),
+        (),
+        at=0,
+        values={number[at]: value for at, value in values.items() if at in number},
+        more={
+            "states": [(kind, visible(words)) for kind, words in states],
+            "state": [states[origin] for origin in origins],
+        },
+    )
 
 
-def _title(ref: Ref) -> str:
+def _values(store: Store, ref: Ref, manifest: Manifest, earlier: EarlierContents) -> dict[int, Value]:
+    """Return how much rows changed since the step before, within bounds; nothing if a chunk cannot be read."""
+    if earlier.before is None:
+        return {}
+    from tensorcas_mlflow.reader import measure_some, open_ref  # most pages are of a first step, or change nothing
+
+    names = manifest.columns.names.to_list()
+    row_of = {
+        name: at for at, name in enumerate(names) if _before(earlier.origins[at])[0] != "shared" and name != SKELETON
+    }
+    with suppress(TensorCasError), open_ref(store, earlier.before) as before, open_ref(store, ref) as after:
+        both = set(before).intersection(after)
+        found = measure_some(
+            before,
+            after,
+            [name for name in row_of if name in both],
+            most_bytes=MOST_MEASURED_BYTES,
+            most_s=MOST_MEASURED_S,
+        )
+        return {row_of[name]: (each.relative_norm, each.share_equal, each.max_absolute) for name, each in found.items()}
+    return {}
+
+
+def _title(ref: Ref, run: RunFacts) -> str:
     step = step_of(ref)
     if ref.model_id is not None:
-        name = f"Model {ref.model_id}"
+        name = f"Model {ref.model_id}" + (f" of {run.name}" if run.name else "")
     elif ref.run_id is not None:
-        name = f"Run {ref.run_id}" + ("" if ref.name is None else f", {ref.name}")
+        name = (run.name or f"Run {ref.run_id}") + ("" if ref.name is None else f", {ref.name}")
     else:
         name = ref.label
     return name if step is None else f"{name}, step {step}"
 
 
-def _about(ref: Ref, manifest: Manifest) -> Iterator[str]:
-    if ref.model_id is not None and ref.run_id is not None:
-        yield f"of run {ref.run_id}"
-    created = ref.created.replace("T", " ").partition(".")[0]
-    yield f"stored {created} UTC" + ("" if manifest.flavor is None else f" by the adapter {manifest.flavor}")
+def _about(ref: Ref, manifest: Manifest, run: RunFacts) -> Iterator[str]:
+    if ref.run_id is not None:
+        yield f"<p>of {run.run_link(f'run {ref.run_id}')}"
+        if ref.model_id is not None:
+            yield f", {run.link(f'model {ref.model_id}', 'experiments', run.experiment_id, 'models', ref.model_id)}"
+        links = [
+            run.link(f"{name} version {version}", "models", name, "versions", version)
+            for name, version, model_id in run.versions
+            if ref.model_id in (None, model_id)
+        ]
+        yield f"; registered as {', '.join(links)}" if links else ""
+        yield f"</p>\n{BLOCKED_LINKS if run.experiment_id else ''}"
+    by = "" if manifest.flavor is None else f" by the adapter {manifest.flavor}"
+    yield f"<p>stored {text(time_text(ref.created))} UTC{text(by)}</p>\n"
     if ref.metrics:
-        yield ", ".join(f"{name} {value:g}" for name, value in ref.metrics.items())
+        yield f"<p>{text(', '.join(f'{name} {value:g}' for name, value in ref.metrics.items()))}</p>\n"
+
+
+def _neighbors(ref: Ref, run: RunFacts, earlier: EarlierContents) -> Iterator[str]:
+    links = [
+        _page_link(f"{words} {_label(other, ref, in_series=True)}", other, run)
+        for words, other in (("before:", earlier.before), ("after:", earlier.after))
+        if other is not None
+    ]
+    if links and ref.model_id is None and ref.name is not None:
+        links.append(_page_link("all steps", ref, run, HISTORY_PAGE))
+    if links:
+        yield f"<p>{', '.join(links)}</p>\n"
+
+
+def _page_link(words: str, ref: Ref, run: RunFacts, name: str | None = None) -> str:
+    """Return a link to MLflow's view of a page beside an artifact of the run: its own, or one of another name."""
+    below = (ref.path or "").partition(f"{run.run_id}/artifacts/")[2]
+    if not below:
+        return text(words)
+    page = posixpath.join(posixpath.dirname(below), name) if name else posixpath.splitext(below)[0] + PAGE_ENDING
+    return run.run_link(words, "artifacts", page)
 
 
 def _totals(store: Store, manifest: Manifest, earlier: EarlierContents) -> Iterator[tuple[str, str]]:
@@ -354,20 +504,6 @@ def _limits(earlier: EarlierContents) -> str:
     )
 
 
-def _table_row(each: Row, origin: Origin, left_out: Mapping[str, str]) -> str:
-    spec = each.spec
-    kind, words = _before(origin)
-    name = spec.name or "(bytes between tensors)"
-    cells = (
-        ("name", name),
-        ("", left_out.get(spec.name) or spec.dtype or "bytes"),
-        ("shape", " \N{MULTIPLICATION SIGN} ".join(map(str, spec.shape)) or "scalar"),
-        ("size", size_text(spec.n_bytes)),
-        (kind, words),
-    )
-    return row(cells, name=name)
-
-
 def _before(origin: Origin) -> tuple[str, str]:
     if origin.shared_with is not None:
         return "shared", f"shared with {origin.shared_with}"
@@ -385,9 +521,9 @@ PAYLOAD_ENDING = ".tensors"
 PAGE_ENDING = ".html"
 
 _MAX_SIZES = 16_384
-_sizes: dict[str, int] = {}
-"""Sizes of self-contained files, by the names of their manifests. A manifest never changes, so a listing of many
-checkpoints reads none twice."""
+_sizes: dict[tuple[str, bool], int] = {}
+"""Sizes of self-contained files and of pages, by the names of their manifests. A manifest never changes, so a listing
+of many checkpoints reads none twice."""
 _sizes_lock = Lock()
 
 _leaves_out_tensors: ContextVar[bool] = ContextVar("leaves_out_tensors", default=False)
@@ -411,19 +547,18 @@ class VirtualFile:
 
     @property
     def n_bytes(self) -> int | None:
-        """Return the size; None for a page, known only once rendered, and for an unreadable manifest."""
-        if self.is_page:
-            return None
+        """Return the size; None for an unreadable manifest."""
+        key = self.ref.manifest, self.is_page
         with _sizes_lock:
-            known = _sizes.get(self.ref.manifest)
+            known = _sizes.get(key)
         if known is not None:
             return known
         with suppress(TensorCasError):
-            known = payload_bytes(self.store, self.ref)
+            known = page_bytes(self.store.manifest(self.ref)) if self.is_page else payload_bytes(self.store, self.ref)
             with _sizes_lock:
                 if len(_sizes) >= _MAX_SIZES:
                     _sizes.clear()
-                _sizes[self.ref.manifest] = known
+                _sizes[key] = known
         return known
 
     def pieces(self) -> Iterator[bytes | bytearray]:
@@ -444,6 +579,17 @@ class HistoryFile:
     refs: Sequence[Ref]
     """The steps, in order."""
 
+    @property
+    def n_bytes(self) -> int | None:
+        """Return the size; None for an unreadable manifest."""
+        page = VirtualFile(store=self.store, path=PAGE_ENDING, ref=self.refs[-1]).n_bytes
+        if page is None:
+            return None
+        n_steps = min(len(self.refs), _MAX_STEPS)
+        # A page has 20 bytes or more for each tensor, and a history one bit for each tensor and step, in base64.
+        marks = min(MOST_FACTS_CHARS, n_steps * (page // (6 * _STATE_BYTES)))
+        return _whole_blocks(page + marks + n_steps * _STEP_BYTES + _CHARTS_BYTES)
+
     def pieces(self) -> Iterator[bytes]:
         """Generate the content; steps with a damaged manifest are left out."""
         facts = SeriesFacts()
@@ -452,7 +598,9 @@ class HistoryFile:
                 facts.add(step_of(ref) or 0, ref.created, self.store.manifest(ref))
         last = self.refs[-1]
         n_left_out = len(self.refs) - len(facts.steps)
-        yield history_page(last.name or "checkpoint", f"run {last.run_id}", facts, n_left_out=n_left_out)
+        run = run_facts_here(last.run_id) if _is_in_run(last) else RunFacts(run_id=last.run_id or "")
+        page = history_page(last.name or "checkpoint", run, facts, n_left_out=n_left_out)
+        yield page.ljust(self.n_bytes or 0)
 
 
 def history_in(store: Store, folder: str, refs: Iterable[Ref]) -> HistoryFile | None:

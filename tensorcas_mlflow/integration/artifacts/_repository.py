@@ -403,7 +403,8 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                     found[child] = FileInfo(child, False, file.n_bytes)
             history = None if is_for_client() else history_in(store, in_store, refs)
             if history is not None:
-                found.setdefault(child := posixpath.join(folder, HISTORY_PAGE), FileInfo(child, False, None))
+                child = posixpath.join(folder, HISTORY_PAGE)
+                found.setdefault(child, FileInfo(child, False, history.n_bytes))
         return found
 
     def _entry(self, path: str) -> FileInfo | None:

@@ -18,12 +18,14 @@ from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.adapter import SKELETON, adapter_for, take_apart
 from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base.text import count_text
 from tensorcas_mlflow.errors import CheckpointExistsError, StoreNotFoundError, TensorCasError, without_secrets
 from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._figures import log_figures
 from tensorcas_mlflow.integration.checkpoints._find import series_of
 from tensorcas_mlflow.integration.checkpoints._pace import pace_of
+from tensorcas_mlflow.integration.checkpoints._pages import note_rule
 from tensorcas_mlflow.integration.checkpoints._series import Saving, Series, run_to_write
 from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
 from tensorcas_mlflow.store import Policy
@@ -69,6 +71,18 @@ class Keep:
             raise ValueError("a keep rule needs at least one of last, every and best")
         if self.best is None and (self.n_best != 1 or self.mode != "min"):
             raise ValueError("n_best and mode of a keep rule need a metric: give its name as best")
+
+    def __str__(self) -> str:
+        """Return the rule in words."""
+        parts = []
+        if self.last is not None:
+            parts.append(f"the last {count_text(self.last, 'step')}")
+        if self.every is not None:
+            parts.append(f"every step divisible by {self.every}")
+        if self.best is not None:
+            direction = "smallest" if self.mode == "min" else "largest"
+            parts.append(f"{count_text(self.n_best, 'step')} with the {direction} {self.best}")
+        return "keep " + ", ".join(parts)
 
     def choose(self, steps: Collection[int], metric: Mapping[int, float]) -> set[int]:
         """Return the steps to keep.
@@ -410,5 +424,6 @@ class _Finish:
                 tracking_uri=self.tracking_uri,
             )
         if self.keep is not None:
+            note_rule(self.series, self.keep)
             prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
         return info

@@ -30,6 +30,7 @@ from tensorcas_mlflow.integration._figures import as_warning
 from tensorcas_mlflow.layout import Manifest
 
 if TYPE_CHECKING:
+    from tensorcas_mlflow.integration.checkpoints._log import Keep
     from tensorcas_mlflow.integration.checkpoints._series import Series
     from tensorcas_mlflow.integration.pages import SeriesFacts
 
@@ -61,6 +62,8 @@ class _History:
         self.tracking_uri = mlflow.get_tracking_uri()
         self.waiting: list[_Waiting] = []
         self.dropped: set[int] = set()
+        self.rule: Keep | None = None
+        """The rule for the steps to keep that the last save was given."""
         self.is_queued = False
         self.next_s = 0.0
         """Earliest begin of the next writing, by `time.monotonic`."""
@@ -69,7 +72,6 @@ class _History:
         self.n_left_out = 0
         """Steps that the page leaves out."""
         self.facts: SeriesFacts | None = None
-        self.run_name: str | None = None
 
 
 _histories: OrderedDict[tuple[str, str], _History] = OrderedDict()
@@ -105,6 +107,14 @@ def note_step(series: Series, folder: str | None, step: int, manifest: Manifest,
     _queue(history)
 
 
+def note_rule(series: Series, rule: Keep) -> None:
+    """Name a rule for the steps to keep on the page of a series, from its next writing on."""
+    with _lock:
+        history = _histories.get((series.run.artifact_uri, series.name))
+        if history is not None:
+            history.rule = rule
+
+
 def note_dropped(series: Series, step: int) -> None:
     """Bring the page of a series up to date with a step that has been deleted, if this process writes the page."""
     with _lock:
@@ -130,13 +140,23 @@ def _write(history: _History) -> None:
         n_unseen, history.n_unseen = history.n_unseen, 0
     began = time.monotonic()
     with as_warning("the page of a series of checkpoints cannot be written"):
-        from tensorcas_mlflow.integration.pages import history_page  # a process that saves need not wait for it
+        from tensorcas_mlflow.integration.pages import (
+            history_page,
+            run_facts,
+        )  # a process that saves need not wait for it
 
         facts = _facts_with(history, waiting, n_unseen)
         with _lock:
-            dropped = set(history.dropped)
+            dropped, rule = set(history.dropped), history.rule
+        client = MlflowClient(history.tracking_uri)
+        run = run_facts(client, history.series.run.run_id, metric=None if rule is None else rule.best)
         page = history_page(
-            history.series.name, _run_name(history), facts, dropped=dropped, n_left_out=history.n_left_out
+            history.series.name,
+            run,
+            facts,
+            dropped=dropped,
+            n_left_out=history.n_left_out,
+            rule="" if rule is None else str(rule),
         )
         _put(history, page)
     ended = time.monotonic()
@@ -166,6 +186,9 @@ def _facts_with(history: _History, waiting: list[_Waiting], n_unseen: int) -> Se
     steps = sorted({*(step for step in history.series.steps() if step <= newest), *known})
     history.n_left_out = max(0, len(steps) - _MOST_EARLIER)
     stored = _stored_bytes(history) if len(steps) > len(known) else {}
+    with _lock:
+        # Figures of a step outlive it.
+        history.dropped |= {step for step in stored if step < newest and step not in steps}
     for step in steps[-_MOST_EARLIER:]:
         if step in known:
             one = known[step]
@@ -189,13 +212,6 @@ def _stored_bytes(history: _History) -> dict[int, int]:
     client = MlflowClient(history.tracking_uri)
     name = figure_name(history.series.name, "stored_bytes")
     return {each.step: int(each.value) for each in client.get_metric_history(history.series.run.run_id, name)}
-
-
-def _run_name(history: _History) -> str:
-    if history.run_name is None:
-        run_id = history.series.run.run_id
-        history.run_name = MlflowClient(history.tracking_uri).get_run(run_id).info.run_name or f"run {run_id}"
-    return history.run_name
 
 
 def _put(history: _History, page: bytes) -> None:

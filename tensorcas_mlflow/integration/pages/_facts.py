@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.base.texts import Texts
-from tensorcas_mlflow.layout import Columns, Manifest
+from tensorcas_mlflow.layout import Columns, Manifest, read_sketches
 
 _LAYER = re.compile(r"(.*?(?:^|\.)\d+)\.")
 _MOST_PARTS = 64
@@ -34,20 +35,51 @@ class StepFacts(NamedTuple):
     """Growth of the store; None if unknown."""
     shares: dict[str, float]
     """By part of the model: the share of its bytes in changed tensors."""
+    amounts: Mapping[str, float] = MappingProxyType({})
+    """By part of the model: the mean relative norm of the change, estimated from sketches; NaN if unknown."""
 
 
-class LatestTensor(NamedTuple):
-    """A tensor of the latest step."""
+class Tensors(NamedTuple):
+    """The tensors of a step, in the order of its manifest."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    n_bytes: int
-    part: str
-    since: int
-    """The step at which it got its bytes; the first known one if it had them there."""
-    is_new: bool
-    """True if the step before had no tensor of this name."""
+    names: Sequence[str]
+    dtypes: Sequence[str]
+    shapes: Sequence[tuple[int, ...]]
+    n_bytes: Sequence[int]
+
+    @classmethod
+    def of(cls, columns: Columns, rows: Sequence[int]) -> Tensors:
+        """Describe rows of a manifest."""
+        specs = [columns.spec(row) for row in rows]
+        return cls(
+            names=[spec.name for spec in specs],
+            dtypes=[spec.dtype or "bytes" for spec in specs],
+            shapes=[spec.shape for spec in specs],
+            n_bytes=[spec.n_bytes for spec in specs],
+        )
+
+
+class Changes(NamedTuple):
+    """The steps at which the tensors of the latest step changed."""
+
+    is_changed: Any
+    """For each of the latest steps and each tensor: bool, shape ``(steps, tensors)``."""
+    begin: int
+    """Index of the step of the first row."""
+    first: Any
+    """For each tensor the index of the step since which all steps have it."""
+
+
+class _Era(NamedTuple):
+    """Steps with the same tensors, one after the other."""
+
+    names: Sequence[str]
+    bits: list[Any]
+    """For each step the changed tensors, eight to a byte."""
+
+
+_MOST_MARKS = 8_000_000
+"""Marks of changed tensors, one for each tensor and step: those of more steps are not returned."""
 
 
 class SeriesFacts:
@@ -65,16 +97,18 @@ class SeriesFacts:
         self._columns: Columns | None = None
         self._rows: list[int] = []
         """Numbers of the tensors' rows in ``_columns``."""
+        self._eras: list[_Era] = []
+        self._words: Any = None
+        """Numbers of the sketched rows of the latest manifest, and their words; None if it has no sketches."""
+        self.amounts: dict[int, tuple[float, float]] = {}
+        """For tensors that changed at the latest step, by number: the relative norm of the change and the share of
+        equal elements, both estimated from 32 elements."""
 
     def add(self, step: int, created: str, manifest: Manifest, *, stored_bytes: int | None = None) -> None:
         """Add a step after the others."""
         columns = manifest.columns
         last = None if self._columns is None else self._columns.names
-        if (
-            last is not None
-            and np.array_equal(columns.names.data, last.data)
-            and np.array_equal(columns.names.at, last.at)
-        ):
+        if last is not None and _are_equal(columns.names, last):
             names, rows = self._names, self._rows
         else:
             all_names = columns.names.to_list()
@@ -98,11 +132,19 @@ class SeriesFacts:
             self._parts = _parts_of(names)
             number = {part: at for at, part in enumerate(dict.fromkeys(self._parts))}
             self._part_names, self._part_of = list(number), np.array([number[part] for part in self._parts], np.int64)
+        if not self._eras or names != self._eras[-1].names:
+            self._eras.append(_Era(names, []))
+        self._eras[-1].bits.append(np.packbits(changed))
+        norms = self._estimate(manifest, rows, names == self._names, changed)
         self._names, self._contents, self._since, self._is_new = names, contents, since, is_new
         self._columns, self._rows = columns, rows
         whole = np.bincount(self._part_of, sizes, len(self._part_names))
         new = np.bincount(self._part_of, sizes * changed, len(self._part_names))
         shares = np.divide(new, whole, out=np.zeros(len(whole)), where=whole > 0).tolist()
+        known = np.isfinite(norms)
+        moved = np.bincount(self._part_of, np.where(known, sizes * norms, 0), len(self._part_names))
+        known_bytes = np.bincount(self._part_of, sizes * known, len(self._part_names))
+        amounts = np.divide(moved, known_bytes, out=np.full(len(whole), np.nan), where=known_bytes > 0).tolist()
         self.steps.append(
             StepFacts(
                 step=step,
@@ -113,22 +155,67 @@ class SeriesFacts:
                 n_changed_bytes=int(sizes[changed].sum()),
                 stored_bytes=stored_bytes,
                 shares=dict(zip(self._part_names, shares, strict=True)),
+                amounts=dict(zip(self._part_names, amounts, strict=True)),
             )
         )
 
-    def latest(self) -> list[LatestTensor]:
-        """Return the tensors of the latest step: changed ones first, the largest first, then as in its manifest."""
-        if self._columns is None:
-            return []
-        step = self.steps[-1].step
-        specs = map(self._columns.spec, self._rows)
-        tensors = [
-            LatestTensor(spec.name, spec.dtype or "bytes", spec.shape, spec.n_bytes, *rest)
-            for spec, *rest in zip(specs, self._parts, self._since.tolist(), self._is_new.tolist(), strict=True)
-        ]
-        return sorted(
-            tensors, key=lambda tensor: (tensor.since != step, -tensor.n_bytes if tensor.since == step else 0)
+    def tensors(self) -> Tensors:
+        """Return the tensors of the latest step."""
+        return Tensors((), (), (), ()) if self._columns is None else Tensors.of(self._columns, self._rows)
+
+    def changes(self) -> Changes:
+        """Return the steps at which the tensors of the latest step changed."""
+        n = len(self._names)
+        most = max(1, _MOST_MARKS // max(1, n))
+        blocks: list[Any] = []
+        first = np.zeros(n, np.int64)
+        is_there = np.ones(n, bool)
+        end, n_rows = len(self.steps), 0
+        for era in reversed(self._eras):
+            begin = end - len(era.bits)
+            at = {name: number for number, name in enumerate(era.names)} if era is not self._eras[-1] else None
+            which = np.arange(n) if at is None else np.array([at.get(name, -1) for name in self._names], np.int64)
+            first[is_there & (which < 0)] = end
+            is_there &= which >= 0
+            if n_rows < most and len(era.names):
+                marks = np.unpackbits(np.array(era.bits[-(most - n_rows) :]), axis=1, count=len(era.names)).view(bool)
+                blocks.append(marks[:, which] & is_there)
+                n_rows += len(marks)
+            end = begin
+        marks = np.concatenate(blocks[::-1]) if blocks else np.zeros((0, n), bool)
+        return Changes(is_changed=marks, begin=len(self.steps) - len(marks), first=first)
+
+    def _estimate(self, manifest: Manifest, rows: Sequence[int], has_same_names: bool, changed: Any) -> Any:
+        """Return for each tensor the relative norm of its change, as far as sketches tell; NaN if they do not."""
+        before, self._words = self._words, read_sketches(manifest.sketches, manifest.columns)
+        norms = np.where(changed, np.nan, 0.0)
+        self.amounts = {}
+        if before is None or self._words is None or not has_same_names or not np.array_equal(before[0], self._words[0]):
+            return norms
+        columns = manifest.columns
+        is_float = np.array(["float" in (name or "") for name in columns.dtypes], bool)
+        number = np.full(len(columns.n_bytes), -1)
+        number[rows] = np.arange(len(rows))
+        sketched, words = self._words
+        some = np.flatnonzero(is_float[columns.dtype[sketched]] & (number[sketched] >= 0))
+        some = some[changed[number[sketched[some]]]]
+        was, now = _numbers(before[1][some]), _numbers(words[some])
+        told = np.isfinite(was) & np.isfinite(now)
+        was, now = np.where(told, was, 0), np.where(told, now, 0)
+        whole = np.square(was).sum(axis=1)
+        ratio = np.divide(np.square(now - was).sum(axis=1), whole, out=np.full(len(some), np.nan), where=whole > 0)
+        equal = (before[1][some] == words[some]).mean(axis=1)
+        numbers = number[sketched[some]]
+        norms[numbers] = np.sqrt(ratio)
+        self.amounts = dict(
+            zip(numbers.tolist(), zip(np.sqrt(ratio).tolist(), equal.tolist(), strict=True), strict=True)
         )
+        return norms
+
+
+def _numbers(words: Any) -> Any:
+    """Return the numbers that words of sketches stand for: the upper half of a float32 each."""
+    return (words.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def parts_by_steps(steps: Sequence[StepFacts]) -> tuple[list[str], Any]:
@@ -138,6 +225,12 @@ def parts_by_steps(steps: Sequence[StepFacts]) -> tuple[list[str], Any]:
     """
     parts = list(dict.fromkeys(part for step in steps for part in step.shares))
     return parts, np.array([[step.shares.get(part, np.nan) for step in steps] for part in parts])
+
+
+def amounts_by_steps(steps: Sequence[StepFacts]) -> Any:
+    """Return how much each part changed at each step, as `parts_by_steps` orders them; NaN if it is not known."""
+    parts = list(dict.fromkeys(part for step in steps for part in step.shares))
+    return np.array([[step.amounts.get(part, np.nan) for step in steps] for part in parts])
 
 
 def _are_equal(some: Texts, others: Texts) -> bool:

@@ -30,7 +30,7 @@ ul.totals li { font-size: 18px; } ul.totals span { display: block; color: var(--
 table { border-collapse: collapse; width: 100%; margin-top: 8px; }
 th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { color: var(--dim); font-size: 12px; font-weight: 600; }
-td { unicode-bidi: isolate; overflow-wrap: anywhere; } td.name { min-width: 12em; }
+td { unicode-bidi: isolate; } td.name, td.shape { overflow-wrap: anywhere; } td.name { min-width: 12em; }
 td.name, td.shape { font-family: ui-monospace, monospace; font-size: 13px; }
 th.size, td.size { text-align: right; white-space: nowrap; }
 .new { color: var(--new); font-weight: 600; } .part { color: var(--part); } .shared { color: var(--dim); }
@@ -41,11 +41,37 @@ input { width: 100%; max-width: 30em; box-sizing: border-box; padding: 6px 8px; 
 svg, img { display: block; max-width: 100%; } img { image-rendering: pixelated; }
 svg text { fill: var(--dim); font-size: 11px; }
 .map { display: grid; grid-template-columns: minmax(6em, max-content) 1fr; gap: 0 8px; align-items: stretch; }
-.map div { overflow: hidden; max-width: 22em; font: 11px/14px ui-monospace, monospace; white-space: nowrap;
+.map .label { overflow: hidden; max-width: 22em; font: 11px/14px ui-monospace, monospace; white-space: nowrap;
  text-overflow: ellipsis; direction: rtl; text-align: right; }
-.map img { grid-column: 2; width: 100%; height: 100%; border: 1px solid var(--line); box-sizing: border-box; }
+.picture { grid-column: 2; position: relative; border: 1px solid var(--line); cursor: pointer; }
+.map .picture img { position: absolute; width: 100%; height: 100%; }
+.cursor { position: absolute; top: -3px; bottom: -3px; border-left: 2px solid var(--bar); pointer-events: none; }
+[hidden] { display: none !important; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24em, 100%), 1fr)); gap: 0 32px; }
+a { color: var(--bar); } h2 select { margin-left: 8px; }
+button, select { padding: 4px 8px; border: 1px solid var(--line); border-radius: 4px; background: var(--back);
+ color: var(--fore); font: inherit; } button:not(:disabled) { cursor: pointer; }
+:focus-visible { outline: 2px solid var(--bar); outline-offset: 1px; }
+th button { padding: 0; border: 0; color: inherit; font-weight: inherit; }
+th[aria-sort="ascending"] button::after { content: " ▴"; }
+th[aria-sort="descending"] button::after { content: " ▾"; }
+#tensors td.size, #tensors th.size { padding-right: 24px; }
+#tensors td.name { padding-left: calc(18px * var(--depth, 0)); }
+button.fold, td button { padding: 0; border: 0; text-align: left; overflow-wrap: anywhere; }
+button.fold { font-weight: 600; }
+button.fold:disabled { color: var(--fore); } span.leaf { padding-left: 1.1em; } tr.fold td { color: var(--dim); }
+td button { color: var(--bar); } td button.fold { color: var(--fore); } td.spec { white-space: nowrap; }
+tr.gone td { color: var(--dim); } p.steps { display: flex; flex-wrap: wrap; gap: 6px 8px; align-items: center; }
+@media (max-width: 640px) { body { padding: 0 12px; } .map { grid-template-columns: minmax(5em, 9em) 1fr; }
+ #tensors tr { display: grid; grid-template-columns: 1fr auto; padding: 4px 0; border-bottom: 1px solid var(--line); }
+ #tensors td, #tensors th { padding: 1px 0; border: 0; } #tensors .spec { display: none; }
+ #tensors td.name { padding-left: calc(10px * var(--depth, 0)); } #tensors .size { padding-right: 0 !important; }
+ #tensors td.name::after { content: attr(data-spec); display: block; color: var(--dim); font-size: 11px; }
+ #tensors td.amount { text-align: right; } #tensors td:nth-last-child(-n+2):not(.size) { font-size: 12px; }
+ #tensors td:nth-child(5) { padding-left: calc(10px * var(--depth, 0) + 1em); } }
 .key { display: flex; gap: 16px; flex-wrap: wrap; margin: 6px 0; color: var(--dim); font-size: 12px; }
-.key i { display: inline-block; width: 12px; height: 12px; margin-right: 4px; vertical-align: -1px; }
+.key i { display: inline-block; width: 12px; height: 12px; margin-right: 4px; vertical-align: -1px;
+ box-sizing: border-box; border: 1px solid var(--line); }
 """
 
 _SCRIPT = """
@@ -62,7 +88,6 @@ box.addEventListener("input", () => {
   }
 });
 """
-_SCRIPT_HASH = base64.b64encode(sha256(_SCRIPT.encode()).digest()).decode()
 SEARCH = (
     '<p><label for="search">Search tensors by name</label></p>\n'
     '<input id="search" type="search" hidden autocomplete="off" spellcheck="false">\n'
@@ -70,33 +95,51 @@ SEARCH = (
 """The box of the search; rows to search have their tensor's name in ``data-name``."""
 
 
-def document(title: str, body: Iterable[str], *, has_search: bool = False) -> Iterator[str]:
+class Markup(str):
+    """A text that is HTML, with everything escaped that must be."""
+
+    __slots__ = ()
+
+
+def script_hash(script: str) -> str:
+    """Return the hash by which a page's policy allows a script."""
+    return base64.b64encode(sha256(script.encode()).digest()).decode()
+
+
+def document(title: str, body: Iterable[str], *, has_search: bool = False, script: str = "") -> Iterator[str]:
     """Yield a page.
 
     Args:
         title: Its title, escaped here.
         body: HTML of its content.
         has_search: Whether the content holds `SEARCH`.
+        script: A script of the page's own, in place of the search's.
     """
-    script = f"; script-src 'sha256-{_SCRIPT_HASH}'" if has_search else ""
+    if has_search:
+        script = _SCRIPT
+    policy = f"; script-src 'sha256-{script_hash(script)}'" if script else ""
     yield (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" '
-        f"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'{script}\">\n"
+        f"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'{policy}\">\n"
         f'<meta name="viewport" content="width=device-width">\n<title>{text(title)}</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{text(title)}</h1>\n"
     )
     yield from body
-    if has_search:
-        yield f"<script>{_SCRIPT}</script>\n"
+    if script:
+        yield f"<script>{script}</script>\n"
     yield "</body>\n</html>\n"
 
 
 def text(value: str) -> str:
     """Escape text: remove its meaning as markup, and make invisible and direction-changing characters visible."""
-    if len(value) > _MAX_TEXT:
-        value = value[:_MAX_TEXT] + "…"
-    visible = "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in value)
-    return html.escape(visible)
+    return html.escape(visible(value))
+
+
+def visible(value: str, most: int = _MAX_TEXT) -> str:
+    """Make invisible and direction-changing characters of a text visible, and cut it off after so many characters."""
+    if len(value) > most:
+        value = value[:most] + "…"
+    return "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in value)
 
 
 def totals(items: Iterable[tuple[str, str]]) -> str:
@@ -122,7 +165,8 @@ def row(cells: Iterable[tuple[str, str]], *, name: str | None = None) -> str:
     """Return a row of a table.
 
     Args:
-        cells: The kind of each cell, one of the style's classes or "", and its text, escaped here.
+        cells: The kind of each cell, one of the style's classes or "", and its text, escaped here unless it is
+            `Markup`.
         name: The name by which a search finds the row.
     """
     found_by = "" if name is None else f' data-name="{text(name)}"'
@@ -131,7 +175,7 @@ def row(cells: Iterable[tuple[str, str]], *, name: str | None = None) -> str:
 
 def _cell(tag: str, kind: str, words: str) -> str:
     opening = f'<{tag} class="{kind}">' if kind else f"<{tag}>"
-    return f"{opening}{text(words)}</{tag}>"
+    return f"{opening}{words if isinstance(words, Markup) else text(words)}</{tag}>"
 
 
 def png(pixels: Any, palette: Any) -> str:

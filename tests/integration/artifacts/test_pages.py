@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import numpy as np
 import pytest
+from mlflow.tracking import MlflowClient
 
+from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.integration.artifacts import _page
 from tensorcas_mlflow.integration.artifacts import _page as _earlier
 from tensorcas_mlflow.integration.artifacts._page import render_page
@@ -20,18 +26,27 @@ CHUNK_BYTES = 4096
 
 
 class Page(HTMLParser):
-    """A page as a browser reads it: its texts, its elements, the cells of its table."""
+    """A page as a browser reads it: its texts, its elements, the cells of its tables, and the data of its script."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
         self.elements: list[str] = []
         self.texts: list[str] = []
         self.rows: list[list[str]] = []
+        self.links: list[str] = []
+        self.facts: dict[str, Any] = {}
+        self.bits = b""
         self._is_in_cell = False
         self.feed(data.decode())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append(tag)
+        given = dict(attrs)
+        if tag == "data":
+            line, _, self.bits = zlib.decompress(b64decode(given["value"] or "")).partition(b"\n")
+            self.facts = json.loads(line)
+        if tag == "a":
+            self.links.append(given["data-to"] or "")
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
@@ -49,8 +64,19 @@ class Page(HTMLParser):
 
     @property
     def tensors(self) -> dict[str, list[str]]:
-        """Cells of the page's table, by the name of the tensor."""
-        return {name: cells for name, *cells in self.rows[1:]}
+        """The dtype, shape, size and state of each tensor."""
+        facts = self.facts
+        return {
+            name: [facts["dtypes"][dtype], facts["shapes"][shape], size_text(n_bytes), facts["states"][state][1]]
+            for name, dtype, shape, n_bytes, state in zip(
+                *(facts[key] for key in ("names", "dtype", "shape", "bytes", "state")), strict=True
+            )
+        }
+
+    def value(self, name: str) -> list[float | None] | None:
+        """Return how much a tensor changed: relative norm, share of equal elements, largest change."""
+        found: list[float | None] | None = (self.facts["values"] or {}).get(str(self.facts["names"].index(name)))
+        return found
 
     def before(self, name: str) -> str:
         """Return the page's statement of a tensor's origin."""
@@ -91,7 +117,7 @@ def test_a_page_says_what_the_tensors_are(store: Store) -> None:
     tensors = {"w": np.zeros((30, 100), np.float32), "n": np.array(3), "__skeleton__": np.zeros(5_000, np.uint8)}
     shown = page(store, step(store, 3, tensors))
 
-    assert shown.rows[0] == ["Tensor", "Dtype", "Shape", "Size", "Before this step"]
+    assert shown.rows[0] == ["Tensor", "Dtype", "Shape", "Size", "This step"]
     assert shown.tensors["w"][:3] == ["float32", "30 \N{MULTIPLICATION SIGN} 100", "12.0 KB"]
     assert shown.tensors["n"][:3] == ["int64", "scalar", "8 B"]
     assert shown.tensors["__skeleton__"][:3] == ["bytes", "5000", "5.0 KB"]
@@ -165,7 +191,7 @@ def test_models_of_one_run_are_steps_of_each_other(store: Store) -> None:
     assert shown.before("frozen") == "shared with step 1"
     assert shown.before("head") == "new at this step"
     assert "Model m-3, step 3" in shown.texts
-    assert "of run r1" in shown.texts
+    assert "of run r1" in shown.text
 
 
 def test_page_of_a_step_ignores_later_steps(store: Store) -> None:
@@ -265,7 +291,7 @@ def test_many_tensors_are_counted_and_not_all_shown(store: Store, monkeypatch: p
     shown = page(store, step(store, 1, {f"t{number}": np.full(100, number) for number in range(25)}))
 
     assert len(shown.tensors) == 10
-    assert "and 15 more tensors of 12.0 KB together" in shown.texts
+    assert "and 15 more tensors of 12.0 KB together" in shown.text
 
 
 # --- hostile names
@@ -280,7 +306,7 @@ HOSTILE = [
     "{{7*7}} ${x} <!--",
 ]
 EXPECTED = {"html", "head", "meta", "title", "style", "body", "h1", "p", "ul", "li", "span"}
-EXPECTED |= {"table", "thead", "tbody", "tr", "th", "td", "div", "label", "input", "script"}
+EXPECTED |= {"table", "thead", "tbody", "tr", "th", "div", "label", "input", "script", "data", "noscript", "button"}
 
 
 def test_names_are_shown_as_text_whatever_they_are(store: Store) -> None:
@@ -301,18 +327,56 @@ def test_names_are_shown_as_text_whatever_they_are(store: Store) -> None:
 
 
 def test_a_long_name_is_cut_off(store: Store) -> None:
-    data = render_page(store, step(store, 1, {"x" * 4_000: noise(0)}))
+    shown = page(store, step(store, 1, {"x" * 4_000: noise(0)}))
 
-    assert b"x" * 300 + "…".encode() in data
-    assert b"x" * 301 not in data
+    assert shown.facts["names"] == ["x" * 300 + "…"]
 
 
-def test_a_page_loads_nothing_and_runs_its_search_alone(store: Store) -> None:
+def test_a_page_loads_nothing_and_runs_its_script_alone(store: Store) -> None:
     data = render_page(store, step(store, 1, {"a": noise(0)})).decode()
 
     assert "default-src 'none'" in data
     assert data.count("<script") == 1
-    assert not any(word in data for word in ("http:", "https:", "src=", "url(", "@import"))
+    assert not any(word in data for word in ("http:", "https:", "src=", "url(", "@import", "innerHTML", "eval("))
+
+
+# --- how much
+
+
+def test_page_tells_how_much_tensors_changed_since_the_step_before(store: Store) -> None:
+    before = {"a": np.array([3.0, 4.0]).repeat(20), "same": np.ones(40), "shape": np.ones(40)}
+    step(store, 1, before)
+    after = {"a": before["a"] + np.array([0.0, 0.5]).repeat([39, 1]), "same": np.ones(40), "shape": np.zeros((8, 8))}
+    shown = page(store, step(store, 2, after))
+
+    norm, equal, largest = shown.value("a") or []
+    assert norm == pytest.approx(0.5 / (20 * 25) ** 0.5, rel=0.01)
+    assert (equal, largest) == (0.975, 0.5)
+    assert shown.value("same") is None
+    assert shown.value("shape") is None
+    assert "How much: the change since step 1. Not measured: 1 tensor." in shown.text
+
+
+def test_page_measures_the_smallest_tensors_within_its_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_page, "MOST_MEASURED_BYTES", 3_000)
+    for number in (1, 2):
+        ref = step(store, number, {f"t{n}": np.full(100 * n, number * 1.5) for n in (3, 2, 1)})
+    shown = page(store, ref)
+
+    assert [shown.value(f"t{n}") for n in (1, 2)] == [[1.0, 0.0, 1.5]] * 2
+    assert shown.value("t3") is None
+
+
+@pytest.mark.usefixtures("store_of_files")
+def test_page_of_tensors_that_cannot_be_read_says_no_amounts(store: Store, tmp_path: Path) -> None:
+    step(store, 1, {"a": noise(0)})
+    ref = step(store, 2, {"a": noise(1)})
+    for pack in (tmp_path / "root/.tensorcas/packs").rglob("*.pack"):
+        pack.write_bytes(b"damaged")
+    shown = page(store, ref)
+
+    assert shown.facts["values"] is None
+    assert shown.before("a") == "new at this step"
 
 
 # --- through MLflow
@@ -326,6 +390,42 @@ def test_a_page_is_downloaded_from_a_run(cas_experiment: str, tmp_path: Path) ->
     file = mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path=artifact, dst_path=str(tmp_path))
     shown = Page(Path(file).read_bytes())
 
-    assert f"Run {run.info.run_id}, checkpoint, step 1" in shown.texts
+    assert f"{run.info.run_name}, checkpoint, step 1" in shown.texts
     assert shown.before("frozen") == "shared with step 0"
     assert shown.before("weights") == "new at this step"
+
+
+def test_page_links_to_run_and_neighbors_and_has_its_listed_size(cas_experiment: str) -> None:
+    with mlflow.start_run() as run:
+        for number in range(3):
+            log(make_state(number, 100), step=number)
+    run_id = run.info.run_id
+    listed = {file.path: file.file_size for file in MlflowClient().list_artifacts(run_id, "checkpoints/checkpoint")}
+    found = {}
+    for path in ("step-00000001.html", "history.html"):
+        file = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=f"checkpoints/checkpoint/{path}")
+        found[path] = Path(file).read_bytes()
+
+    for path, data in found.items():
+        assert listed[f"checkpoints/checkpoint/{path}"] == len(data)
+    top = f"/#/experiments/{run.info.experiment_id}/runs/{run_id}"
+    below = f"{top}/artifacts/checkpoints/checkpoint"
+    assert Page(found["step-00000001.html"]).links == [
+        top,
+        *(f"{below}/{name}.html" for name in ("step-00000000", "step-00000002", "history")),
+    ]
+    assert Page(found["history.html"]).links == [top]
+
+
+def test_page_names_the_registered_versions_of_a_model(cas_experiment: str) -> None:
+    from sklearn.linear_model import LinearRegression
+
+    model = LinearRegression().fit(np.arange(6.0).reshape(3, 2), np.arange(3.0))
+    with mlflow.start_run():
+        info = mlflow.tensorcas.log_model(model, name="m", registered_model_name="prices")
+    files = mlflow.artifacts.list_artifacts(info.artifact_path) or []
+    [path] = [file.path for file in files if file.path.endswith("html")] or ["data/checkpoint.html"]
+    shown = Page(Path(mlflow.artifacts.download_artifacts(f"{info.artifact_path}/{path}")).read_bytes())
+
+    assert "registered as prices version 1" in shown.text
+    assert "/#/models/prices/versions/1" in shown.links

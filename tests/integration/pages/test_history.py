@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 import zlib
@@ -14,10 +15,11 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.base.sketch import positions, words_of
 from tensorcas_mlflow.integration import _background
 from tensorcas_mlflow.integration.checkpoints import Keep, _pages
-from tensorcas_mlflow.integration.pages import SeriesFacts, history_page
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.integration.pages import RunFacts, SeriesFacts, _history, history_page
+from tensorcas_mlflow.layout import Manifest, sketch_bytes, sketched_rows
 from tensorcas_mlflow.store import Store
 from tests.integration.artifacts.test_pages import Page
 
@@ -56,28 +58,30 @@ def test_facts_tell_what_changed_and_since_when(facts: SeriesFacts) -> None:
     assert [each.n_changed for each in facts.steps] == [4, 1, 2, 3]
     assert facts.steps[1].shares == {"model.0": 0.0, "model.1": 1.0, "model.2": 0.0, "model.3": 0.0}
     assert facts.steps[3].n_changed_bytes == 8 * (300 + 400 + 7)
-    assert [(each.name, each.since, each.is_new) for each in facts.latest()] == [
-        ("model.3.weight", 30, False),
-        ("model.2.weight", 30, False),
-        ("head.weight", 30, True),
-        ("model.0.weight", 0, False),
-        ("model.1.weight", 20, False),
-    ]
+    assert history_of(facts, "model.1.weight") == ["new", "changed", "changed", "shared"]
+    assert history_of(facts, "model.3.weight") == ["new", "shared", "shared", "changed"]
+    assert history_of(facts, "head.weight") == ["", "", "", "new"]
 
 
-def test_page_shows_changed_tensors_first_and_draws_each_part_and_step(facts: SeriesFacts) -> None:
+def history_of(facts: SeriesFacts, name: str) -> list[str]:
+    """Return the history of a tensor of the latest step, as the script of the page reads it."""
+    page = Page(history_page("net", "run", facts))
+    at, n = page.facts["names"].index(name), len(page.facts["names"])
+    first, begin = page.facts["first"][at], page.facts["from"]
+    rows = np.unpackbits(np.frombuffer(page.bits, np.uint8).reshape(-1, -(-n // 8)), axis=1)
+    marks = ["changed" if row[at] else "shared" for row in rows]
+    return ["" if step < first else "new" if step == first else marks[step - begin] for step in range(len(facts.steps))]
+
+
+def test_page_draws_each_part_and_step(facts: SeriesFacts) -> None:
     data = history_page("net", "lively-ant-7", facts, dropped={10}, n_left_out=2)
     page = Page(data)
 
     assert "net of lively-ant-7" in page.text
     assert "Not shown: 2 other steps" in page.text
-    rows = [row for row in page.rows if row and row[0].endswith(".weight")]
-    states = {"model.3": "changed", "model.2": "changed", "head": "new", "model.0": "shared since step 0"}
-    states["model.1"] = "shared since step 20"
-    assert [(row[0], row[-1]) for row in rows] == [(f"{part}.weight", words) for part, words in states.items()]
     assert [row[0] for row in page.rows if len(row) == 6] == ["Step", "30", "20", "10 (deleted)", "0"]
     width, height, pixels = picture(data)
-    assert (width, height) == (4, 5)
+    assert (width, height) == (4, 6)
     shades = np.array(pixels).reshape(height, width)
     assert (shades[:4] > 0).tolist() == [
         [True, False, False, False],
@@ -88,6 +92,7 @@ def test_page_shows_changed_tensors_first_and_draws_each_part_and_step(facts: Se
     absent = shades[4, 0]
     assert shades[4].tolist() == [absent] * 3 + [shades[0, 0]]
     assert absent != shades[0, 0]
+    assert (shades[5] > 0).tolist() == [False, True, False, False]  # the deleted step
 
 
 def picture(page: bytes) -> tuple[int, int, list[int]]:
@@ -108,14 +113,25 @@ def picture(page: bytes) -> tuple[int, int, list[int]]:
     return width, height, [shade for line in range(height) for shade in lines[line * (width + 1) + 1 :][:width]]
 
 
+def test_tensors_of_other_names_have_histories_of_their_own(store: Store) -> None:
+    facts = SeriesFacts()
+    states = [{"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 1.0}, {"c": 2.0, "b": 2.0, "a": 1.0}]
+    for step, state in enumerate(states):
+        facts.add(step, "2026", manifest(store, {name: np.full(20, value) for name, value in state.items()}))
+
+    assert history_of(facts, "a") == ["new", "shared", "shared", "shared"]
+    assert history_of(facts, "b") == ["", "", "", "new"]
+    assert history_of(facts, "c") == ["", "", "new", "changed"]
+
+
 def test_names_of_tensors_and_runs_cannot_break_the_page(store: Store) -> None:
     facts = SeriesFacts()
     facts.add(1, "2026-11-24", manifest(store, {'<script>alert(1)</script>."x': np.ones(3), "a\u202eb": np.ones(2)}))
     data = history_page("<b>", "</title><script>x</script>", facts)
 
     assert data.count(b"<script>") == 1
-    assert b"alert(1)<" not in data
-    assert b"\\u{202e}" in data
+    assert b"alert(1)" not in data
+    assert Page(data).facts["names"] == ['<script>alert(1)</script>."x', "a\\u{202e}b"]
     assert b"default-src 'none'" in data
 
 
@@ -129,22 +145,84 @@ def test_script_of_a_page_is_the_one_that_its_policy_allows(facts: SeriesFacts) 
     assert f"script-src 'sha256-{b64encode(sha256(script).digest()).decode()}'".encode() in data
 
 
-def test_page_of_a_long_history_is_small(store: Store) -> None:
+def test_page_of_a_long_history_is_small_even_if_its_changes_do_not_compress(store: Store) -> None:
     facts = SeriesFacts()
-    state = {f"model.layers.{n // 10}.part{n % 10}.weight": np.full(2, n) for n in range(500)}
-    made = manifest(store, state)
-    for step in range(1000):
-        facts.add(step, "2026-11-24T00:00:00.000+00:00", made, stored_bytes=100)
+    names = [f"model.layers.{n // 10}.part{n % 10}.weight" for n in range(500)]
+    chosen = np.random.default_rng(0).integers(0, 2, (10, 500))
+    made = [manifest(store, {name: np.full(9, kind) for name, kind in zip(names, row, strict=True)}) for row in chosen]
+    order = np.random.default_rng(1).integers(0, 10, 1000).tolist()
+    for step, kind in enumerate(order):
+        facts.add(step, "2026-11-24T00:00:00.000+00:00", made[kind], stored_bytes=step)
+    data = history_page("checkpoint", RunFacts(metrics={"loss": [(n, n**0.5) for n in range(1000)]}), facts)
 
-    assert len(history_page("checkpoint", "run", facts)) < 300_000
+    assert len(data) < 300_000
+    assert Page(data).facts["from"] == 0
+    expected = [
+        "changed" if chosen[kind][77] != chosen[before][77] else "shared" for before, kind in itertools.pairwise(order)
+    ]
+    assert history_of(facts, names[77])[1:] == expected
 
 
-def test_all_tensors_of_a_large_state_are_named(store: Store) -> None:
+def test_page_leaves_out_what_changed_at_early_steps_if_it_takes_too_much_room(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_history, "MOST_FACTS_CHARS", 6_000)
     facts = SeriesFacts()
-    facts.add(1, "2026", manifest(store, {f"layer.{n // 100}.{n}": np.full(1, n) for n in range(4000)}))
+    kinds = np.random.default_rng(0).integers(0, 9, (40, 800))
+    for step, row in enumerate(kinds):
+        facts.add(step, "2026", manifest(store, {f"w{n}": np.full(8, kind) for n, kind in enumerate(row)}))
+    page = Page(history_page("net", "run", facts))
+
+    assert 0 < page.facts["from"] < 40
+    assert len(page.facts["steps"]) == 40
+    assert len(page.bits) == 100 * (40 - page.facts["from"])
+
+
+def test_all_tensors_of_a_large_state_are_on_its_page(store: Store) -> None:
+    facts = SeriesFacts()
+    names = [f"layer.{n // 100}.{n}" for n in range(4000)]
+    facts.add(1, "2026", manifest(store, {name: np.full(8, 1.0) for name in names}))
     data = history_page("checkpoint", "run", facts)
 
-    assert all(f"layer.{n // 100}.{n}".encode() in data for n in range(4000))
+    assert Page(data).facts["names"] == names
+    assert len(data) < 100_000
+
+
+def test_page_shows_metrics_of_the_run_at_its_steps(facts: SeriesFacts) -> None:
+    metrics = {"loss": [(0, 3.0), (9, 2.5), (10, 2.0), (25, float("nan")), (29, 1.0)], "late": [(99, 1.0)]}
+    run = RunFacts(run_id="r", name="ant", experiment_id="7", metrics=metrics, ui="http://u:5000/ml")
+    page = Page(history_page("net", run, facts, rule="keep the last 2 steps"))
+
+    assert "loss: 1" in page.text
+    assert "late: " not in page.text
+    assert "Rule: keep the last 2 steps." in page.text
+    assert page.links == ["/#/experiments/7/runs/r"]
+
+
+def test_sketches_tell_about_how_much_tensors_changed() -> None:
+    store = Store.init_backend(MemoryBackend())
+    rng = np.random.default_rng(0)
+    weights = {f"layers.{n}.w": rng.standard_normal((256, 256)).astype(np.float32) for n in range(2)}
+    facts = SeriesFacts()
+    facts.add(0, "2026", sketched_manifest(store, weights))
+    weights["layers.1.w"] = weights["layers.1.w"] * np.float32(1.25)
+    facts.add(1, "2026", sketched_manifest(store, weights))
+    page = Page(history_page("net", "run", facts))
+
+    assert facts.steps[1].amounts["layers.0"] == 0
+    assert facts.steps[1].amounts["layers.1"] == pytest.approx(0.25, abs=0.01)
+    assert page.facts["isEstimate"]
+    assert page.value("layers.0.w") is None
+    norm, equal, largest = page.value("layers.1.w") or []
+    assert norm == pytest.approx(0.25, abs=0.01)
+    assert (equal, largest) == (0.0, None)
+    assert "by how much, estimated" in page.text
+
+
+def sketched_manifest(store: Store, state: dict[str, np.ndarray]) -> Manifest:
+    made = manifest(store, state)
+    rows = [state[made.rows[row].spec.name].ravel() for row in sketched_rows(made.columns)]
+    return made.sketched(sketch_bytes(np.array([words_of(row[positions(len(row))]) for row in rows])))
 
 
 # --- beside the steps
@@ -181,6 +259,8 @@ def test_page_tells_what_a_rule_has_deleted(plain_experiment: str) -> None:
 
     page = page_of(run.info.run_id)
     assert "lively-ant-7" in page.text
+    assert "Rule: keep the last 2 steps." in page.text
+    assert "Deleted: 2 steps." in page.text
     assert steps_of(page) == ["3", "2", "1 (deleted)", "0 (deleted)"]
 
 
@@ -196,6 +276,34 @@ def test_page_of_another_process_begins_with_the_earlier_steps(
         mlflow.tensorcas.log_checkpoint(state_of(2), step=4)  # out of order
 
     assert steps_of(page_of(run.info.run_id)) == ["5", "4", "2", "1"]
+
+
+def test_page_of_another_process_counts_the_steps_deleted_before(
+    plain_experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mlflow.start_run() as run:
+        for step in (1, 2, 3):
+            mlflow.tensorcas.log_checkpoint(state_of(step), step=step, keep=Keep(last=1))
+        mlflow.tensorcas.wait()
+        monkeypatch.setattr(_pages, "_histories", type(_pages._histories)())
+        mlflow.tensorcas.log_checkpoint(state_of(3), step=4)
+
+    page = page_of(run.info.run_id)
+    assert steps_of(page) == ["4", "3"]
+    assert "Deleted: 2 steps." in page.text
+
+
+def test_page_shows_the_metric_of_the_rule_first(plain_experiment: str) -> None:
+    with mlflow.start_run() as run:
+        for step in range(3):
+            mlflow.log_metrics({"a_loss": 3.0 - step, "val_loss": 1.0 / (1 + step)}, step=step)
+            mlflow.tensorcas.log_checkpoint(state_of(step), step=step, keep=Keep(best="val_loss", n_best=5))
+
+    page = page_of(run.info.run_id)
+    assert re.findall(r"([a-z_]+): ([0-9.]+)", page.text.partition("Metric")[2])[:2] == [
+        ("val_loss", "0.3333"),
+        ("a_loss", "1"),
+    ]
 
 
 def test_page_can_be_turned_off(plain_experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
