@@ -239,9 +239,15 @@ def _is_beside(key: str, ref: Ref) -> bool:
 
 def _may_be_named(other: Ref, ref: Ref) -> bool:
     # Access to one experiment of a server does not imply access to the others.
-    if not config.in_mlflow_server():
+    if not config.in_mlflow_server() or (_is_of_run(other, ref) and _run_folder(other) == _run_folder(ref) is not None):
         return True
     return None not in (other.uri, ref.uri) and store_root_for(str(other.uri)) == store_root_for(str(ref.uri))
+
+
+def _run_folder(ref: Ref) -> str | None:
+    """Return the folder of a run's artifacts in the store; None if the ref's artifact is not in it."""
+    head, middle, _ = f"/{ref.path or ''}".partition(f"/{ref.run_id}/artifacts/")
+    return head + middle if middle else None
 
 
 def _is_of_run(other: Ref, ref: Ref) -> bool:
@@ -373,7 +379,7 @@ def _body(
     # What is new comes first; a sort keeps the order of the rest.
     order = sorted(range(len(manifest.rows)), key=lambda at: _before(earlier.origins[at])[0] == "shared")
     shown = sorted(order[:MAX_ROWS_SHOWN])
-    if values:
+    if values and earlier.before is not None:
         yield f"<p>How much: the change since {text(_label(earlier.before, ref, in_series=True))}"
         n_left = sum(_before(earlier.origins[at])[0] != "shared" for at in shown) - len(values)
         yield f". Not measured: {count_text(n_left, 'tensor')}.</p>\n" if n_left else ".</p>\n"

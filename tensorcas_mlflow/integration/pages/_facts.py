@@ -141,10 +141,7 @@ class SeriesFacts:
         whole = np.bincount(self._part_of, sizes, len(self._part_names))
         new = np.bincount(self._part_of, sizes * changed, len(self._part_names))
         shares = np.divide(new, whole, out=np.zeros(len(whole)), where=whole > 0).tolist()
-        known = np.isfinite(norms)
-        moved = np.bincount(self._part_of, np.where(known, sizes * norms, 0), len(self._part_names))
-        known_bytes = np.bincount(self._part_of, sizes * known, len(self._part_names))
-        amounts = np.divide(moved, known_bytes, out=np.full(len(whole), np.nan), where=known_bytes > 0).tolist()
+        amounts = self._amounts(sizes, changed, norms).tolist()
         self.steps.append(
             StepFacts(
                 step=step,
@@ -184,6 +181,18 @@ class SeriesFacts:
             end = begin
         marks = np.concatenate(blocks[::-1]) if blocks else np.zeros((0, n), bool)
         return Changes(is_changed=marks, begin=len(self.steps) - len(marks), first=first)
+
+    def _amounts(self, sizes: Any, changed: Any, norms: Any) -> Any:
+        """Return the mean of some norms for each part, by size; NaN if most of what changed in it has none."""
+        is_known = np.isfinite(norms)
+
+        def in_parts(weights: Any) -> Any:
+            return np.bincount(self._part_of, weights, len(self._part_names))
+
+        known = in_parts(sizes * is_known)
+        moved = in_parts(np.where(is_known, sizes * norms, 0))
+        is_told = (known > 0) & (in_parts(sizes * (changed & is_known)) >= in_parts(sizes * (changed & ~is_known)))
+        return np.divide(moved, known, out=np.full(len(known), np.nan), where=is_told)
 
     def _estimate(self, manifest: Manifest, rows: Sequence[int], has_same_names: bool, changed: Any) -> Any:
         """Return for each tensor the relative norm of its change, as far as sketches tell; NaN if they do not."""

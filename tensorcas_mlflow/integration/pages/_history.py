@@ -160,8 +160,7 @@ def _step_facts(step: StepFacts, is_dropped: bool) -> dict[str, Any]:
 def _maps(steps: Sequence[StepFacts], dropped: Collection[int]) -> Iterator[str]:
     parts, shares = parts_by_steps(steps)
     amounts = amounts_by_steps(steps)
-    # The first step changes everything, by no amount.
-    has_amounts = bool(np.isfinite(amounts[:, 1:]).any(axis=1, where=shares[:, 1:] > 0).any())
+    has_amounts = bool((np.nan_to_num(amounts) > 0).any())
     yield '<h2><label for="by">What changed</label>'
     if has_amounts:
         yield ' <select id="by" data-shows="map" hidden><option value="0">by bytes</option>'

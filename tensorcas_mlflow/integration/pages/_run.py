@@ -122,7 +122,9 @@ def _versions(client: MlflowClient, run_id: str) -> list[tuple[str, str, str]]:
         return []
     found = client.search_model_versions(f"run_id = '{run_id}'", max_results=_MOST_VERSIONS)
     # A version registered while its model is logged knows the model by its source alone.
-    return [(each.name, str(each.version), each.model_id or each.source.removeprefix("models:/")) for each in found]
+    return [
+        (each.name, str(each.version), each.model_id or (each.source or "").removeprefix("models:/")) for each in found
+    ]
 
 
 def _ui_at(tracking_uri: str) -> str:

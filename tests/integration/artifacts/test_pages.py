@@ -257,6 +257,20 @@ def test_a_server_names_no_run_of_another_experiment(store: Store, monkeypatch: 
     assert run_ids[0] not in page(store, ref).text
 
 
+def test_a_server_names_the_other_steps_of_a_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    step(store, 1, {"a": noise(0)})
+    ref = step(store, 2, {"a": noise(0)})
+    path = "other/r1x/artifacts/checkpoints/net/step-00000001.arrow"
+    save(
+        store, {"b": noise(1)}, path, run_id="r1", step=1, name="net"
+    )  # says that it is of this run, and lies elsewhere
+    forged = step(store, 3, {"b": noise(1)})
+
+    monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "tensorcas:///own")
+    assert page(store, ref).before("a") == "shared with step 1"
+    assert page(store, forged).before("b") == "new at this step"
+
+
 # --- bounds
 
 
