@@ -424,6 +424,6 @@ class _Finish:
                 tracking_uri=self.tracking_uri,
             )
         if self.keep is not None:
-            note_rule(self.series, self.keep)
+            note_rule(self.series, str(self.keep), self.keep.best)
             prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
         return info

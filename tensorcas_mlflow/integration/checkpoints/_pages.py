@@ -30,7 +30,6 @@ from tensorcas_mlflow.integration._figures import as_warning
 from tensorcas_mlflow.layout import Manifest
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.integration.checkpoints._log import Keep
     from tensorcas_mlflow.integration.checkpoints._series import Series
     from tensorcas_mlflow.integration.pages import SeriesFacts
 
@@ -62,8 +61,10 @@ class _History:
         self.tracking_uri = mlflow.get_tracking_uri()
         self.waiting: list[_Waiting] = []
         self.dropped: set[int] = set()
-        self.rule: Keep | None = None
-        """The rule for the steps to keep that the last save was given."""
+        self.rule: str = ""
+        """The rule for the steps to keep that the last save was given, in words."""
+        self.metric: str | None = None
+        """The metric of that rule."""
         self.is_queued = False
         self.next_s = 0.0
         """Earliest begin of the next writing, by `time.monotonic`."""
@@ -107,12 +108,18 @@ def note_step(series: Series, folder: str | None, step: int, manifest: Manifest,
     _queue(history)
 
 
-def note_rule(series: Series, rule: Keep) -> None:
-    """Name a rule for the steps to keep on the page of a series, from its next writing on."""
+def note_rule(series: Series, rule: str, metric: str | None) -> None:
+    """Name a rule for the steps to keep on the page of a series, from its next writing on.
+
+    Args:
+        series: The series.
+        rule: The rule, in words.
+        metric: The metric that it goes by, if any.
+    """
     with _lock:
         history = _histories.get((series.run.artifact_uri, series.name))
         if history is not None:
-            history.rule = rule
+            history.rule, history.metric = rule, metric
 
 
 def note_dropped(series: Series, step: int) -> None:
@@ -147,16 +154,16 @@ def _write(history: _History) -> None:
 
         facts = _facts_with(history, waiting, n_unseen)
         with _lock:
-            dropped, rule = set(history.dropped), history.rule
+            dropped, rule, metric = set(history.dropped), history.rule, history.metric
         client = MlflowClient(history.tracking_uri)
-        run = run_facts(client, history.series.run.run_id, metric=None if rule is None else rule.best)
+        run = run_facts(client, history.series.run.run_id, metric=metric)
         page = history_page(
             history.series.name,
             run,
             facts,
             dropped=dropped,
             n_left_out=history.n_left_out,
-            rule="" if rule is None else str(rule),
+            rule=rule,
         )
         _put(history, page)
     ended = time.monotonic()
