@@ -9,7 +9,7 @@ import time
 import zlib
 from binascii import hexlify
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import blake3
@@ -52,6 +52,8 @@ MAX_PREFIXES = 16
 """Bound of the records needed to read the meta of another one."""
 _KEPT_METAS = 20
 """Metas that a reader keeps: nearly all prefixes are among them."""
+_KEPT_META_BYTES = 256 << 10
+"""Bound of the metas that are kept between two readings of a log."""
 _HEX = re.compile(rb"[0-9a-f]{16,}")
 _RUN = struct.Struct("<II")
 _N_RUNS = struct.Struct("<H")
@@ -305,18 +307,19 @@ def _as_dict(prefix: bytes) -> zstandard.ZstdCompressionDict:
 class LogReader:
     """Records of one open log, by their places."""
 
-    def __init__(self, log_id: str, descriptor: int, key: str) -> None:
+    def __init__(self, log_id: str, descriptor: int, key: str, *, metas: Mapping[int, bytes] | None = None) -> None:
         """Read from an open file, which the caller closes.
 
         Args:
             log_id: Name of the log.
             descriptor: The file.
             key: Name of the log in errors.
+            metas: Metas of records that count, as `metas` returned them before.
         """
         self._id = log_id
         self._descriptor = descriptor
         self._key = key
-        self._metas: OrderedDict[int, bytes] = OrderedDict()
+        self._metas: OrderedDict[int, bytes] = OrderedDict(metas or {})
         """Metas of the last records, by offset."""
         self._decompressors: OrderedDict[int, zstandard.ZstdDecompressor] = OrderedDict()
         """Decompressors by the offset of their prefix."""
@@ -359,6 +362,18 @@ class LogReader:
                 break
         is_damaged = at < size and not self._is_torn(at, size)
         return records, at, CorruptError(self._key, f"the record at byte {at} is damaged") if is_damaged else None
+
+    def metas(self, end: int) -> dict[int, bytes]:
+        """Return the metas of the last records before a byte, by offset: those after it may need them as prefixes."""
+        found: dict[int, bytes] = {}
+        n_bytes = 0
+        for at, meta in reversed(self._metas.items()):
+            n_bytes += len(meta)
+            if n_bytes > _KEPT_META_BYTES:
+                break
+            if at < end:
+                found[at] = meta
+        return dict(reversed(found.items()))
 
     def salvage(self, size: int) -> tuple[list[Record], list[tuple[int, int]]]:
         """Read every whole record, also behind damage.

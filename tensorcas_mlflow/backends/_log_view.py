@@ -134,6 +134,8 @@ class _KnownLog:
     """False once a search for an index has ended."""
     lost_tombstones: list[int] = field(default_factory=list)
     """Places of damaged tombstones."""
+    metas: dict[int, bytes] = field(default_factory=dict)
+    """Metas of the last records, by offset: the next ones are mostly differences from them."""
     n_stored_bytes: int = 0
     """Size of the heads and stored metas of the records that were read."""
     n_meta_bytes: int = 0
@@ -328,7 +330,9 @@ class LogView:
                 self._read_index(log, descriptor, size)
             if size < log.end:
                 raise CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.end}")
-            records, end, damage = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log").records(log.end, size)
+            reader = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log", metas=log.metas)
+            records, end, damage = reader.records(log.end, size)
+            log.metas = reader.metas(end)
         finally:
             os.close(descriptor)
         for record in records:
