@@ -14,6 +14,7 @@ a blob takes a backend and reads it. The room decides nothing: savers and collec
 | `_index` | the index, from digests to places |
 | `_segment` | segments of the index: written, searched by ranges, merged |
 | `_records` | refs and intents |
+| `_ref_table` | tables of many refs, for listings of object stores |
 | `_format_blob` | ``format``, identity, condemned lists, generation |
 | `_hints` | places of a manifest's chunks at its write |
 | `_sketches` | sketches of a manifest's tensors |
@@ -136,6 +137,15 @@ if TYPE_CHECKING:
         record_bytes,
         ref_bytes,
     )
+    from tensorcas_mlflow.layout._ref_table import (
+        REF_TABLES,
+        RefSeen,
+        read_listed_refs,
+        read_ref_table,
+        read_ref_tables,
+        ref_table_bytes,
+        tidy_ref_tables,
+    )
     from tensorcas_mlflow.layout._rows import Columns, Numbers, Row, Rows, Specs, row_cuts
     from tensorcas_mlflow.layout._segment import (
         MAX_SEGMENT_BYTES,
@@ -187,6 +197,9 @@ _NAMES = {
     "_records": (
         "MAX_REF_BYTES Intent Ref RefTarget intent_bytes load_record manifest_of_damaged_ref new_ref parse_intent "
         "read_ref read_refs_around record_bytes ref_bytes"
+    ),
+    "_ref_table": (
+        "REF_TABLES RefSeen read_listed_refs read_ref_table read_ref_tables ref_table_bytes tidy_ref_tables"
     ),
     "_rows": "Columns Numbers Row Rows Specs row_cuts",
     "_segment": (

@@ -58,7 +58,7 @@ _KEY = re.compile(
     rf"|packs/{_HEX}\.pack"
     rf"|index/{_HEX}\.(?:loose|segment|arrow)"  # .arrow: a segment of an earlier release, which gc removes
     rf"|manifests/{_MANIFEST}"
-    rf"|(?:intents|census)/{_HEX}"
+    rf"|(?:intents|census|ref-tables)/{_HEX}"
     rf"|condemned/(?:{_HEX}|@generation)"
     rf"|quarantine/(?:{_HEX}-[0-9a-f]{{1,16}}-[0-9a-f]{{1,16}}\.[0-9a-f]{{8}}|@{_HEX})"
     rf"|refs/runs/{_SEGMENT}/(?:{_SEGMENT}/)?@(?:-?[0-9]+|True|False)"  # an earlier release accepted a bool as a step

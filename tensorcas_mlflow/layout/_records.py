@@ -89,8 +89,8 @@ def load_record(key: str, data: bytes, *, newest: int = VERSION) -> dict[str, An
 
 MAX_REF_BYTES = 64 * 1024
 _LEAST_NUMBER, _MAX_NUMBER = -(1 << 63), (1 << 63) - 1
-_MAX_SPACE_BYTES = 256
-"""Bound of the white space a backend may have put behind a ref."""
+MAX_LISTED_REF_BYTES = MAX_REF_BYTES + 256
+"""Bound of a ref with the white space that a backend may have put behind it."""
 _WITH_BASES = 2
 """Version of an intent with packs of bases: a collector that does not know this field must not collect beside it."""
 
@@ -363,7 +363,7 @@ def _read_float(value: object) -> float:
 def read_ref(backend: Backend, key: str) -> Ref | None:
     """Read the ref at a key, or return None if there is none."""
     try:
-        data = backend.get(key, max_bytes=MAX_REF_BYTES + _MAX_SPACE_BYTES)
+        data = backend.get(key, max_bytes=MAX_LISTED_REF_BYTES)
     except BlobNotFoundError:
         return None
     return parse_ref(key, data)
@@ -407,7 +407,7 @@ def manifest_of_damaged_ref(backend: Backend, key: str) -> str | None:
     A ref with a valid check, at its own key, names its manifest even if readers refuse something else in it.
     """
     try:
-        record = load_record(key, backend.get(key, max_bytes=MAX_REF_BYTES + _MAX_SPACE_BYTES))
+        record = load_record(key, backend.get(key, max_bytes=MAX_LISTED_REF_BYTES))
         copy = record.get("copy_path") or record.get("uri")
         said = {name: record.get(name) for name in ("path", "run_id", "name", "step")}
         _check_key(key, **said, copy=copy)

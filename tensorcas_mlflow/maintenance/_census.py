@@ -19,11 +19,10 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError
-from tensorcas_mlflow.layout import ENTRY, Entries, list_blobs
+from tensorcas_mlflow.layout import ENTRY, Entries, RefSeen, list_blobs
 from tensorcas_mlflow.maintenance._inventory import (
     NO_BASE,
     Inventory,
-    RefSeen,
     inventory_of_manifests,
     inventory_of_packs,
     merge_inventories,

@@ -28,7 +28,7 @@ from tensorcas_mlflow.errors import (
     FormatError,
     PendingSavesError,
 )
-from tensorcas_mlflow.layout import Manifest, find_strangers, list_blobs, pack_key, strangers_text
+from tensorcas_mlflow.layout import Manifest, find_strangers, list_blobs, pack_key, strangers_text, tidy_ref_tables
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
@@ -438,6 +438,7 @@ def _execute(plan: GcPlan) -> GcReport:
     p.tidy_index(backend, state.sizes.keys() - dead_packs - set(state.unreadable))
     left = {name: size for name, size in state.sizes.items() if name not in dead_packs}
     plan.census.save(manifests=state.manifests - manifests, packs=left, refs=state.refs)
+    tidy_ref_tables(backend, state.refs)
     freed_bytes += sum(state.sizes.get(name, 0) for name in dead_packs) - written_bytes
     for key in plan.quarantine:
         if backend.stat(key) is not None:

@@ -16,14 +16,13 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.layout import MAX_BYTES, Entries, Manifest, Mask, Ref, list_blobs, pack_key
+from tensorcas_mlflow.layout import MAX_BYTES, Entries, Manifest, Mask, Ref, RefSeen, list_blobs, pack_key
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     NO_DIGESTS,
     Copies,
     DigestSet,
     Inventory,
-    RefSeen,
     copies_in,
     list_manifests,
     read_tables,
@@ -300,7 +299,7 @@ def _read_refs(backend: Backend, census: Census, *, but: Collection[str]) -> _Re
         NewerFormatError: A later release wrote one.
     """
     infos = sorted((info for info in list_blobs(backend, "refs") if info.key not in but), key=_by_series)
-    seen = [RefSeen(info.key, info.token, info.size, info.modified_s) for info in infos] if backend.is_remote else []
+    seen = [RefSeen.of(info) for info in infos] if backend.is_remote else []
     known = {each.key: name for each in seen if (name := census.ref(each)) is not None}
     unknown = [info.key for info in infos if info.key not in known]
     found: dict[str, Ref | None] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from tensorcas_mlflow.layout import (
     Mask,
     Positions,
     Ref,
+    RefSeen,
     Table,
     as_names,
     base_rows,
@@ -45,15 +46,6 @@ NO_BASE = np.uint32(0xFFFFFFFF)
 NO_DIGESTS: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
 NO_ENTRIES: Entries = np.empty(0, ENTRY)
 _FOLD_ROWS = 1 << 20
-
-
-class RefSeen(NamedTuple):
-    """A ref as a remote backend lists it. A ref that says something else is listed with another token."""
-
-    key: str
-    token: str
-    size: int
-    modified_s: float
 
 
 @dataclass(frozen=True, slots=True)

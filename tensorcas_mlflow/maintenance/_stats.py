@@ -12,7 +12,7 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
-from tensorcas_mlflow.layout import Entries, Ref, list_blobs
+from tensorcas_mlflow.layout import REF_TABLES, Entries, Ref, list_blobs
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     DigestSet,
@@ -162,6 +162,7 @@ def disk_usage(backend: Backend) -> DiskUsage:
     sizes = {
         prefix: sum(info.size for info in list_blobs(backend, prefix) if not info.is_shared) for prefix in prefixes
     }
+    sizes["refs"] += sum(info.size for info in list_blobs(backend, REF_TABLES))
     settings = backend.stat("format")
     sizes["format"] = 0 if settings is None else settings.size
     sizes["logs"] = backend.shared_bytes()

@@ -29,6 +29,7 @@ from tensorcas_mlflow.errors import (
 from tensorcas_mlflow.layout import (
     MAX_BYTES,
     PACK_MAGIC,
+    REF_TABLES,
     Entries,
     Manifest,
     Mask,
@@ -42,6 +43,7 @@ from tensorcas_mlflow.layout import (
     pack_key,
     read_hints,
     read_pack_hints,
+    read_ref_tables,
     strangers_text,
     with_bases,
 )
@@ -579,6 +581,9 @@ def _small_blob_problems(backend: Backend, packs: _Packs) -> Iterator[Problem]:
         p.read_condemned(backend)
     except FormatError as error:
         yield Problem(key=getattr(error, "key", None), reason=f"{reason_of(error)} (gc refuses to work until it goes)")
+    for key, found in read_ref_tables(backend, list_blobs(backend, REF_TABLES)):
+        if isinstance(found, FormatError):
+            yield Problem(key=key, reason=_reason_and(found, "nothing is lost, and gc removes it"))
     for info in list_segments(backend):
         try:
             belied = belied_packs(open_segment(backend, info.key), packs.table, packs.entries_of)

@@ -17,6 +17,7 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import (
     STORE_FOLDER,
     Backend,
+    BlobInfo,
     MeteredBackend,
     ReadCounter,
     Root,
@@ -61,6 +62,7 @@ from tensorcas_mlflow.layout import (
     new_format,
     parse_format,
     read_hints,
+    read_listed_refs,
     read_pack_hints,
     read_ref,
     read_refs_around,
@@ -104,7 +106,7 @@ class Refs:
             CorruptError: A ref is damaged.
         """
         blobs, segments = list_dir(self.backend, artifact_prefix(directory))
-        refs = [ref for ref in self._read((info.key for info in blobs), damaged) if ref.path is not None]
+        refs = [ref for ref in self._read(blobs, damaged) if ref.path is not None]
         prefix = f"{directory}/" if directory else ""
 
         def name_of(segment: str) -> str | None:
@@ -124,11 +126,11 @@ class Refs:
 
     def walk_artifacts(self, directory: str = "", *, damaged: list[str] | None = None) -> list[Ref]:
         """List all refs below an artifact directory, by path; ``damaged`` is that of `artifacts`."""
-        keys = (info.key for info in list_blobs(self.backend, artifact_prefix(directory)))
-        return sorted(self._read(keys, damaged), key=lambda ref: ref.path or "")
+        infos = list_blobs(self.backend, artifact_prefix(directory))
+        return sorted(self._read(infos, damaged), key=lambda ref: ref.path or "")
 
-    def _read(self, keys: Iterable[str], damaged: list[str] | None) -> list[Ref]:
-        refs, errors = read_refs_around(self.backend, keys)
+    def _read(self, infos: Iterable[BlobInfo], damaged: list[str] | None) -> list[Ref]:
+        refs, errors = read_listed_refs(self.backend, infos)
         for key, error in errors.items():
             if damaged is None:
                 raise error
@@ -176,8 +178,10 @@ class Refs:
 
     def readable_checkpoints(self) -> tuple[list[Ref], dict[str, CorruptError]]:
         """List refs like `checkpoints`, and the error of each damaged one, by its key."""
-        keys = (info.key for info in list_blobs(self.backend, "refs"))
-        refs, damaged = read_refs_around(self.backend, (key for key in keys if not key.startswith(f"{STAND_INS}/")))
+        infos = list_blobs(self.backend, "refs")
+        refs, damaged = read_listed_refs(
+            self.backend, (info for info in infos if not info.key.startswith(f"{STAND_INS}/"))
+        )
         return sorted(refs, key=lambda ref: (ref.created, ref.key)), damaged
 
 

@@ -264,6 +264,30 @@ class Cast:
         self.actors[name] = program
         return self
 
+    def lister(self, name: str) -> Cast:
+        """Add somebody who lists the store, and must find each checkpoint as it was at some time of the listing."""
+
+        def program(backend: Backend) -> None:
+            store = open_store(backend)
+            before = {info.key: store.ref(info.key) for info in backend.list("refs")}
+            listed = {ref.key: ref for ref in store.checkpoints()}
+            after = {key: store.ref(key) for key in {*before, *listed}}
+            for key, ref in before.items():
+                if ref is not None and after[key] == ref:
+                    assert listed.get(key) == ref, f"the listing has {listed.get(key)} at {key}, and not {ref}"
+            for key, ref in listed.items():
+                assert ref.step is not None
+                try:
+                    found = load(store, ref)
+                except Exception:
+                    if store.ref(key) == ref:
+                        raise
+                    continue
+                self.check_tensors(ref.step, found)
+
+        self.actors[name] = program
+        return self
+
     def check_tensors(self, step: int, found: Mapping[str, Array]) -> None:
         letters = "".join(sorted(found))
         assert letters in {"".join(sorted(each)) for each in self.may_hold[step]}, f"step {step} holds {letters}"

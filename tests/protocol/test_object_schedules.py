@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tensorcas_mlflow.layout import _ref_table, read_ref_table
 from tests.protocol.buckets import Keeps, Kept, ObjectCast, deletions, objects, use_memory
 from tests.protocol.casts import Cast
 from tests.protocol.interleave import Run
@@ -50,6 +51,12 @@ def deleted_and_saved_again() -> Cast:
     return cast.saver_again("again", "ab", 0).collector("collector", max_waste=0)
 
 
+def listed_with_tables() -> Cast:
+    """Somebody lists a store while a step is deleted and saved again, and while a collector writes a table of refs."""
+    cast = ObjectCast(before={0: "ab", 1: "ac"})
+    return cast.lister("lister").saver_again("again", "ad", 0).collector("collector", max_waste=0)
+
+
 def assert_safe(cast: Cast, *, max_preemptions: int, deaths: list[str]) -> None:
     found: Exploration = explore(
         cast.blobs(),
@@ -79,6 +86,20 @@ def test_no_schedule_over_objects_of_a_save_a_collection_and_a_deletion_loses_or
 
 def test_no_schedule_with_late_repeated_deletions_loses_or_leaks() -> None:
     assert_safe(deleted_and_saved_again(), max_preemptions=1, deaths=[])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("deaths", [[], ["collector"]])
+def test_no_schedule_of_a_listing_with_tables_of_refs_shows_what_was_not_there(
+    deaths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in {"LEAST_NEW": 1, "LEAST_LISTED": 1, "_REFS_PER_TABLE": 0}.items():
+        monkeypatch.setattr(f"tensorcas_mlflow.layout._ref_table.{name}", number)
+    read: list[str] = []
+    monkeypatch.setattr(_ref_table, "read_ref_table", lambda key, blob: read.append(key) or read_ref_table(key, blob))
+
+    assert_safe(listed_with_tables(), max_preemptions=1, deaths=deaths)
+    assert read
 
 
 @pytest.mark.long

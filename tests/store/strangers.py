@@ -30,6 +30,7 @@ FOLDERS = (
     "intents",
     "condemned",
     "census",
+    "ref-tables",
     "quarantine",
     "refs",
     "refs/runs",

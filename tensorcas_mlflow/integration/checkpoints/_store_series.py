@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import UPLOADING, is_ours
+from tensorcas_mlflow.backends import UPLOADING, BlobInfo, is_ours
 from tensorcas_mlflow.base.files import new_name, sync_folder
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, CorruptError
@@ -29,7 +29,7 @@ from tensorcas_mlflow.integration.checkpoints._pages import note_dropped, note_s
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
-from tensorcas_mlflow.layout import STAND_INS, Manifest, Ref, RefTarget, list_dir, read_refs_around
+from tensorcas_mlflow.layout import STAND_INS, Manifest, Ref, RefTarget, list_dir, read_listed_refs
 from tensorcas_mlflow.reader import StoreReads
 
 if TYPE_CHECKING:
@@ -247,11 +247,11 @@ class StoreSeries(Series):
             name=self.name,
         )
 
-    def _keys(self) -> dict[int, str]:
-        """List the keys of the steps, by step, ascending."""
+    def _listed(self) -> dict[int, BlobInfo]:
+        """List the refs of the steps, by step, ascending."""
         backend = self.store.backend
         first = self.target(0)
-        found: dict[int, str] = {}
+        found: dict[int, BlobInfo] = {}
         for info in list_dir(backend, posixpath.dirname(first.key))[0]:
             name = info.key.rpartition("/@")[2]
             step = step_named(name, self.suffix)
@@ -260,22 +260,22 @@ class StoreSeries(Series):
                 continue
             if info.size == 0 and backend.is_carrier and not self._can_be_read(step):
                 continue
-            found[step] = info.key
+            found[step] = info
         return dict(sorted(found.items()))
 
     def steps(self) -> list[int]:
-        return list(self._keys())
+        return list(self._listed())
 
     def checkpoints(self) -> list[Checkpoint]:
-        keys = self._keys()
-        refs, damaged = read_refs_around(self.store.backend, keys.values())
+        listed_refs = self._listed()
+        refs, damaged = read_listed_refs(self.store.backend, listed_refs.values())
         found = {ref.key: ref for ref in refs}
         listed: list[Checkpoint] = []
-        for step, key in keys.items():
-            if key in damaged:
+        for step, info in listed_refs.items():
+            if info.key in damaged:
                 listed += self._around_damage(step)
-            elif key in found and found[key].kind == "checkpoint":
-                listed.append(_StoredCheckpoint(self, step, found[key]))
+            elif info.key in found and found[info.key].kind == "checkpoint":
+                listed.append(_StoredCheckpoint(self, step, found[info.key]))
         return listed
 
     def find(self, step: int) -> Checkpoint | None:
