@@ -32,8 +32,9 @@ _BEGIN = """
 import resource, sys, tempfile
 import numpy as np
 import tensorcas_mlflow.tensorcas_store
+from tensorcas_mlflow.base.engines import LocalProcesses
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.maintenance import plan_gc, verify
+from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify
 from tensorcas_mlflow.store import Store
 
 def held():
@@ -64,6 +65,12 @@ _CALLS = {
     "first load": ("store.read_tensors(store.manifest(store.ref(sys.argv[2])))", "held()"),
     "list all checkpoints": ("assert len(store.checkpoints()) >= int(sys.argv[3])", "held()"),
     "quick verification": ("assert not verify(store).problems", "peak()"),
+    "full verification": ("assert not verify(store, full=True).problems", "peak()"),
+    "full verification, 2 processes": (
+        "assert not verify(store, full=True, engine=LocalProcesses(2)).problems",
+        "peak()",
+    ),
+    "repair, plan": ("assert plan_repair(store).is_empty", "peak()"),
     "first collection, plan": ("plan_gc(store)", "peak()"),
     "first collection, all of it": ("plan_gc(store).execute()", "peak()"),
     "next collection, plan": ("plan_gc(store)", "peak()"),

@@ -103,6 +103,11 @@ def n_threads() -> int:
     return int(value)
 
 
+def set_threads(n: int) -> None:
+    """Set the number of threads of this process, and of processes that it starts: TENSORCAS_THREADS."""
+    os.environ["TENSORCAS_THREADS"] = str(n)
+
+
 def reading_way() -> str | None:
     """Return the forced way to read packs: TENSORCAS_READ; None if it is unset or ``auto``."""
     value = os.environ.get("TENSORCAS_READ") or "auto"

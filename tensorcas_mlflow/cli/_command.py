@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensorcas_mlflow.base.engines import ENGINES
 from tensorcas_mlflow.base.text import size_in
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -130,5 +131,14 @@ ABANDON = repeated(
     metavar="KEY",
     help="give up the blob of this key, which the command named before: a save or a collector that is certainly dead, "
     "or bytes that nobody can read (repeatable)",
+)
+WORKERS = (
+    option("--jobs", type=count, metavar="N", help="read in N processes of this machine (default: 1, with all cores)"),
+    option(
+        "--engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help="read in processes of this machine (default), or in the workers of a Ray or Dask cluster",
+    ),
 )
 TRACKING_URI = "--tracking-uri"

@@ -9,6 +9,7 @@ from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tensorcas_mlflow.base.engines import Engine, open_engine
 from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.base.text import size_text
@@ -20,6 +21,7 @@ from tensorcas_mlflow.cli._command import (
     RUN,
     STEP,
     TRACKING_URI,
+    WORKERS,
     YES,
     Command,
     flag,
@@ -71,6 +73,7 @@ def verify(options: Namespace) -> int:
     """Check that every chunk the store references exists and is readable."""
     if options.seed is not None and options.sample is None:
         options.parser.error("--seed needs --sample, such as --sample 5%")
+    engine = _engine_of(options)
     store = _open_for_verify(options)
     with ProgressLine(is_quiet=options.quiet) as line_of:
 
@@ -79,7 +82,13 @@ def verify(options: Namespace) -> int:
             line_of.show(line, progress.done_bytes)
 
         report = verify_store(
-            store, full=options.full, sample=options.sample, part=options.part, seed=options.seed, watch=watch
+            store,
+            full=options.full,
+            sample=options.sample,
+            part=options.part,
+            seed=options.seed,
+            engine=engine,
+            watch=watch,
         )
     if options.tracking_uri:
         lost = find_lost(store, [open_tracker(uri) for uri in options.tracking_uri])
@@ -93,6 +102,17 @@ def verify(options: Namespace) -> int:
         if report.seed is not None:
             say(f"drawn by --seed {report.seed}")
     return PROBLEMS if report.problems else 0
+
+
+def _engine_of(options: Namespace) -> Engine | None:
+    """Open the engine of the options `WORKERS`; None for this process alone."""
+    if options.engine != "local" and options.jobs is not None:
+        options.parser.error(f"--jobs is for processes of this machine; --engine {options.engine} uses its cluster")
+    try:
+        return open_engine(options.engine, options.jobs)
+    except ImportError as error:
+        options.parser.error(f"--engine {options.engine} needs a package that is not installed: {error}")
+        raise
 
 
 def _open_for_verify(options: Namespace) -> Store:
@@ -134,12 +154,13 @@ def _problem_json(problem: Problem) -> dict[str, object]:
 
 def repair(options: Namespace) -> int:
     """Repair damage, and report losses."""
+    engine = _engine_of(options)
     sources = [store_at(place) for place in options.sources]
     store, format_fix = _open_for_repair(root_of(options), sources)
     for source in sources:
         if source.uri == store.uri:
             raise ConflictError(f"{source.uri!r} is the store to repair: give --from another one")
-    plan = plan_repair(store, sources=sources, abandon=options.abandon, format_fix=format_fix)
+    plan = plan_repair(store, sources=sources, abandon=options.abandon, format_fix=format_fix, engine=engine)
     if not is_json(options):
         for line in str(plan).split("\n"):
             say(printable(line))
@@ -349,6 +370,7 @@ COMMANDS = (
                 help="read the K-th of N fixed parts of the chunks: N calls read all; otherwise like --sample",
             ),
             option("--seed", type=int, metavar="N", help="with --sample: draw the same sample again"),
+            *WORKERS,
             repeated(
                 TRACKING_URI,
                 metavar="URI",
@@ -375,6 +397,7 @@ COMMANDS = (
                 help="another store, such as a backup, with possible copies of lost content (repeatable)",
             ),
             ABANDON,
+            *WORKERS,
             flag("--dry-run", help="read everything, print the damage, and stop"),
             YES,
         ],

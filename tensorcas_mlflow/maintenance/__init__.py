@@ -15,7 +15,7 @@ The room imports the store and everything below it. It knows no MLflow, no comma
 | module | holds |
 |---|---|
 | ``_inventory``, ``_census`` | the inventory of a store, and its copy on disk |
-| ``_chunks`` | the check of chunks, in shards that merge |
+| ``_chunks``, ``_workers`` | the check of chunks, in shards that merge, and by several workers |
 | ``_gc``, ``_gc_survey``, ``_gc_copy`` | garbage collection |
 | ``_verify``, ``_verify_derived`` | verification |
 | ``_repair``, ``_repair_packs``, ``_repair_records``, ``_checked_packs`` | repair |

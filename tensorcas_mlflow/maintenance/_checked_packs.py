@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys
+from tensorcas_mlflow.base.engines import Engine
+from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.layout import PACK_MAGIC, RAW_ALIGNMENT, Entries, Table, make_table, pack_key, with_bases
-from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check_chunks
+from tensorcas_mlflow.maintenance._chunks import Shard, Verdict
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES, PackTables, links_of
 from tensorcas_mlflow.maintenance._quarantine import Piece, stretches
 from tensorcas_mlflow.maintenance._salvage import Clues
+from tensorcas_mlflow.maintenance._workers import check_all
+from tensorcas_mlflow.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +44,29 @@ class CheckedPacks:
     """All packs of a store, each read once: a pack never changes."""
 
     def __init__(
-        self, backend: Backend, clues: Callable[[Set[str]], Clues], *, given_up: frozenset[str] = frozenset()
+        self,
+        store: Store,
+        clues: Callable[[Set[str]], Clues],
+        *,
+        given_up: frozenset[str] = frozenset(),
+        engine: Engine | None = None,
+        watch: Watcher = ignore,
     ) -> None:
         """Read nothing yet; see `look`.
 
         Args:
-            backend: Backend of the store.
+            store: Store of the packs.
             clues: Called with the names of packs whose table is damaged.
             given_up: Keys of packs whose unreadable parts count as damaged.
+            engine: Workers that read; see `check_all`.
+            watch: Told the bytes that have been read.
         """
         self.packs: dict[str, CheckedPack] = {}
-        self._backend = backend
-        self._tables = PackTables(backend)
+        self._store = store
+        self._backend = store.backend
+        self._tables = PackTables(store.backend)
+        self._engine = engine
+        self._watch = watch
         self._clues = clues
         self._given_up = given_up
         self._replaced: set[str] = set()
@@ -139,7 +153,14 @@ class CheckedPacks:
         entries: Entries = np.concatenate([NO_ENTRIES, *tables.values()])
         pack = np.repeat(np.arange(len(names)), [len(table) for table in tables.values()])
         shard = Shard(packs=names, pack=pack, entries=entries, row=np.arange(len(entries)))
-        checked = check_chunks(self._backend, shard, decode=True)
+        n_bytes, read_bytes = shard.stored_bytes, 0
+
+        def on_read(n_read: int) -> None:
+            nonlocal read_bytes
+            read_bytes += n_read
+            self._watch(Progress(done_bytes=min(read_bytes, n_bytes), n_bytes=n_bytes))
+
+        checked = check_all(self._store, shard, decode=True, engine=self._engine, on_read=on_read)
         good = np.ones(len(entries), dtype=bool)
         damage: dict[str, list[Piece]] = {name: [] for name in names}
         failures: dict[str, str] = {}

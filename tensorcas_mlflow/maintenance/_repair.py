@@ -13,7 +13,9 @@ import numpy as np
 
 from tensorcas_mlflow.backends import LogDamage
 from tensorcas_mlflow.base.digest import Digests, as_keys
+from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
+from tensorcas_mlflow.base.progress import Watcher, ignore
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -318,6 +320,8 @@ def plan_repair(
     sources: Sequence[Store] = (),
     abandon: Collection[str] = (),
     format_fix: FormatFix | None = None,
+    engine: Engine | None = None,
+    watch: Watcher = ignore,
 ) -> RepairPlan:
     """Read everything, find the damage, and find sources for what is lost. Changes nothing.
 
@@ -327,6 +331,8 @@ def plan_repair(
         abandon: Keys of damaged condemned lists whose collectors are dead, and of packs whose unreadable parts to give
             up.
         format_fix: Result of `open_damaged`.
+        engine: Workers that read the chunks; by default this process does, on all cores. The plan is the same.
+        watch: Told the bytes that have been read.
 
     Raises:
         PendingSavesError: Saves through an MLflow server are under way, whose packs may be half written.
@@ -351,7 +357,11 @@ def plan_repair(
             needs.bad_refs[key] = RecordFault(reason="an earlier repair was about to replace it")
     given_up = frozenset(key for key in abandon if key.startswith("packs/"))
     packs = CheckedPacks(
-        backend, lambda names: Clues(backend, (each for _, each in needs.manifests()), of=names), given_up=given_up
+        store,
+        lambda names: Clues(backend, (each for _, each in needs.manifests()), of=names),
+        given_up=given_up,
+        engine=engine,
+        watch=watch,
     )
     packs.look()
     unknown = sorted(set(abandon) - lists.damaged.keys() - {pack_key(name) for name in packs.packs})

@@ -6,13 +6,14 @@ import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import as_keys, hex_of, unique_rows
+from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.codecs import CODECS, MOST_OVERHEAD_BYTES, RAW
@@ -48,18 +49,10 @@ from tensorcas_mlflow.layout import (
     with_bases,
 )
 from tensorcas_mlflow.maintenance._belied import belied_packs
-from tensorcas_mlflow.maintenance._chunks import (
-    Checked,
-    ChunkFault,
-    Verdict,
-    check_chunks,
-    divide,
-    merge_checks,
-    part_of,
-    shard_of,
-)
+from tensorcas_mlflow.maintenance._chunks import ChunkFault, Verdict, part_of, shard_of
 from tensorcas_mlflow.maintenance._inventory import PackTables, links_of, read_holders, stands
 from tensorcas_mlflow.maintenance._verify_derived import DerivedChecks, Underivable
+from tensorcas_mlflow.maintenance._workers import check_all
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -123,6 +116,7 @@ def verify(
     sample: float | None = None,
     part: tuple[int, int] | None = None,
     seed: int | None = None,
+    engine: Engine | None = None,
     watch: Watcher = ignore,
 ) -> VerifyReport:
     """Check every ref, its manifest, and every chunk that it names.
@@ -141,10 +135,12 @@ def verify(
         part: Read only the k-th of n parts of the chunks: ``(k, n)``. A chunk is always in the same part, so n calls
             read all.
         seed: Draws the same sample again.
+        engine: Workers that read the chunks; by default this process does, on all cores. The report is the same.
         watch: Told the bytes that have been read.
 
     Raises:
-        BackendError: The storage failed to list its blobs.
+        BackendError: The storage failed to list its blobs, or a worker does not find the store.
+        DirectAccessError: There are workers, and the store is reached through an MLflow server.
         ValueError: There is no such share or part.
     """
     seed = secrets.randbits(32) if seed is None else seed
@@ -165,7 +161,7 @@ def verify(
         chosen = part_of(packs.table.prefix, k, n)
         if share < 1.0:
             chosen &= _scatter(packs.table.prefix, seed) < share
-        damage = _read_chunks(store.backend, packs, chosen, decode=full, watch=watch)
+        damage = _read_chunks(store, packs, chosen, decode=full, engine=engine, watch=watch)
     if full or not store.backend.is_remote:
         packs.check_heads()
     needed: set[bytes] = set()
@@ -317,14 +313,17 @@ class _Damage:
     """Chunks that were read, copies counted."""
 
 
-def _read_chunks(backend: Backend, packs: _Packs, chosen: Mask, *, decode: bool, watch: Watcher) -> _Damage:
+def _read_chunks(
+    store: Store, packs: _Packs, chosen: Mask, *, decode: bool, engine: Engine | None, watch: Watcher
+) -> _Damage:
     """Check the chunks of some rows of the packs' tables, shard by shard.
 
     Args:
-        backend: Backend of the store.
+        store: Store of the packs.
         packs: Packs of the store.
         chosen: For each row whether to read it.
         decode: See `check_chunks`.
+        engine: Workers that read; see `check_all`.
         watch: Told the bytes that have been read.
     """
     table = packs.table
@@ -337,8 +336,7 @@ def _read_chunks(backend: Backend, packs: _Packs, chosen: Mask, *, decode: bool,
         read_bytes += n_read
         watch(Progress(done_bytes=min(read_bytes, n_bytes), n_bytes=n_bytes))
 
-    parts = (check_chunks(backend, each, decode=decode, on_read=on_read) for each in divide(shard))
-    checked = reduce(merge_checks, parts, Checked())
+    checked = check_all(store, shard, decode=decode, engine=engine, on_read=on_read)
     said = table.entries[["raw_bytes", "stored_bytes"]]
     impossible = {
         row: ChunkFault(verdict=Verdict.BAD, reason=f"its entry says {said[row][0]} bytes in {said[row][1]}")

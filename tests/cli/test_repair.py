@@ -56,6 +56,22 @@ def test_repair_of_a_sound_store_does_not_ask(tensorcas: Tensorcas, backup: Path
     assert (done.status, done.out) == (0, "nothing is damaged\n")
 
 
+@pytest.mark.parametrize("words", [["verify", "--full", "--json"], ["repair", "--dry-run", "--json"]])
+def test_two_processes_find_what_one_finds(tensorcas: Tensorcas, folder: Path, words: list[str]) -> None:
+    one = tensorcas(*words, "--root", folder)
+    two = tensorcas(*words, "--root", folder, "--jobs", "2")
+
+    assert (two.status, two.out) == (one.status, one.out)
+    assert one.status == 3
+
+
+def test_number_of_processes_of_a_cluster_is_refused(tensorcas: Tensorcas, folder: Path) -> None:
+    done = tensorcas("verify", "--full", "--root", folder, "--engine", "ray", "--jobs", "2")
+
+    assert done.status == 2
+    assert "--jobs is for processes of this machine" in done.err
+
+
 def test_repair_dry_run_prints_losses_and_changes_nothing(tensorcas: Tensorcas, folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     done = tensorcas("repair", "--root", folder, "--dry-run")

@@ -1,0 +1,113 @@
+"""Checks of chunks by the workers of an engine. Each worker opens the store by itself, by its URI."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial, reduce
+from uuid import uuid4
+
+from tensorcas_mlflow.backends import Backend, Root, open_backend
+from tensorcas_mlflow.base.engines import Engine
+from tensorcas_mlflow.errors import BackendError, CorruptError, DirectAccessError, NotFoundError
+from tensorcas_mlflow.maintenance._chunks import SHARD_BYTES, Checked, Shard, check_chunks, divide, merge_checks
+from tensorcas_mlflow.store import Store
+
+_LEAST_BYTES = 16 << 20
+"""Stored bytes of a shard for which a task is worth its start."""
+_TASKS_EACH = 4
+"""Shards for each worker, so that none waits long for the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAt:
+    """Place of a store, for another process. Picklable."""
+
+    uri: str
+    id: str
+    is_past_damage: bool
+    """True if its logs are damaged, and blobs behind the damage count; see `Backend.past_damage`."""
+    call: str = field(default_factory=lambda: uuid4().hex)
+    """Identifies the call that the workers serve: each opens the store anew for the next one."""
+
+    @classmethod
+    def of(cls, store: Store) -> StoreAt:
+        """Describe an open store.
+
+        Raises:
+            DirectAccessError: The store is reached through an MLflow server.
+        """
+        if store.backend.is_carrier:
+            raise DirectAccessError("work in several processes", store.uri)
+        return cls(uri=store.uri, id=store.id, is_past_damage=bool(store.backend.damages()))
+
+    def open(self) -> Backend:
+        """Open the store's backend.
+
+        Raises:
+            BackendError: This machine finds no store there, or another one.
+        """
+        return _open(self)
+
+
+@lru_cache(maxsize=1)  # a worker opens its store once, and gets many shards of it
+def _open(place: StoreAt) -> Backend:
+    backend = open_backend(Root.parse(place.uri))
+    try:
+        found = Store.open_backend(backend).id
+    except NotFoundError:
+        found = "none"
+    except CorruptError:
+        found = "one whose `format` is damaged"
+    if found != place.id:
+        # A path may lead elsewhere on another machine, where every chunk would count as gone.
+        reason = f"it is store {place.id}, and a worker on {socket.gethostname()} finds {found}: use no workers there"
+        raise BackendError("open", place.uri, reason)
+    return backend.past_damage() if place.is_past_damage else backend
+
+
+def _check(place: StoreAt, shard: Shard, *, decode: bool) -> tuple[Checked, int]:
+    """Check a shard in a worker; return the result, and the bytes that were read."""
+    n_bytes = 0
+
+    def on_read(n_read: int) -> None:
+        nonlocal n_bytes
+        n_bytes += n_read
+
+    checked = check_chunks(place.open(), shard, decode=decode, on_read=on_read)
+    return checked, n_bytes
+
+
+def check_all(
+    store: Store,
+    shard: Shard,
+    *,
+    decode: bool,
+    engine: Engine | None = None,
+    on_read: Callable[[int], None] = lambda n_bytes: None,
+) -> Checked:
+    """Check the chunks of a shard, part by part.
+
+    Args:
+        store: Store of the chunks.
+        shard: Chunks to check.
+        decode: See `check_chunks`.
+        engine: Workers that check the parts; by default this process does.
+        on_read: Told the size of every read, or of every part that a worker has checked.
+
+    Raises:
+        BackendError: A worker does not find the store.
+        DirectAccessError: There are workers, and the store is reached through an MLflow server.
+        StarvedError: This process or a worker has no memory or no files left.
+    """
+    if engine is None:
+        parts = (check_chunks(store.backend, each, decode=decode, on_read=on_read) for each in divide(shard))
+        return reduce(merge_checks, parts, Checked())
+    checked = Checked()
+    n_bytes = min(SHARD_BYTES, max(_LEAST_BYTES, shard.stored_bytes // (_TASKS_EACH * engine.n_workers)))
+    check = partial(_check, StoreAt.of(store), decode=decode)
+    for _, (part, n_read) in engine.map(check, divide(shard, n_bytes)):
+        checked = merge_checks(checked, part)
+        on_read(n_read)
+    return checked

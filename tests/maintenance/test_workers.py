@@ -1,0 +1,110 @@
+"""Verification and repair by several workers: what one process finds, they find."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.base.engines import Engine, LocalProcesses
+from tensorcas_mlflow.base.progress import Progress
+from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.maintenance import _workers, plan_repair, verify
+from tensorcas_mlflow.store import Store
+from tests.engines import cluster_of_two
+
+CHUNK_BYTES = 4096
+N_STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def many_small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_workers, "_LEAST_BYTES", 1)
+
+
+@pytest.fixture(scope="module", params=["files", "logs"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of deltas and full chunks, some of them damaged."""
+    folder = tmp_path_factory.mktemp("store")
+    store = Store.init(folder, chunk_bytes=CHUNK_BYTES, logs=request.param == "logs")
+    random = np.random.default_rng(0)
+    values = random.standard_normal(20_000).astype(np.float32)
+    for step in range(N_STEPS):
+        values = values + np.float32(1e-4) * random.standard_normal(len(values)).astype(np.float32)
+        state = {"moving": values, "new": random.integers(0, 256, 3 * CHUNK_BYTES, dtype=np.uint8)}
+        with store.write_checkpoint(state, series="run") as pending:
+            pending.commit(RefTarget(run_id="run", step=step))
+    files = sorted((folder / ".tensorcas").glob("packs/**/*.pack" if request.param == "files" else "logs/*.log"))
+    for number, path in enumerate(files[1:4] if request.param == "files" else files):
+        data = bytearray(path.read_bytes())
+        data[len(data) // (2 + number)] ^= 8
+        path.write_bytes(data)
+    return folder
+
+
+def find_all(folder: Path, engine: Engine | None) -> list[Any]:
+    """Verify and plan a repair, with everything that either says."""
+    store = Store.open(folder)
+    report = verify(store, full=True, engine=engine)
+    plan = plan_repair(store, engine=engine)
+    return [report, str(report), plan.findings, plan.losses, plan.remaining, str(plan)]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[Any]:
+    found = find_all(folder, None)
+    assert found[0].problems
+    assert found[2]
+    return found
+
+
+@pytest.mark.parametrize(
+    "n_workers", [2, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
+)
+def test_local_workers_find_what_one_process_finds(folder: Path, expected: list[Any], n_workers: int) -> None:
+    assert find_all(folder, LocalProcesses(n_workers)) == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ray", "dask"])
+def test_cluster_of_two_workers_finds_what_one_process_finds(folder: Path, expected: list[Any], name: str) -> None:
+    with cluster_of_two(name) as engine:
+        assert find_all(folder, engine) == expected
+
+
+def test_workers_tell_the_progress_of_each_part(folder: Path) -> None:
+    told: list[Progress] = []
+    verify(Store.open(folder), full=True, engine=LocalProcesses(1), watch=told.append)
+
+    assert len(told) > 1
+    assert told[-1].n_bytes is not None
+    assert 0 < told[-1].done_bytes <= told[-1].n_bytes
+    assert [each.done_bytes for each in told] == sorted(each.done_bytes for each in told)
+
+
+def test_worker_refuses_another_store_at_the_place(tmp_path: Path) -> None:
+    # A path of one machine may lead to another store, or nowhere, on the worker's.
+    store = Store.init(tmp_path, logs=False)
+    with store.write_checkpoint({"a": np.arange(1000)}) as pending:
+        pending.commit(RefTarget(run_id="run", step=0))
+    format_blob = tmp_path / ".tensorcas" / "format"
+    format_blob.write_bytes(format_blob.read_bytes().replace(store.id.encode(), b"7" * 32))
+    with pytest.raises(BackendError, match=r"a worker on .* finds"):
+        verify(store, full=True, engine=LocalProcesses(1))
+
+    format_blob.unlink()
+    with pytest.raises(BackendError, match="finds none"):
+        verify(store, full=True, engine=LocalProcesses(1))
+
+
+def test_store_in_memory_cannot_be_reached_by_workers() -> None:
+    store = Store.init_backend(MemoryBackend())
+    with store.write_checkpoint({"a": np.arange(1000)}) as pending:
+        pending.commit(RefTarget(run_id="run", step=0))
+
+    with pytest.raises((BackendError, ValueError)):
+        verify(store, full=True, engine=LocalProcesses(1))
