@@ -25,6 +25,7 @@ from tensorcas_mlflow.layout import Manifest, Specs
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io import LastRow, TensorsFile
+    from tensorcas_mlflow.reader._boxes import Box
     from tensorcas_mlflow.reader._slices import Selection
     from tensorcas_mlflow.store import Store
 
@@ -385,6 +386,29 @@ class StoredContents(RowContents):
     def check(self, rows: Offsets) -> None:
         # It reads the stored bytes, and decodes none of them.
         self._store.chunks.check(self.manifest, self.row_of[rows])
+
+    def select(self, row: int, selection: Selection) -> Array:
+        boxed = self._boxed if len(selection.starts) else None
+        boxes = None if boxed is None else boxed[1].get(int(self.row_of[row]))
+        if boxed is None or boxes is None:
+            return super().select(row, selection)
+        from tensorcas_mlflow.reader._boxes import select_from_boxes
+
+        found = select_from_boxes(boxes, selection, self.specs.spec(row).numpy_dtype, boxed[0].select)
+        return own_array(found, selection.index_of_places)
+
+    @Lazy
+    def _boxed(self) -> tuple[StoredContents, Mapping[int, tuple[Box, ...]]] | None:
+        """The boxes of tensors that are kept as such, and their places."""
+        if not self.manifest.derived:
+            return None
+        from tensorcas_mlflow.reader._boxes import boxed_tensors  # few checkpoints have boxes
+
+        found = boxed_tensors(self.manifest)
+        if found is None:
+            return None
+        parts = StoredContents(self._store, found.manifest, label=self.label, tally=self.tally, verify=self._verify)
+        return parts, found.boxes
 
     def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
         numbers = int(self.manifest.columns.chunk_at[self.row_of[row]]) + chunks

@@ -399,6 +399,16 @@ class CheckpointReader(Mapping[str, Any]):
             raise TypeError(f"names are a list of texts, and {names!r:.200} is one text: pass [name], or use tensor()")
         return self._read(np.array([self._row(name) for name in names], dtype=np.int64))
 
+    def read_into(self, outs: Mapping[str, Array]) -> None:
+        """Read some tensors at once into arrays; raises as `tensor`, with the arrays filled in part.
+
+        Args:
+            outs: Arrays by name: of the tensor's dtype and shape, writable, in C order, and apart in memory.
+        """
+        rows = np.array([self._row(name) for name in outs], dtype=np.int64)
+        with self._watch.running():
+            self._contents.arrays(rows, dict(enumerate(outs.values())))
+
     def full(self) -> dict[str, Any]:
         """Read all tensors at once, by name, in order; raises as `tensor`."""
         return self._read(np.arange(len(self._specs)))
