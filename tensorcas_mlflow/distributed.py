@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
 
+import mlflow
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -152,7 +153,7 @@ class TensorCasStorageWriter(StorageWriter):
             step: Any whole number of 64 bits.
             name: The series of checkpoints in the run.
             run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. Only the coordinator, rank 0 by
-                default, looks for it. By default its active run, else a new one.
+                default, looks for it. By default the run that is active now, else a new one.
             overwrite: Replace a checkpoint of this step, atomically.
             keep: As for `log_checkpoint`.
             log_metrics: As for `log_checkpoint`.
@@ -162,6 +163,10 @@ class TensorCasStorageWriter(StorageWriter):
             ValueError: There is no such policy.
         """
         Policy.of(policy)
+        if run_id is None:
+            # A thread or a process that saves in the background does not see the active run.
+            active = mlflow.active_run()
+            run_id = None if active is None else active.info.run_id
         self.info: CheckpointInfo | None = None
         """On the coordinator, the result of the last save."""
         self._wanted = _WantedSave(
@@ -489,8 +494,8 @@ class TensorCasStorageReader(StorageReader):
         """Fill the tensors of this rank's plan, and pass on its other values.
 
         Raises:
-            CorruptChunkError: A chunk is damaged; some tensors are filled already.
-            BackendError: The storage failed; some tensors are filled already.
+            CorruptChunkError: A chunk is damaged; some tensors are filled already, in whole or in part.
+            BackendError: The storage failed; some tensors are filled already, in whole or in part.
         """
         assert self._reader is not None
         whole: dict[str, list[ReadItem]] = {}
@@ -509,13 +514,40 @@ class TensorCasStorageReader(StorageReader):
                 continue
             box = tuple(slice(at, at + side) for at, side in zip(item.storage_offsets, item.lengths, strict=True))
             _fill(planner, item, self._reader.get_slice(row)[box])
-        for rows in self._groups(whole):
-            for row, tensor in self._reader.tensors(rows).items():
-                for item in whole[row]:
-                    _fill(planner, item, tensor)
+        self._fill_whole(planner, whole)
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _fill_whole(self, planner: LoadPlanner, items: dict[str, list[ReadItem]]) -> None:
+        """Fill whole tensors, by the rows that they are read from: where possible, straight into their memory."""
+        assert self._reader is not None
+        outs: dict[str, Array] = {}
+        filled: list[tuple[ReadItem, torch.Tensor]] = []
+        storages: set[int] = set()
+        for row, wanted in items.items():
+            target = planner.resolve_tensor(wanted[0]).detach()
+            spec = self._reader.spec(row)
+            is_like_it = str(target.dtype) == f"torch.{spec.dtype}" and tuple(target.shape) == spec.shape
+            is_here = target.device.type == "cpu" and target.is_contiguous() and target.numel() > 0
+            storage = target.untyped_storage().data_ptr()
+            # Tensors that share memory are filled one after the other.
+            if len(wanted) > 1 or not is_like_it or not is_here or storage in storages:
+                continue
+            array = _array_of(row, target)
+            if _address_of(array) == target.data_ptr():
+                storages.add(storage)
+                outs[row] = array
+                filled.append((wanted[0], target))
+        if outs:
+            self._reader.read_into(outs)
+        for item, target in filled:
+            torch.autograd.graph.increment_version(target)
+            planner.commit_tensor(item, target)
+        for rows in self._groups(row for row in items if row not in outs):
+            for row, tensor in self._reader.tensors(rows).items():
+                for item in items[row]:
+                    _fill(planner, item, tensor)
 
     def _groups(self, rows: Iterable[str]) -> Iterator[list[str]]:
         assert self._reader is not None
@@ -626,6 +658,25 @@ def _flat(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str
     """Return the values of a nested state by the names that PyTorch's planners give them, and their paths."""
     values, paths = flatten_state_dict(dict(state))
     return values, paths
+
+
+class AsOne:
+    """A value in a state of ranks that is saved as it is, by the coordinator alone.
+
+    PyTorch's planners take dicts and lists apart: they leave out empty ones, and turn the keys of dicts into texts. The
+    loaded state has the value itself.
+    """
+
+    def __init__(self, value: Any) -> None:
+        """Keep a value without shards."""
+        self._value = value
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        return _itself, (self._value,)
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def log_state(
