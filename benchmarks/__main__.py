@@ -25,6 +25,7 @@ PARTS = (
     "first_read",
     "checkpoint",
     "loops",
+    "ranks",
     "log_model",
     "listing",
     "scale",
