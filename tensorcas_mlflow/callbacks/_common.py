@@ -10,6 +10,7 @@ from typing import Any
 import mlflow
 from mlflow.tracking import MlflowClient
 
+from tensorcas_mlflow.adapter import adapter_named
 from tensorcas_mlflow.integration.checkpoints import (
     CheckpointInfo,
     Keep,
@@ -33,6 +34,11 @@ def positive(value: int | None, what: str) -> int | None:
     if value is not None and value < 1:
         raise ValueError(f"{what} must be at least 1, not {value!r}")
     return value
+
+
+def is_spread(state: Any) -> bool:
+    """Tell whether the ranks of a process group of PyTorch have parts of a state, so that all must save it."""
+    return adapter_named("pytorch").module_for_ranks(state) is not None
 
 
 def known_policy(name: str | None) -> str | None:
@@ -60,6 +66,9 @@ class Recorder:
     Raises:
         ValueError: There is no such policy.
     """
+
+    may_wait_for_ranks = True
+    """Whether a save may be a call that all ranks of a training must make."""
 
     def __init__(
         self,
@@ -104,6 +113,8 @@ class Recorder:
     def save(self, state: Any, step: int, metrics: Mapping[str, Any]) -> None:
         """Log a checkpoint; raises as `log_checkpoint`.
 
+        If other ranks have parts of the state, they call `save_beside` meanwhile.
+
         Args:
             state: The state to log.
             step: Its step.
@@ -130,6 +141,10 @@ class Recorder:
             )
             self.last_step = step
             self._pending = None if self._blocking else info
+
+    def save_beside(self, state: Any, step: int) -> None:
+        """Take part in the save of a state that is spread over ranks; rank 0 calls `save`. Raises the error of any."""
+        log_checkpoint(state, step=step, name=self.name, overwrite=self._overwrite, policy=self._policy)
 
     def rate(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log the metric of the keep rule at a step, once.
@@ -171,6 +186,8 @@ class QuietRecorder(Recorder):
     It never mixes trainings. A training continues an earlier one of the run only if it begins at that one's last
     checkpoint. Any other uses the first unused name of ``<name>``, ``<name>-2``, ``<name>-3`` and so on.
     """
+
+    may_wait_for_ranks = False  # a rank that gives up would let the others wait
 
     def __init__(self, *, framework: str, silent: bool = False, **options: Any) -> None:
         super().__init__(**options)

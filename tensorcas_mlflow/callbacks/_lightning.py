@@ -13,7 +13,7 @@ import mlflow
 import torch
 from mlflow.entities import Run
 
-from tensorcas_mlflow.callbacks._common import Recorder, positive
+from tensorcas_mlflow.callbacks._common import Recorder, is_spread, positive
 from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
 
 
@@ -25,8 +25,10 @@ class CheckpointHooks:
     logged. A Trainer with this callback writes no checkpoint files of its own, unless it has a ``ModelCheckpoint`` too.
 
     The run is ``run_id``, else the run of the Trainer's ``MLFlowLogger``, else the active one, else a new one. Under a
-    distributed strategy the process of rank 0 logs. Errors are raised; with ``blocking=False`` an error of a save in
-    the background is raised at the next save, or when training ends.
+    distributed strategy the process of rank 0 logs. If the strategy spreads its checkpoint over the ranks
+    (``ModelParallelStrategy``, and ``FSDPStrategy`` with ``state_dict_type="sharded"``), each rank stores its part, and
+    the call blocks. Errors are raised; with ``blocking=False`` an error of a save in the background is raised at the
+    next save, or when training ends.
 
     Args:
         every_n_train_steps: Log when ``trainer.global_step`` is a multiple of this.
@@ -107,9 +109,11 @@ class CheckpointHooks:
         self._last_step = trainer.global_step
         with self.recorder.guard():
             # In every process, and always: a sharded strategy gathers here.
-            state = _take(trainer, self.save_weights_only)
+            state = _take(trainer, self.save_weights_only, may_be_spread=self.recorder.may_wait_for_ranks)
             if trainer.is_global_zero:
                 self.recorder.save(state, trainer.global_step, trainer.callback_metrics)
+            elif is_spread(state):
+                self.recorder.save_beside(state, trainer.global_step)
 
 
 def write_trainer_checkpoint(
@@ -154,27 +158,44 @@ def logger_run(trainer: Any) -> str | None:
     return None
 
 
-def _take(trainer: Any, weights_only: bool) -> dict[str, Any]:
-    taken = _TakenCheckpoint()
+def _take(trainer: Any, weights_only: bool, *, may_be_spread: bool) -> dict[str, Any]:
     strategy = trainer.strategy
-    file_io, strategy.checkpoint_io = strategy.checkpoint_io, taken
+    taken: dict[str, Any] = {}
+    file_io, write = strategy.checkpoint_io, strategy.save_checkpoint
+
+    def take(checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if is_spread(checkpoint):
+            taken.update(checkpoint)
+        else:
+            write(checkpoint, path, storage_options)
+
+    strategy.checkpoint_io = _TakenCheckpoint(taken)
+    if may_be_spread:
+        strategy.save_checkpoint = take
     try:
         trainer.save_checkpoint("checkpoint", weights_only)
     finally:
         strategy.checkpoint_io = file_io
-    if not taken.state and trainer.is_global_zero:
+        vars(strategy).pop("save_checkpoint", None)
+    if not taken and trainer.is_global_zero:
         raise ValueError(
-            f"{type(strategy).__name__} writes its checkpoints itself, so there is none to log: "
-            "use a strategy with one full checkpoint, such as ddp"
+            f"{type(strategy).__name__} writes its checkpoints itself, so there is none to log: use a strategy with "
+            "one full checkpoint, such as ddp, or one with checkpoints of torch.distributed.checkpoint"
         )
-    return taken.state
+    if not is_spread(taken):
+        return taken
+    from tensorcas_mlflow.distributed import AsOne
+
+    # Lightning reads its own parts only as they are, with their empty dicts.
+    spread = {key for key, value in taken.items() if key in ("state_dict", "optimizer_states") or is_spread(value)}
+    return {key: value if key in spread else AsOne(value) for key, value in taken.items()}
 
 
 class _TakenCheckpoint:
     """Replacement for a ``CheckpointIO``; it keeps the checkpoint instead of writing a file."""
 
-    def __init__(self) -> None:
-        self.state: dict[str, Any] = {}
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        self.state = checkpoint
+        self._state.update(checkpoint)

@@ -19,7 +19,7 @@ import torch
 import transformers
 from mlflow.entities import Run
 
-from tensorcas_mlflow.callbacks._common import Recorder, positive
+from tensorcas_mlflow.callbacks._common import Recorder, is_spread, positive
 from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
 
 __all__ = ["TensorCasCallback", "write_trainer_checkpoint"]
@@ -38,8 +38,10 @@ class TensorCasCallback(transformers.TrainerCallback):
     well. A resumed training continues exactly, either way.
 
     The run is ``run_id``, else the run active when training begins (``MLflowCallback`` starts one), else a new one. In
-    a distributed training the main process logs. Errors are raised; with ``blocking=False`` an error of a save in the
-    background is raised at the next save, or when training ends.
+    a distributed training the main process logs. If the model is spread over the ranks (FSDP, or a model loaded with a
+    ``DistributedConfig``), each rank stores its part, and the call blocks; the checkpoint has the states of the random
+    number generators of all ranks (``rng_of_ranks``). Errors are raised; with ``blocking=False`` an error of a save in
+    the background is raised at the next save, or when training ends.
 
     The scaler of fp16 training and the states of other callbacks between the Trainer's own saves are not logged.
 
@@ -83,17 +85,20 @@ class TensorCasCallback(transformers.TrainerCallback):
         )
         self._last_step = 0  # no step was taken, nothing to log
         self._is_due = False
-        self._is_whole = True
+        self._is_spread = False
+        self._is_refused = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         self._last_step = state.global_step
         self._is_due = False
-        self._is_whole = not (args.deepspeed or args.fsdp)
+        self._is_spread = parts.get("model") is not None and is_spread(parts["model"])
+        is_lost = bool(args.deepspeed or args.fsdp) and not self._is_spread
+        self._is_refused = is_lost or (self._is_spread and not self.recorder.may_wait_for_ranks)
         with self.recorder.guard():
-            if not self._is_whole:
+            if self._is_refused:
                 raise ValueError(
-                    "the parts of a DeepSpeed or FSDP training lie in many processes, and this callback logs one "
-                    "process: train without either, or log checkpoints yourself"
+                    "the training lies in many processes, in a form that no callback logs (DeepSpeed, FSDP of XLA), or "
+                    "that autologging does not log: pass a TensorCasCallback, or log checkpoints yourself"
                 )
             if state.is_world_process_zero:
                 self.recorder.begin()
@@ -135,11 +140,16 @@ class TensorCasCallback(transformers.TrainerCallback):
 
     def _save(self, state: Any, parts: dict[str, Any]) -> None:
         self._is_due = False
-        if state.global_step == self._last_step or not state.is_world_process_zero or not self._is_whole:
+        is_idle = not (state.is_world_process_zero or self._is_spread)
+        if state.global_step == self._last_step or is_idle or self._is_refused:
             return
         self._last_step = state.global_step
         with self.recorder.guard():
-            self.recorder.save(_training_state(state, parts), state.global_step, _known(state))
+            made = _spread_state(state, parts) if self._is_spread else _training_state(state, parts)
+            if state.is_world_process_zero:
+                self.recorder.save(made, state.global_step, _known(state))
+            else:
+                self.recorder.save_beside(made, state.global_step)
 
 
 def write_trainer_checkpoint(
@@ -162,14 +172,27 @@ def write_trainer_checkpoint(
     state = load_checkpoint(source, step=step, name=name)
     target = Path(path) / f"checkpoint-{json.loads(state['trainer_state'])['global_step']}"
     target.mkdir(parents=True, exist_ok=True)
-    # The Trainer would read a newer format first.
-    (target / "model.safetensors").unlink(missing_ok=True)
-    torch.save(state["model"], target / "pytorch_model.bin")
-    torch.save(state["optimizer"], target / "optimizer.pt")
+    if "rng_of_ranks" in state:
+        _write_for_ranks(state, target)
+    else:
+        # The Trainer would read a newer format first.
+        (target / "model.safetensors").unlink(missing_ok=True)
+        torch.save(state["model"], target / "pytorch_model.bin")
+        torch.save(state["optimizer"], target / "optimizer.pt")
+        torch.save(_as_trainer_has_it(state["rng"]), target / "rng_state.pth")
     torch.save(state["scheduler"], target / "scheduler.pt")
-    torch.save(_as_trainer_has_it(state["rng"]), target / "rng_state.pth")
     (target / "trainer_state.json").write_text(state["trainer_state"], encoding="utf-8")
     return str(target)
+
+
+def _write_for_ranks(state: dict[str, Any], target: Path) -> None:
+    """Write the folders that Accelerate reads for ``SHARDED_STATE_DICT``, in any number of ranks."""
+    import torch.distributed.checkpoint as dcp
+
+    for kind, folder in (("model", "pytorch_model_fsdp_0"), ("optimizer", "optimizer_0")):
+        dcp.save({kind: state[kind]}, checkpoint_id=target / folder, no_dist=True)
+    for rank, rng in enumerate(state["rng_of_ranks"]):
+        torch.save(_as_trainer_has_it(rng), target / f"rng_state_{rank}.pth")
 
 
 def _known(state: Any) -> dict[str, Any]:
@@ -183,6 +206,25 @@ def _training_state(state: Any, parts: dict[str, Any]) -> dict[str, Any]:
         "optimizer": parts["optimizer"].state_dict(),
         "scheduler": parts["lr_scheduler"].state_dict(),
         "rng": _rng_state(),
+        "trainer_state": json.dumps(asdict(state), sort_keys=True),
+    }
+
+
+def _spread_state(state: Any, parts: dict[str, Any]) -> dict[str, Any]:
+    """Return this rank's part of a training; all ranks make the call."""
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    from tensorcas_mlflow.distributed import AsOne
+
+    rng_of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rng_of_ranks, _rng_state())
+    model, optimizer = get_state_dict(parts["model"], getattr(parts["optimizer"], "optimizer", parts["optimizer"]))
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": AsOne(parts["lr_scheduler"].state_dict()),
+        "rng_of_ranks": AsOne(rng_of_ranks),
         "trainer_state": json.dumps(asdict(state), sort_keys=True),
     }
 

@@ -219,11 +219,11 @@ def test_a_failed_training_keeps_what_was_logged(tmp_path: Path) -> None:
     assert steps_of(run.info.run_id) == [2, 4]
 
 
-def test_a_sharded_training_is_refused(tmp_path: Path) -> None:
+def test_a_training_whose_parts_nobody_can_log_is_refused(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer.args.fsdp = True
 
-    with pytest.raises(ValueError, match="DeepSpeed or FSDP"):
+    with pytest.raises(ValueError, match="in a form that no callback logs"):
         TensorCasCallback().on_train_begin(trainer.args, trainer.state, trainer.control)
 
 

@@ -23,14 +23,23 @@ def run_ranks(n_ranks: int, function: str, *given: Any) -> list[int]:
         function: ``module:name``.
         given: Plain JSON values.
     """
+    return run_groups((n_ranks, function, *given))[0]
+
+
+def run_groups(*groups: tuple[Any, ...]) -> list[list[int]]:
+    """Run functions in groups of ranks, one group after the other; return the exit statuses of each group's ranks.
+
+    Args:
+        groups: The arguments of `run_ranks` for each.
+    """
     import subprocess
 
-    words = [sys.executable, "-m", "tests.distributed.ranks", str(n_ranks), function, json.dumps(given)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    words = [sys.executable, "-m", "tests.distributed.ranks", json.dumps(groups)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise AssertionError(done.stdout[-6000:] + done.stderr[-6000:])
-    print(done.stderr[-6000:])  # pytest shows it if the test fails
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    print(done.stderr[-12000:])  # pytest shows it if the test fails
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
 def _rank(rank: int, n_ranks: int, meeting: str, function: Any, given: list[Any]) -> None:
@@ -45,8 +54,7 @@ def _rank(rank: int, n_ranks: int, meeting: str, function: Any, given: list[Any]
     dist.destroy_process_group()
 
 
-def _main() -> None:
-    n_ranks, name, given = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+def _run(n_ranks: int, name: str, *given: Any) -> list[int]:
     module, _, attribute = name.partition(":")
     function = getattr(importlib.import_module(module), attribute)
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +64,7 @@ def _main() -> None:
             if child == 0:
                 status = 1
                 try:
-                    _rank(rank, n_ranks, str(Path(folder, "meeting")), function, given)
+                    _rank(rank, n_ranks, str(Path(folder, "meeting")), function, list(given))
                     status = 0
                 except BaseException:  # noqa: BLE001 - the status tells the parent
                     traceback.print_exc()
@@ -65,9 +73,14 @@ def _main() -> None:
                     sys.stderr.flush()
                     os._exit(status)
             children.append(child)
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    print()
-    print(json.dumps(statuses))
+        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def _main() -> None:
+    for group in json.loads(sys.argv[1]):
+        statuses = _run(*group)
+        print()
+        print(json.dumps(statuses), flush=True)
 
 
 if __name__ == "__main__":

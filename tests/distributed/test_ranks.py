@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import mlflow
 import pytest
 import torch
@@ -20,20 +18,6 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.states import assert_equal, empty_like, train, training, whole_state
 
 STATES = "tests.distributed.states"
-
-
-@pytest.fixture
-def tracking(tmp_path: Path) -> str:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    mlflow.set_tracking_uri(uri)
-    mlflow.set_experiment(experiment_id=mlflow.create_experiment("ranks", f"{tmp_path}/artifacts"))
-    return uri
-
-
-@pytest.fixture
-def run_id(tracking: str) -> str:
-    with mlflow.start_run() as run:
-        return str(run.info.run_id)
 
 
 def store_of(run_id: str) -> Store:
