@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
+import threading
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -179,3 +183,78 @@ def two_coordinators(rank: int, tracking: str, run_id: str, steps: list[int]) ->
         save_whole(state, steps[mine], run_id, process_group=groups[mine])
     except dcp.api.CheckpointException as error:
         assert "there is already a checkpoint" in str(error)  # noqa: PT017 - either group may be the later one
+
+
+class _Mixed(torch.nn.Module):
+    """A frozen bfloat16 part, a trained bfloat16 part and a float32 one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Linear(96, 301, bias=False, dtype=torch.bfloat16).requires_grad_(requires_grad=False)
+        self.low = torch.nn.Linear(301, 203, dtype=torch.bfloat16)
+        self.high = torch.nn.Linear(203, 5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.high(self.low(self.frozen(inputs)).float())
+        return result
+
+
+def mixed_training(seed: int) -> dict[str, Any]:
+    """Return a live training with a frozen bfloat16 part, a trained bfloat16 part and a float32 one."""
+    torch.manual_seed(seed)
+    model = _Mixed()
+    if dist.is_initialized():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for part in (model.frozen, model.low, model.high):
+            fully_shard(part, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return {"model": model, "optimizer": torch.optim.Adam(trained, lr=1e-2), "epoch": 0}
+
+
+def train_mixed(state: dict[str, Any], epoch: int) -> None:
+    """Take a step of Adam."""
+    torch.manual_seed(epoch)
+    state["optimizer"].zero_grad()
+    state["model"](torch.randn(8, 96, dtype=torch.bfloat16)).square().mean().backward()
+    state["optimizer"].step()
+    state["epoch"] = epoch
+
+
+def mixed_values(state: dict[str, Any]) -> dict[str, Any]:
+    """Return all values of a training, gathered."""
+    optimizer = state["optimizer"].state_dict()["state"]
+    return gathered({"model": state["model"].state_dict(), "optimizer": optimizer, "epoch": state["epoch"]})
+
+
+def continue_mixed(
+    rank: int, tracking: str, run_id: str, folder: str, begin: int | None, step: int, deadly_s: float | None
+) -> None:
+    """Continue a training from a step, and save the next one; some rank may be killed after some seconds.
+
+    Args:
+        rank: This rank.
+        tracking: The tracking URI.
+        run_id: The run.
+        folder: Folder with the values of each step, as a file each.
+        begin: The step to continue; None for the beginning.
+        step: The step to save.
+        deadly_s: Seconds from the beginning of the save to a rank's death; None lets all live.
+    """
+    mlflow.set_tracking_uri(tracking)
+    state = mixed_training(step + 100)
+    if begin is not None:
+        tensorcas.load_checkpoint(run_id, step=begin, into=state)
+        assert_equal(mixed_values(state), torch.load(Path(folder, f"{begin}.pt"), weights_only=False))
+    train_mixed(state, step)
+    values = mixed_values(state)
+    if rank == 0:
+        torch.save(values, Path(folder, f"{step}.pt"))
+    dist.barrier()
+    death = threading.Timer(deadly_s or 0, os.kill, (os.getpid(), signal.SIGKILL))
+    is_dying = deadly_s is not None and rank == random.Random(step).randrange(dist.get_world_size())
+    if is_dying:
+        death.start()
+    tensorcas.log_checkpoint(state, step=step, run_id=run_id)
+    if is_dying:
+        death.join()  # the save was quicker
