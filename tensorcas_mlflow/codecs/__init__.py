@@ -14,6 +14,7 @@ codec.
 | `_delta` | codec 3, `DELTA` |
 | `_deflate` | DEFLATE streams as zlib writes them |
 | `_blocks` | quantized blocks of GGUF |
+| `_hdf5_chunks` | chunks of HDF5 files as they are stored |
 | `_functions` | functions of derived tensors, and their residuals |
 | `_choose` | `CODECS`, by number; choice of a codec, a coding and a transform |
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         residual_kind,
         residual_of,
     )
+    from tensorcas_mlflow.codecs._hdf5_chunks import ChunkedElements, Hdf5Chunks, fletcher32
     from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
     from tensorcas_mlflow.codecs._words import WORD_BYTES
     from tensorcas_mlflow.codecs._zstd import SHUFFLE_ZSTD, ZSTD, check_zstd_has_memory
@@ -66,6 +68,7 @@ _NAMES = {
     "_delta": "DECAYED_BYTES DELTA Transform is_sparse",
     "_deflate": "IS_FAST deflates_to",
     "_functions": "Kind add_residual check computes_exactly evaluate fills residual_kind residual_of",
+    "_hdf5_chunks": "ChunkedElements Hdf5Chunks fletcher32",
     "_planes": "PLANES Effort PlaneCoding",
     "_words": "WORD_BYTES",
     "_zstd": "SHUFFLE_ZSTD ZSTD check_zstd_has_memory",

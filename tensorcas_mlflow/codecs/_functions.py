@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import numpy as np
 from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.codecs._blocks import BLOCK_FORMATS, BlockFormat, quantize
 from tensorcas_mlflow.codecs._deflate import LEVELS, deflate
+from tensorcas_mlflow.codecs._hdf5_chunks import Hdf5Chunks, make_chunks
 from tensorcas_mlflow.codecs._words import WORD_BYTES, WORDS, add, subtract
 from tensorcas_mlflow.errors import FormatError
 
@@ -424,10 +426,27 @@ def _deflate_fits(params: Mapping[str, Any], _inputs: Sequence[Kind], output: Ki
 
 
 def _deflate(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
-    data = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in inputs]
+    data = [_raw(each) for each in inputs]
     n_bytes = deflate((data[0] if len(data) == 1 else np.concatenate(data)).data, params["level"], made.data)
     # Digests tell that the result has another size. A longer one leaves any bytes.
     made[0 if n_bytes is None else n_bytes :] = 0
+
+
+def _hdf5_chunks_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+    try:
+        chunks = Hdf5Chunks.of(params)
+    except ValueError:
+        return False
+    is_flat = output.dtype is None and len(output.shape) == 1
+    return is_flat and chunks.fits(sum(each.n_bytes for each in inputs), output.n_bytes)
+
+
+def _hdf5_chunks(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
+    make_chunks(Hdf5Chunks.of(params), [_raw(each) for each in inputs], made)
+
+
+def _raw(array: Any) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 _FUNCTIONS: Mapping[str, _Function] = {
@@ -442,4 +461,7 @@ _FUNCTIONS: Mapping[str, _Function] = {
         for name, form in BLOCK_FORMATS.items()
     },
     "deflate": _Function(frozenset({"level"}), MOST_INPUTS, _deflate_fits, _deflate),
+    "hdf5_chunks": _Function(
+        frozenset(field.name for field in fields(Hdf5Chunks)), MOST_INPUTS, _hdf5_chunks_fits, _hdf5_chunks
+    ),
 }

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.file_formats._safetensors import SAFETENSORS_DTYPES
     from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, MemorySource, OpenSibling
     from tensorcas_mlflow.file_formats._tape import (
-        Deflated,
+        DerivedBytes,
         FilePart,
         Learned,
         More,
@@ -62,7 +62,7 @@ _NAMES = {
     "_listing": "EXAMPLE_INPUT OTHER_FILE FlatTable Listing TensorLocation Tensors left_out_parts",
     "_safetensors": "SAFETENSORS_DTYPES",
     "_source": "ByteSource LocalFile MemorySource OpenSibling",
-    "_tape": "Deflated FilePart Learned More PlainBytes Readable Skeleton Tape Tensor",
+    "_tape": "DerivedBytes FilePart Learned More PlainBytes Readable Skeleton Tape Tensor",
     "_write": "FORMATS_OUT ArrayTensors WritePlan Written WrittenFile plan_write write",
 }
 

@@ -18,7 +18,7 @@ from tensorcas_mlflow.codecs import IS_FAST, deflates_to
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._tape import (
     MAX_PEEK_BYTES,
-    Deflated,
+    DerivedBytes,
     FilePart,
     Learned,
     PlainBytes,
@@ -50,7 +50,7 @@ _last_level = _LEVELS[0]
 """The level of the stream before: a program mostly writes with one."""
 
 
-def find_deflated(tape: Tape, n_bytes: int | None, split_content: SplitContent) -> Deflated | None:
+def find_deflated(tape: Tape, n_bytes: int | None, split_content: SplitContent) -> DerivedBytes | None:
     """Describe the next bytes as a stream that the function ``deflate`` makes.
 
     Args:
@@ -72,8 +72,8 @@ def find_deflated(tape: Tape, n_bytes: int | None, split_content: SplitContent) 
     if level is None:
         return None
     content = Tape.over(raw)
-    parts = map(_plain_if_deflated, split_content(content, len(raw)))
-    return Deflated(n_bytes=n_stream, level=level, content=content, parts=parts)
+    parts = map(_plain_if_derived, split_content(content, len(raw)))
+    return DerivedBytes(n_bytes=n_stream, function="deflate", params={"level": level}, content=content, parts=parts)
 
 
 def _inflate(tape: Tape, n_bytes: int | None) -> tuple[int, bytes] | None:
@@ -112,9 +112,9 @@ def _level_of(stream: memoryview, raw: bytes) -> int | None:
     return None
 
 
-def _plain_if_deflated(part: FilePart | Learned) -> FilePart | Learned:
-    """Keep a stream within a stream as it is: the inputs of a function are stored."""
-    return PlainBytes(n_bytes=part.n_bytes) if isinstance(part, Deflated) else part
+def _plain_if_derived(part: FilePart | Learned) -> FilePart | Learned:
+    """Keep derived bytes within a stream as they are: the inputs of a function are stored."""
+    return PlainBytes(n_bytes=part.n_bytes) if isinstance(part, DerivedBytes) else part
 
 
 def is_compressed(head: memoryview) -> bool:

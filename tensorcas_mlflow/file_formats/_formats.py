@@ -43,7 +43,7 @@ from tensorcas_mlflow.file_formats._self_contained import is_self_contained, lis
 from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, OpenSibling, blaming, file_in, files_named
 from tensorcas_mlflow.file_formats._tape import (
     UNREADABLE,
-    Deflated,
+    DerivedBytes,
     FilePart,
     Learned,
     PlainBytes,
@@ -195,7 +195,7 @@ def _split_member(depth: int, tape: Tape, n_bytes: int) -> Iterator[FilePart | L
 def _within(member: TapePart, parts: Iterator[FilePart | Learned]) -> Iterator[FilePart | Learned]:
     """Cut parts off where their member ends."""
     for part in parts:
-        if isinstance(part, Learned | Deflated) or part.n_bytes <= member.n_left:
+        if isinstance(part, Learned | DerivedBytes) or part.n_bytes <= member.n_left:
             yield part
         elif isinstance(part, Tensor):
             yield dataclasses.replace(part, n_bytes=member.n_left, dtype=None, shape=None, cuts=None)

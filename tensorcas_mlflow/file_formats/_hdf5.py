@@ -24,17 +24,21 @@ import numpy as np
 
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, bytes_of
 from tensorcas_mlflow.errors import CorruptError, FormatError
-from tensorcas_mlflow.file_formats._hdf5_chunks import chunk_addresses
+from tensorcas_mlflow.file_formats._hdf5_chunks import find_chunks
 from tensorcas_mlflow.file_formats._hdf5_file import NOWHERE, Hdf5File, UnknownTypeError, user_block
+from tensorcas_mlflow.file_formats._hdf5_filters import UnfilteredSource
 from tensorcas_mlflow.file_formats._hdf5_groups import walk
 from tensorcas_mlflow.file_formats._hdf5_headers import Chunks, DataSet, read_data_set, read_messages
+from tensorcas_mlflow.file_formats._hdf5_stretches import Stretch, may_derive, plan_stretch, take_apart
 from tensorcas_mlflow.file_formats._hdf5_trees import Node, read_node
 from tensorcas_mlflow.file_formats._headers import name_or_none
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable, record_fields
 from tensorcas_mlflow.file_formats._source import ByteSource
 from tensorcas_mlflow.file_formats._tape import (
+    MAX_PEEK_BYTES,
     MIN_TENSOR_BYTES,
     UNREADABLE,
+    DerivedBytes,
     FilePart,
     Learned,
     PlainBytes,
@@ -47,8 +51,8 @@ _HEAD_BYTES = 4096
 _WINDOW_BYTES = 256 << 10
 _AHEAD_BYTES = 64 << 10
 """Bytes behind a window in which a header that begins in the window may go on."""
-_MAX_AHEAD_BYTES = 8 << 20
-"""An index of chunks that lies no farther behind the header is read at once: the first chunks may lie before it."""
+_FREE_AHEAD_BYTES = MAX_PEEK_BYTES
+"""Bytes that looks ahead for an index of chunks may read. An index may lie between the chunks."""
 _MAX_NODES = 1 << 14
 _MAX_KEPT_BYTES = 32 << 20
 """Bytes between tensors that are kept until the end; with more, some tensors have no names."""
@@ -87,6 +91,8 @@ class _Pending(NamedTuple):
     data_set: DataSet
     first_row: int | None
     """First row of chunks that are rows of the tensor; None for other chunks, 0 for contiguous elements."""
+    stretch: Stretch | None = None
+    """The chunks, if a function may make them of the tensor."""
 
 
 def split_hdf5(tape: Tape) -> Iterator[FilePart | Learned]:
@@ -139,18 +145,21 @@ class _Passing:
         stop = self._until_elements(at, min(len(window), _WINDOW_BYTES))
         may_hold = _IN_STRUCTURES in bytes(window[: stop + _STRUCTURE_BYTES])
         begin = n_found = 0
-        while may_hold and (match := _STRUCTURE.search(window, begin, min(len(window), stop + _STRUCTURE_BYTES))):
-            begin = match.start() + 1
-            if match.start() >= stop:
-                break
+        while may_hold and (found := self._next_structure(window, begin, stop)) is not None:
+            begin = found + 1
             n_found += 1
-            self._note(at + match.start())
+            self._note(at + found)
             stop = self._until_elements(at, stop)
-        if may_hold and self._n_kept_bytes + stop <= _MAX_KEPT_BYTES:
+        if may_hold:
             self._keep(at, window[:stop])
         self._window = memoryview(b"")
         is_plain = not may_hold or (stop >= _MIN_PLAIN_BYTES and stop > n_found * _STRUCTURE_EVERY_BYTES)
         return PlainBytes(n_bytes=stop) if is_plain else Skeleton(n_bytes=stop)
+
+    def _next_structure(self, window: memoryview, begin: int, stop: int) -> int | None:
+        """Find the next place that looks like a structure, from ``begin`` to ``stop``."""
+        match = _STRUCTURE.search(window, begin, min(len(window), stop + _STRUCTURE_BYTES))
+        return match.start() if match and match.start() < stop else None
 
     def _until_elements(self, at: int, stop: int) -> int:
         while self._pending and self._pending[0][0] <= at:
@@ -158,6 +167,8 @@ class _Passing:
         return min(stop, self._pending[0][0] - at) if self._pending else stop
 
     def _keep(self, at: int, data: memoryview) -> None:
+        if self._n_kept_bytes + len(data) > _MAX_KEPT_BYTES:
+            return
         self._n_kept_bytes += len(data)
         if self._kept and self._kept_at[-1] + len(self._kept[-1]) == at:
             self._kept[-1] += data
@@ -169,8 +180,8 @@ class _Passing:
         begin = at - self._tape.position
         if 0 <= begin <= len(self._window) - n_bytes:
             return self._window[begin : begin + n_bytes]
-        if 0 <= begin <= _MAX_AHEAD_BYTES - n_bytes and self._n_ahead_bytes <= _MAX_AHEAD_BYTES * 8 + 4 * at:
-            self._n_ahead_bytes += begin + n_bytes
+        if 0 <= begin <= MAX_PEEK_BYTES - n_bytes and self._n_ahead_bytes <= _FREE_AHEAD_BYTES + 4 * at:
+            self._n_ahead_bytes += begin + n_bytes - len(self._window)
             self._window = self._tape.peek(begin + n_bytes)
             if begin + n_bytes <= len(self._window):
                 return self._window[begin:]
@@ -217,7 +228,26 @@ class _Passing:
         return True
 
     def _note_layout(self, data_set: DataSet, chunks: Chunks) -> None:
-        if chunks.is_filtered or chunks.address == NOWHERE or data_set.shape is None:
+        if chunks.address == NOWHERE or data_set.shape is None or self._note_stretch(data_set, 0):
+            return
+        self._note_tensor(data_set, chunks)
+
+    def _note_stretch(self, data_set: DataSet, first_chunk: int) -> bool:
+        """Remember the next stretch of a data set that a function may make; tell whether there is one."""
+        if not may_derive(data_set):
+            return False
+        try:
+            places = find_chunks(self._file, data_set, is_partial=True)
+        except FormatError:
+            return False
+        stretch = plan_stretch(data_set, places, first_chunk, self._tape.position - self._file.base)
+        if stretch is not None:
+            self._await(stretch.start, stretch.n_bytes, data_set, None, stretch)
+        return stretch is not None
+
+    def _note_tensor(self, data_set: DataSet, chunks: Chunks) -> None:
+        """Remember the chunks of a data set that are the tensor, or parts of it."""
+        if chunks.is_filtered:
             return
         if chunks.index == 0:
             self._note_node(data_set, chunks.address)
@@ -230,7 +260,7 @@ class _Passing:
         """Remember the chunks of an array of addresses, as far as it can be read yet."""
         chunks = data_set.chunks
         assert chunks is not None
-        addresses = chunk_addresses(self._file, data_set, is_partial=True)
+        addresses = find_chunks(self._file, data_set, is_partial=True).addresses
         is_rows = _is_rows(data_set, chunks)
         flat = addresses.reshape(-1)
         ahead = np.flatnonzero(flat >= self._tape.position - self._file.base)
@@ -277,11 +307,13 @@ class _Passing:
             row = own_row
         self._await(begin, n_bytes, data_set, first_row if is_rows else None)
 
-    def _await(self, start: int, n_bytes: int, data_set: DataSet, first_row: int | None) -> None:
+    def _await(
+        self, start: int, n_bytes: int, data_set: DataSet, first_row: int | None, stretch: Stretch | None = None
+    ) -> None:
         position = self._file.base + start
-        if n_bytes and position > self._tape.position and len(self._pending) < _MAX_PENDING:
+        if n_bytes and position >= self._tape.position and len(self._pending) < _MAX_PENDING:
             self._n_noted += 1
-            pending = _Pending(position, n_bytes, data_set, first_row)
+            pending = _Pending(position, n_bytes, data_set, first_row, stretch)
             # Of two stretches with one start the longer one comes first.
             heapq.heappush(self._pending, (position, -n_bytes, self._n_noted, pending))
 
@@ -292,6 +324,9 @@ class _Passing:
         data_set, left = found.data_set, found.n_bytes
         chunks, wanted = data_set.chunks, data_set.wanted_bytes
         name = f"@{data_set.address}"
+        if found.stretch is not None:
+            yield from self._derived(data_set, found.stretch)
+            return
         if chunks is None:
             if data_set.is_compact:
                 self._keep(found.start, self._tape.peek(left))  # a part of the header, which is read again
@@ -303,23 +338,66 @@ class _Passing:
                 cuts = range(chunks.chunk_bytes, left + 1, chunks.chunk_bytes)
             yield from self._tensor(f"{name}[{found.start}]", data_set, left, None, cuts)
             return
-        row_bytes = wanted // max(1, data_set.shape[0])
-        begin = found.first_row * row_bytes
         # The last chunk has rows beyond the last one of the tensor.
+        begin = found.first_row * (wanted // max(1, data_set.shape[0]))
         n_bytes = max(0, min(left, wanted - begin))
+        yield from self._part_of_tensor(data_set, begin, n_bytes)
+        if left > n_bytes:
+            yield Skeleton(n_bytes=left - n_bytes)
+
+    def _derived(self, data_set: DataSet, stretch: Stretch) -> Iterator[FilePart]:
+        """Announce chunks as bytes that a function makes of a part of the tensor, or else as what they are."""
+        assert data_set.chunks is not None
+        assert data_set.dtype is not None
+        data, at = self._tape.peek(stretch.n_bytes), self._tape.position
+        content = take_apart(stretch, data) if len(data) == stretch.n_bytes else None
+        if content is None:
+            self._note_tensor(data_set, data_set.chunks)
+            return
+        self._window = data
+        self._n_known_bytes = max(self._n_known_bytes, at + len(data))
+        for begin, end in stretch.gaps:
+            self._keep(at + begin, data[begin:end])
+            while (place := self._next_structure(data, begin, end)) is not None:
+                begin = place + 1
+                self._note(at + place)
+        self._window = memoryview(b"")
+        yield DerivedBytes(
+            n_bytes=stretch.n_bytes,
+            function="hdf5_chunks",
+            params=stretch.chunks.params(),
+            content=Tape.over(content),
+            parts=self._content_of(data_set, stretch),
+        )
+        if stretch.stop_chunk < math.prod(
+            -(-side // step) for side, step in zip(data_set.shape or (), data_set.chunks.sides, strict=False)
+        ) and not self._note_stretch(data_set, stretch.stop_chunk):
+            self._note_tensor(data_set, data_set.chunks)
+
+    def _content_of(self, data_set: DataSet, stretch: Stretch) -> Iterator[FilePart]:
+        chunks, grid_rows = stretch.chunks, stretch.chunks.n_chunks // stretch.chunks.grid[0]
+        assert data_set.dtype is not None
+        assert data_set.shape is not None
+        row_bytes = math.prod(data_set.shape[1:]) * data_set.dtype.itemsize
+        first_row = stretch.first_chunk // grid_rows * chunks.sides[0]
+        yield from self._part_of_tensor(data_set, first_row * row_bytes, chunks.element_bytes)
+        if chunks.other_bytes:
+            yield Skeleton(n_bytes=chunks.other_bytes)
+
+    def _part_of_tensor(self, data_set: DataSet, begin: int, n_bytes: int) -> Iterator[FilePart]:
+        """Announce some rows of a tensor."""
+        name, wanted = f"@{data_set.address}", data_set.wanted_bytes
         if begin:
             # Rows that do not begin the tensor are cut where the chunks of the whole tensor end.
             lead = min(-begin % DEFAULT_CHUNK_BYTES, n_bytes)
             if lead:
                 yield from self._tensor(f"{name}[{begin}]", data_set, lead, None)
-            begin, n_bytes, left = begin + lead, n_bytes - lead, left - lead
+            begin, n_bytes = begin + lead, n_bytes - lead
         if n_bytes:
             is_whole = n_bytes == wanted
             yield from self._tensor(
                 name if is_whole else f"{name}[{begin}]", data_set, n_bytes, 0 if is_whole else None
             )
-        if left > n_bytes:
-            yield Skeleton(n_bytes=left - n_bytes)
 
     def _tensor(
         self, name: str, data_set: DataSet, n_bytes: int, whole: int | None, cuts: Any = None
@@ -369,9 +447,9 @@ def _is_rows(data_set: DataSet, chunks: Chunks) -> bool:
 def list_hdf5(source: ByteSource) -> Listing:
     """List the data sets of a file by their paths, in the order of their elements.
 
-    A data set with two hard links is listed for both. Left out are compressed and otherwise filtered data sets,
-    virtual ones, ones in other files, ones that nobody has written (in part), and types without a numpy dtype.
-    Attributes are not listed.
+    A data set with two hard links is listed for both. Left out are data sets with other filters than shuffle, deflate
+    and Fletcher-32, virtual ones, ones in other files, ones that nobody has written (in part), and types without a
+    numpy dtype. Attributes are not listed.
 
     Raises:
         FormatError: The file is malformed. The others of `UNREADABLE` say the same.
@@ -461,28 +539,36 @@ class _Place:
         sides = (*chunks.sides, *inner)
         if math.prod(sides) * dtype.itemsize != chunks.chunk_bytes:
             raise FormatError("the chunks of a data set have another size than their shape and type want")
-        if math.prod(-(-side // step) for side, step in zip(self._shape, chunks.sides, strict=False)) > (
-            source.size // chunks.chunk_bytes
-        ):
+        grid = tuple(-(-side // step) for side, step in zip(self._shape, chunks.sides, strict=False))
+        least_bytes = 1 if chunks.is_filtered else chunks.chunk_bytes
+        if math.prod(grid) > source.size // least_bytes:
             self.kind = "not written in part"
             return
         try:
-            addresses = chunk_addresses(file, data_set)
+            places = find_chunks(file, data_set)
         except UnknownTypeError as error:
             self.kind = str(error)
             return
-        if (addresses < 0).any():
+        if not places.is_whole:
             self.kind = "not written in part"
             return
-        starts = np.sort(addresses.reshape(-1)) + file.base
-        if starts[-1] + chunks.chunk_bytes > source.size or (np.diff(starts) < chunks.chunk_bytes).any():
+        if places.masks.any():
+            self.kind = "filtered in part"
+            return
+        order = np.argsort(places.addresses, axis=None)
+        starts, sizes = places.addresses.reshape(-1)[order] + file.base, places.sizes.reshape(-1)[order]
+        gaps = np.diff(starts) - sizes[:-1]
+        if (sizes <= 0).any() or (starts + sizes).max() > source.size or (gaps < 0).any():
             raise FormatError("the chunks of a data set share bytes, or are outside of the file")
         # Stretches, not chunks: there may be a million.
-        breaks = np.flatnonzero(np.diff(starts) != chunks.chunk_bytes)
-        begins, ends = starts[[0, *(breaks + 1)]], starts[[*breaks, -1]] + chunks.chunk_bytes
+        breaks = np.flatnonzero(gaps)
+        begins, ends = starts[[0, *(breaks + 1)]], (starts + sizes)[[*breaks, -1]]
         self.ranges += zip(begins.tolist(), ends.tolist(), strict=True)
-        grid = addresses.reshape(*addresses.shape, *[1] * len(inner)) + file.base
-        self._source = _ChunkedSource(source, dtype, self._shape, sides, grid)
+        at = places.addresses + file.base
+        if chunks.filters is not None:
+            unfiltered_source = UnfilteredSource(source, chunks.filters, chunks.chunk_bytes, at, places.sizes)
+            source, at = unfiltered_source, unfiltered_source.places
+        self._source = _ChunkedSource(source, dtype, self._shape, sides, at.reshape(*grid, *[1] * len(inner)))
 
 
 class _ChunkedSource(ByteSource):

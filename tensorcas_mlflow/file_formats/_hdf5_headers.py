@@ -32,6 +32,12 @@ SYMBOLS, LINK, LINK_INFO = 0x11, 0x6, 0x2
 _SPACE, _TYPE, _EXTERNAL, _LAYOUT, _FILTERS, _ATTRIBUTE, _CONTINUED = 0x1, 0x3, 0x7, 0x8, 0xB, 0xC, 0x10
 _IS_SHARED = 2
 
+_DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
+_ORDER = (_SHUFFLE, _DEFLATE, _FLETCHER32)
+"""The filters in the order in which h5py applies them."""
+_FIRST_NAMED = 256
+"""Filters from this number on have a name in each version of the message."""
+
 
 class Message(NamedTuple):
     """A message of an object header."""
@@ -41,6 +47,17 @@ class Message(NamedTuple):
     at: int
     """Address of its data."""
     data: memoryview
+
+
+class Filters(NamedTuple):
+    """The filters of chunks, in the order in which a writer applies them."""
+
+    shuffle: int
+    """Size of an element for the filter shuffle; 1 without it."""
+    level: int | None
+    """Level of the filter deflate; None without it."""
+    fletcher32: bool
+    """Whether a checksum follows each chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +74,10 @@ class Chunks:
     max_shape: tuple[int, ...]
     """Largest shape of the data set; `NOWHERE` for a side without a limit."""
     is_filtered: bool
+    filters: Filters | None
+    """The filters of filtered chunks; None if one of them is unknown."""
+    single: tuple[int, int] | None
+    """Size and filter mask of a single filtered chunk, which has no index; None for others."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,7 +165,6 @@ def read_data_set(
         return None
     made = DataSet(address=address)
     filters = by_kind.get(_FILTERS)
-    is_filtered = filters is not None and filters.data[1] > 0
     max_shape: tuple[int, ...] = ()
     if _SPACE in by_kind:
         shape = _shape_of(by_kind[_SPACE].data)
@@ -168,7 +188,7 @@ def read_data_set(
     if _EXTERNAL in by_kind:
         made.kind = made.kind or "in another file"
     else:
-        _lay_out(made, layout, max_shape, is_filtered=is_filtered)
+        _lay_out(made, layout, max_shape, None if filters is None else filters.data)
     return made
 
 
@@ -263,7 +283,7 @@ def _shape_of(data: memoryview) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
     return shape, struct.unpack_from(f"<{rank}Q", data, at + 8 * rank) if flags & 1 else shape
 
 
-def _lay_out(made: DataSet, message: Message, max_shape: tuple[int, ...], *, is_filtered: bool) -> None:
+def _lay_out(made: DataSet, message: Message, max_shape: tuple[int, ...], filters: memoryview | None) -> None:
     """Read the layout of a data set (section IV.A.2.i)."""
     data = message.data
     version, layout = data[0], data[1]
@@ -280,14 +300,15 @@ def _lay_out(made: DataSet, message: Message, max_shape: tuple[int, ...], *, is_
             made.start = check_address(start)
             check_address(start + made.n_bytes)
     elif layout == 2:
-        made.chunks = _chunks_of(data, version, max_shape, is_filtered=is_filtered)
-        if is_filtered:
+        made.chunks = chunks = _chunks_of(data, version, max_shape, filters)
+        if chunks.is_filtered and chunks.filters is None:
             made.kind = made.kind or "compressed"
     else:
         made.kind = made.kind or "virtual"
 
 
-def _chunks_of(data: memoryview, version: int, max_shape: tuple[int, ...], *, is_filtered: bool) -> Chunks:
+def _chunks_of(data: memoryview, version: int, max_shape: tuple[int, ...], filters: memoryview | None) -> Chunks:
+    is_filtered, single = filters is not None and filters[1] > 0, None
     if version == 3:
         rank = data[2]
         address, sides, index = u64(data, 3), struct.unpack_from(f"<{rank}I", data, 11), 0
@@ -302,6 +323,8 @@ def _chunks_of(data: memoryview, version: int, max_shape: tuple[int, ...], *, is
         if more is None:
             raise FormatError(f"chunks have an index of the kind {index}")
         address = u64(data, at + 1 + more)
+        if index == 1 and more:
+            single = u64(data, at + 1), u32(data, at + 9)
     if rank < 2 or 0 in sides or len(sides) != rank or (max_shape and len(max_shape) != rank - 1):
         raise FormatError("a chunk has impossible sides")
     return Chunks(
@@ -311,4 +334,30 @@ def _chunks_of(data: memoryview, version: int, max_shape: tuple[int, ...], *, is
         address=address,
         max_shape=max_shape,
         is_filtered=is_filtered,
+        filters=_filters_of(filters) if filters is not None and is_filtered else None,
+        single=single,
     )
+
+
+def _filters_of(data: memoryview) -> Filters | None:
+    """Read the filters of a data set (section IV.A.2.l); None if one is unknown, or their order is."""
+    version, n_filters = data[0], data[1]
+    if version not in (1, 2):
+        return None
+    at, found = 8 if version == 1 else 2, dict[int, tuple[int, ...]]()
+    for _ in range(n_filters):
+        number = int.from_bytes(data[at : at + 2], "little")
+        name_bytes = int.from_bytes(data[at + 2 : at + 4], "little") if version == 1 or number >= _FIRST_NAMED else 0
+        at += 4 if version == 1 or number >= _FIRST_NAMED else 2
+        n_values = int.from_bytes(data[at + 2 : at + 4], "little")
+        at += 4 + name_bytes + (-name_bytes % 8 if version == 1 else 0)
+        if number in found:
+            return None
+        found[number] = struct.unpack_from(f"<{n_values}I", data, at)
+        at += 4 * (n_values + (n_values % 2 if version == 1 else 0))
+    if not found.keys() <= {_DEFLATE, _SHUFFLE, _FLETCHER32} or list(found) != sorted(found, key=_ORDER.index):
+        return None
+    sizes, levels = found.get(_SHUFFLE, (1,)), found.get(_DEFLATE, (None,))
+    if len(sizes) != 1 or len(levels) != 1 or not sizes[0]:
+        return None
+    return Filters(sizes[0], levels[0], _FLETCHER32 in found)

@@ -35,8 +35,11 @@ def read_node(file: Hdf5File, address: int, kind: int, key_bytes: int) -> Node:
     return Node(level=head[5], right=u64(head, 16), keys=keys, children=children)
 
 
-def leaves(file: Hdf5File, address: int, kind: int, key_bytes: int) -> Iterator[Node]:
-    """Find the lowest nodes of a B-tree of version 1, from left to right (section III.A.1)."""
+def leaves(file: Hdf5File, address: int, kind: int, key_bytes: int, *, is_partial: bool = False) -> Iterator[Node]:
+    """Find the lowest nodes of a B-tree of version 1, from left to right (section III.A.1).
+
+    With ``is_partial``, nodes that cannot be read are passed over.
+    """
     if address == NOWHERE:
         return
     seen: set[int] = set()
@@ -46,7 +49,12 @@ def leaves(file: Hdf5File, address: int, kind: int, key_bytes: int) -> Iterator[
         if at in seen or len(seen) > MAX_CHUNKS:
             raise FormatError("the nodes of a tree go round in a circle")
         seen.add(at)
-        node = read_node(file, at, kind, key_bytes)
+        try:
+            node = read_node(file, at, kind, key_bytes)
+        except FormatError:
+            if is_partial:
+                continue
+            raise
         if level not in (-1, node.level):
             raise FormatError("the nodes of a tree are on other levels than they say")
         if node.level:
@@ -55,8 +63,11 @@ def leaves(file: Hdf5File, address: int, kind: int, key_bytes: int) -> Iterator[
             yield node
 
 
-def read_records(file: Hdf5File, address: int, kind: int) -> Iterator[memoryview]:
-    """Read the records of a B-tree of version 2 (section III.A.2)."""
+def read_records(file: Hdf5File, address: int, kind: int, *, is_partial: bool = False) -> Iterator[memoryview]:
+    """Read the records of a B-tree of version 2 (section III.A.2).
+
+    With ``is_partial``, nodes that cannot be read are passed over.
+    """
     head = file.read(address, 38)
     if bytes(head[:4]) != b"BTHD" or head[5] != kind:
         raise FormatError(f"there is no tree at the address {address}")
@@ -82,7 +93,12 @@ def read_records(file: Hdf5File, address: int, kind: int) -> Iterator[memoryview
         n_nodes += 1
         if n_nodes > MAX_CHUNKS:
             raise FormatError("the nodes of a tree go round in a circle")
-        data = file.read(at, node_bytes)
+        try:
+            data = file.read(at, node_bytes)
+        except FormatError:
+            if is_partial:
+                continue
+            raise
         if bytes(data[:4]) != (b"BTIN" if level else b"BTLF") or 6 + n_records * record_bytes > node_bytes:
             raise FormatError(f"there is no node of a tree at the address {at}")
         for begin in range(6, 6 + n_records * record_bytes, record_bytes):

@@ -12,14 +12,16 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, MAX_NAME_BYTES
 from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.file_formats._deflated import Ahead, find_deflated
 from tensorcas_mlflow.file_formats._headers import check_shape, item_bytes, tensor_or_skeleton
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable, fortran_strides
 from tensorcas_mlflow.file_formats._source import ByteSource
-from tensorcas_mlflow.file_formats._tape import FilePart, PlainBytes, Skeleton, Tape
+from tensorcas_mlflow.file_formats._tape import UNREADABLE, FilePart, PlainBytes, Skeleton, Tape
 
 _HEADER_BYTES = 128
 _LITTLE, _BIG = b"\0\1IM", b"\1\0MI"
@@ -28,7 +30,7 @@ _TAG_BYTES = 8
 _HEAD_BYTES = 16 << 10
 """The tags, the dimensions and the name of a variable take fewer."""
 _MAX_VARIABLES = 1 << 20
-_ZLIB_HEADER_BYTES = 2
+_ZLIB_HEADER_BYTES, _ZLIB_TRAILER_BYTES = 2, 4
 
 _INT8, _INT32, _UINT32, _MATRIX, _COMPRESSED = 1, 5, 6, 14, 15
 _DTYPES = {
@@ -77,8 +79,15 @@ def split_mat(tape: Tape) -> Iterator[FilePart]:
     """
     _check_order(tape.peek(_HEADER_BYTES))
     yield Skeleton(n_bytes=_HEADER_BYTES)
+    yield from _split_elements(tape)
+
+
+def _split_elements(tape: Tape) -> Iterator[FilePart]:
     while not tape.is_at_end():
         kind, n_bytes, _ = _tag(tape.peek(_TAG_BYTES), 0)
+        if kind == _COMPRESSED:
+            yield from _split_compressed(tape, n_bytes)
+            continue
         if kind != _MATRIX:
             yield PlainBytes(n_bytes=_TAG_BYTES + n_bytes)
             continue
@@ -91,6 +100,26 @@ def split_mat(tape: Tape) -> Iterator[FilePart]:
         rest = n_bytes - variable.head_bytes - variable.n_bytes
         if rest:
             yield Skeleton(n_bytes=rest)
+
+
+def _split_compressed(tape: Tape, n_bytes: int) -> Iterator[FilePart]:
+    """Announce the parts of a compressed variable: its tag, and a zlib stream."""
+    head_bytes = _TAG_BYTES + _ZLIB_HEADER_BYTES
+    stream = find_deflated(Ahead(tape, head_bytes), n_bytes - _ZLIB_HEADER_BYTES - _ZLIB_TRAILER_BYTES, _split_variable)
+    if stream is None:
+        yield PlainBytes(n_bytes=_TAG_BYTES + n_bytes)
+        return
+    yield Skeleton(n_bytes=head_bytes)
+    yield stream
+    yield Skeleton(n_bytes=_ZLIB_TRAILER_BYTES)
+
+
+def _split_variable(content: Tape, n_bytes: int) -> Iterator[FilePart]:
+    """Announce the parts of an inflated variable; a malformed one is plain bytes."""
+    with suppress(*UNREADABLE):
+        yield from _split_elements(content)
+    if content.position < n_bytes:
+        yield PlainBytes(n_bytes=n_bytes - content.position)
 
 
 def list_mat(source: ByteSource) -> Listing:

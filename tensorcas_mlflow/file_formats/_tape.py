@@ -6,7 +6,7 @@ import io
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from tensorcas_mlflow.base.tensors import MAX_NAME_BYTES
 from tensorcas_mlflow.errors import FormatError
@@ -59,7 +59,7 @@ class Tape:
         """Number of bytes taken."""
 
     @classmethod
-    def over(cls, data: bytes) -> Tape:
+    def over(cls, data: bytes | bytearray) -> Tape:
         """Return a tape of bytes in memory, without a copy."""
         tape = cls(io.BytesIO())
         tape._buffer, tape._is_over = memoryview(data), True
@@ -230,19 +230,22 @@ class More:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deflated:
-    """A raw DEFLATE stream that the function ``deflate`` makes of its content (``docs/format.md``, Deflate).
+class DerivedBytes:
+    """Bytes that a function makes of their content, such as a compressed stream (``docs/format.md``, Derived rows).
 
-    The tape has all of its bytes: a splitter has compared them.
+    The tape has all of the bytes: a splitter has compared them.
     """
 
     n_bytes: int
-    level: int
-    """The parameter of the function."""
+    function: str
+    """Its name."""
+    params: Mapping[str, Any]
+    """Its parameters."""
     content: Tape
-    """The inflated bytes."""
+    """The bytes of its inputs, one after the other, such as the inflated stream."""
     parts: Iterator[FilePart | Learned]
-    """Parts of the content in order, to its end; none is `Deflated`. The caller takes their bytes from ``content``."""
+    """Parts of the content in order, to its end; none is `DerivedBytes`. The caller takes their bytes from
+    ``content``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +256,7 @@ class Learned:
     """The correct announcement, by the name that was announced. Without a dtype it changes the name only."""
 
 
-FilePart = Skeleton | PlainBytes | Tensor | More | Deflated
+FilePart = Skeleton | PlainBytes | Tensor | More | DerivedBytes
 
 SplitMember = Callable[[Tape, int], "Iterator[FilePart | Learned] | None"]
 """Takes a member of an archive apart, to its end and no further: the next bytes of a tape, and their number. Returns
@@ -278,6 +281,6 @@ def below(part: FilePart | Learned, prefix: str) -> FilePart | Learned:
             f"{prefix}{name}": replace(tensor, name=f"{prefix}{tensor.name}") for name, tensor in part.tensors.items()
         }
         return Learned(tensors=renamed)
-    if isinstance(part, Deflated):
+    if isinstance(part, DerivedBytes):
         return replace(part, parts=(below(each, prefix) for each in part.parts))
     return part

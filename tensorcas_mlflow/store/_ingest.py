@@ -23,7 +23,7 @@ from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import guess_itemsize
 from tensorcas_mlflow.errors import BackendError, FencedError, FormatError, NotFoundError
 from tensorcas_mlflow.file_formats import (
-    Deflated,
+    DerivedBytes,
     FilePart,
     FilePlace,
     Learned,
@@ -336,9 +336,10 @@ class _Batch:
 
 
 class _Stream(NamedTuple):
-    """A compressed stream of a file."""
+    """Bytes of a file that a function makes of their content."""
 
-    level: int
+    function: str
+    params: Mapping[str, Any]
     inputs: range
     """Numbers of the rows of its content."""
 
@@ -350,9 +351,7 @@ class _Stream(NamedTuple):
             rows: All rows.
         """
         inputs = [rows[at] for at in self.inputs]
-        return Derived(
-            function="deflate", params={"level": self.level}, inputs=inputs, row=rows[number], made=_not_kept
-        )
+        return Derived(function=self.function, params=self.params, inputs=inputs, row=rows[number], made=_not_kept)
 
 
 def _not_kept() -> memoryview:
@@ -454,8 +453,8 @@ class Ingest:
         if isinstance(part, Learned):
             self._learn(part)
             return
-        if isinstance(part, Deflated):
-            self._take_deflated(part, tape)
+        if isinstance(part, DerivedBytes):
+            self._take_derived(part, tape)
             return
         row = self._row_for(part)
         left = part.n_bytes
@@ -469,8 +468,8 @@ class Ingest:
             if self._batch.n_bytes >= BATCH_BYTES or len(self._batch.pieces) >= _MAX_BATCH_PIECES:
                 self._store_batch()
 
-    def _take_deflated(self, part: Deflated, tape: Tape) -> None:
-        """Take the content of a compressed stream as rows of its own, and the stream as a row derived of them."""
+    def _take_derived(self, part: DerivedBytes, tape: Tape) -> None:
+        """Take the content of derived bytes as rows of its own, and the bytes as a row derived of them."""
         if self._has_enough_rows():
             self._take_part(PlainBytes(n_bytes=part.n_bytes), tape)
             return
@@ -484,7 +483,7 @@ class Ingest:
         self._close_row()
         number = len(self._rows)
         self._inputs.update(range(first, number))
-        self._streams[number] = _Stream(part.level, range(first, number))
+        self._streams[number] = _Stream(part.function, part.params, range(first, number))
         self._take_part(Tensor(n_bytes=part.n_bytes), tape)
         self._close_row()
 

@@ -96,7 +96,7 @@ def _read(each: h5py.Dataset) -> Array:
 def _kind_of(each: h5py.Dataset) -> str:
     if each.shape is None:
         return "no elements"
-    if each.compression or each.shuffle or each.fletcher32 or each.scaleoffset is not None:
+    if each.compression not in (None, "gzip") or each.scaleoffset is not None:
         return "compressed"
     if each.is_virtual:
         return "virtual"
@@ -169,6 +169,11 @@ def layouts(file: h5py.File) -> None:
     file.create_dataset("gzip", data=WEIGHT, chunks=(20, 40), compression="gzip")
     file.create_dataset("shuffled", data=WEIGHT, chunks=(20, 40), shuffle=True)
     file.create_dataset("checked", data=WEIGHT, chunks=(20, 40), fletcher32=True)
+    file.create_dataset("all filters", data=WEIGHT, chunks=(20, 40), compression="gzip", shuffle=True, fletcher32=True)
+    file.create_dataset("single gzip", data=WEIGHT, chunks=WEIGHT.shape, compression="gzip")
+    file.create_dataset("growing gzip", data=WEIGHT, chunks=(2, 40), maxshape=(None, 90), compression="gzip")
+    file.create_dataset("gzip growing in two", data=WEIGHT, chunks=(20, 40), maxshape=(None, None), compression=1)
+    file.create_dataset("lzf", data=WEIGHT, chunks=(20, 40), compression="lzf")
     file.create_dataset("in part", (70, 90), "f4", chunks=(20, 40))[:20, :40] = 1
     file.create_dataset("nothing", (70, 90), "f4")
     file.create_dataset("empty chunks", (0, 90), "f4", chunks=(20, 40), maxshape=(None, 90))

@@ -16,7 +16,7 @@ import pytest
 
 from tensorcas_mlflow.codecs import IS_FAST
 from tensorcas_mlflow.file_formats import (
-    Deflated,
+    DerivedBytes,
     FilePart,
     Learned,
     PlainBytes,
@@ -48,10 +48,10 @@ def apart(data: bytes) -> tuple[list[FilePart], dict[str, tuple[Tensor, bytes]]]
     tape, parts, tensors, whole = Tape(io.BytesIO(data)), [], {}, b""
     for part in split(tape):
         assert not isinstance(part, Learned)
-        if isinstance(part, Deflated):
+        if isinstance(part, DerivedBytes):
             content = b""
             for inner in part.parts:
-                assert not isinstance(inner, Learned | Deflated)
+                assert not isinstance(inner, Learned | DerivedBytes)
                 taken = bytes(part.content.take(inner.n_bytes))
                 content += taken
                 if isinstance(inner, Tensor):
@@ -108,7 +108,7 @@ def check_is_w(found: tuple[Tensor, bytes], array: Any = W) -> None:
 def test_arrays_of_a_compressed_npz_are_tensors_under_their_names() -> None:
     parts, tensors = apart(savez(w=W, v=V))
 
-    assert [type(part) for part in parts if isinstance(part, Deflated | PlainBytes)] == [Deflated, Deflated]
+    assert [type(part) for part in parts if isinstance(part, DerivedBytes | PlainBytes)] == [DerivedBytes, DerivedBytes]
     assert tensors.keys() == {"w", "v"}
     check_is_w(tensors["w"])
     check_is_w(tensors["v"], V)
@@ -118,7 +118,7 @@ def test_arrays_of_a_compressed_npz_are_tensors_under_their_names() -> None:
 def test_every_level_is_found(level: int) -> None:
     parts, tensors = apart(zipped(npy(repetitive()), level))
 
-    [found] = [part.level for part in parts if isinstance(part, Deflated)]
+    [found] = [part.params["level"] for part in parts if isinstance(part, DerivedBytes)]
     assert zipped(npy(repetitive()), found) == zipped(npy(repetitive()), level)
     check_is_w(tensors["w"], repetitive())
 
@@ -127,14 +127,14 @@ def test_every_level_is_found(level: int) -> None:
 def test_a_gzip_file_is_taken_apart(name: str) -> None:
     parts, tensors = apart(gz(npy(W), name=name))
 
-    assert [type(part) for part in parts] == [Skeleton, Deflated, Skeleton]
+    assert [type(part) for part in parts] == [Skeleton, DerivedBytes, Skeleton]
     check_is_w(tensors[""])
 
 
 def test_every_member_of_a_gzip_file_is_taken_apart() -> None:
     parts, _ = apart(gz(npy(repetitive())) + gz(npy(repetitive()), 6))
 
-    assert [part.level for part in parts if isinstance(part, Deflated)] == [9, 6]
+    assert [part.params["level"] for part in parts if isinstance(part, DerivedBytes)] == [9, 6]
 
 
 def test_a_gzip_header_may_have_all_of_its_fields() -> None:
@@ -149,7 +149,7 @@ def test_a_gzip_header_may_have_all_of_its_fields() -> None:
 def test_arrays_of_a_compressed_joblib_file_are_tensors(compress: Any) -> None:
     parts, tensors = apart(dumped({"w": W, "n": 3}, compress))
 
-    assert Deflated in map(type, parts)
+    assert DerivedBytes in map(type, parts)
     assert [data for tensor, data in tensors.values() if tensor.dtype == "float32"] == [W.tobytes()]
 
 
@@ -161,7 +161,7 @@ def test_members_of_a_compressed_tar_archive_are_taken_apart() -> None:
         archive.addfile(info, io.BytesIO(npy(W)))
     parts, tensors = apart(out.getvalue())
 
-    assert Deflated in map(type, parts)
+    assert DerivedBytes in map(type, parts)
     check_is_w(next(iter(tensors.values())))
 
 
@@ -188,7 +188,7 @@ def test_a_stream_of_an_archive_written_to_a_stream_is_taken_apart() -> None:
 def test_a_stream_within_a_stream_stays_as_it_is() -> None:
     parts, _ = apart(gz(savez(w=W), 6))
 
-    assert [type(part) for part in parts] == [Skeleton, Deflated, Skeleton]
+    assert [type(part) for part in parts] == [Skeleton, DerivedBytes, Skeleton]
 
 
 def wrong_level_behind() -> bytes:
@@ -225,17 +225,17 @@ GZIP_HEAD, TRAILER = b"\x1f\x8b\x08\0" + bytes(6), bytes(8)
 def test_a_stream_that_cannot_be_made_again_is_stored_as_it_is(data: Callable[[], bytes]) -> None:
     parts, _ = apart(data())
 
-    assert Deflated not in map(type, parts)
+    assert DerivedBytes not in map(type, parts)
 
 
 def test_a_long_content_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_deflated, "MOST_RAW_BYTES", W.nbytes)
 
-    assert Deflated not in map(type, apart(savez(w=W))[0])
-    assert Deflated in map(type, apart(savez(w=W[:190]))[0])
+    assert DerivedBytes not in map(type, apart(savez(w=W))[0])
+    assert DerivedBytes in map(type, apart(savez(w=W[:190]))[0])
 
 
 def test_without_the_core_no_stream_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_deflated, "IS_FAST", False)
 
-    assert Deflated not in map(type, apart(savez(w=W))[0])
+    assert DerivedBytes not in map(type, apart(savez(w=W))[0])

@@ -11,7 +11,7 @@ import skops.io
 from sklearn.ensemble import RandomForestClassifier
 
 from tensorcas_mlflow.codecs import IS_FAST
-from tensorcas_mlflow.file_formats import Deflated, PlainBytes, Skeleton, Tape, Tensor, split
+from tensorcas_mlflow.file_formats import DerivedBytes, PlainBytes, Skeleton, Tape, Tensor, split
 from tests.file_formats.parts import damaged, joined, kinds, take_apart, tensors
 
 NOISE = random.Random(0).randbytes(3_000_000)
@@ -69,7 +69,7 @@ def test_a_descriptor_is_found_wherever_it_lies_in_a_window(shift: int) -> None:
 def test_large_compressed_entries_are_streams_or_plain_and_small_ones_skeleton(method: int, streamed: bool) -> None:
     data = zipped({"large": NOISE, "small": NOISE[:1000], "text": b"word " * 100}, method=method, streamed=streamed)
     parts = take_apart(data)
-    streams = [len(taken) for part, taken in parts if isinstance(part, Deflated)]
+    streams = [len(taken) for part, taken in parts if isinstance(part, DerivedBytes)]
     plain = [len(taken) for part, taken in parts if isinstance(part, PlainBytes)]
 
     assert joined(parts) == data
