@@ -184,6 +184,16 @@ def allows_pickle() -> bool:
     return _flag("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", default=True)
 
 
+def has_colors() -> bool:
+    """Tell whether a terminal may be sent colors: unless NO_COLOR is set to anything but the empty text."""
+    return not os.environ.get("NO_COLOR")
+
+
+def moves_cursor() -> bool:
+    """Tell whether a terminal can do more than print characters, by TERM."""
+    return os.environ.get("TERM") not in ("dumb", "unknown")
+
+
 def _flag(name: str, *, default: bool) -> bool:
     value = os.environ.get(name, str(default)).lower()
     if value not in ("true", "false", "on", "off", "1", "0"):

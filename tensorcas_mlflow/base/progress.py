@@ -26,5 +26,17 @@ Watcher = Callable[[Progress], None]
 """Receiver of a call's progress, called in the thread of the caller."""
 
 
+def counted(watch: Watcher, n_bytes: int) -> Callable[[int], None]:
+    """Return a function that adds up the bytes of parts of some work, and tells a watcher the sum."""
+    done_bytes = 0
+
+    def add(n_more: int) -> None:
+        nonlocal done_bytes
+        done_bytes = min(done_bytes + n_more, n_bytes)
+        watch(Progress(done_bytes=done_bytes, n_bytes=n_bytes))
+
+    return add
+
+
 def ignore(progress: Progress) -> None:
     """Ignore the progress of a call."""

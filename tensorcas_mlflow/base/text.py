@@ -28,9 +28,14 @@ def size_text(n_bytes: float) -> str:
     return f"{n_bytes:.1f} TB"
 
 
-def count_text(n: int, thing: str) -> str:
-    """Format a number of things."""
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+def count_text(n: int, thing: str, things: str = "") -> str:
+    """Format a number of things; the plural has an s at its end, or is given."""
+    return f"{n} {thing}" if n == 1 else f"{n} {things or thing + 's'}"
+
+
+def content_text(n: int) -> str:
+    """Format a number of checkpoints and files."""
+    return count_text(n, "checkpoint or file", "checkpoints and files")
 
 
 def size_in(text: str) -> int:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.cli._command import DRY_RUN, QUIET, TRACKING_URI, YES, Command, flag, option, repeated
-from tensorcas_mlflow.cli._output import ProgressLine, confirm, printable, say, say_json
-from tensorcas_mlflow.cli._select import is_json
+from tensorcas_mlflow.cli._output import confirm, printable, say, say_json
+from tensorcas_mlflow.cli._progress import ProgressBar
+from tensorcas_mlflow.cli._select import experiment_folder, is_json, only_run
 from tensorcas_mlflow.integration.adoption import (
     AdoptionPlan,
     AdoptionReport,
@@ -21,13 +24,21 @@ from tensorcas_mlflow.integration.adoption import (
     plan_adoption,
     revert,
 )
+from tensorcas_mlflow.integration.directory import open_directory
+
+_FULL_ID = re.compile(r"(?:m-)?[0-9a-f]{32}")
 
 
 def adopt(options: Namespace) -> int:
     """Adopt an artifact root, or revert its adoption."""
     if options.revert and (options.dry_run or options.running):
         options.parser.error("--revert takes neither --dry-run nor --running")
-    databases = [Database(uri) for uri in _database_uris(options)]
+    named = None if os.path.exists(options.place) else experiment_folder(options.place)
+    if named is not None:
+        options.place = named
+    uris = _database_uris(options)
+    options.run = [_run_id(word, uris) for word in options.run]
+    databases = [Database(uri) for uri in uris]
     if options.revert:
         return _revert(options, databases)
     plan = plan_adoption(options.place, databases, runs=options.run, with_running=options.running)
@@ -35,18 +46,14 @@ def adopt(options: Namespace) -> int:
     report: AdoptionReport | None = None
     if not is_json(options):
         say(printable(str(plan)))
-    with ProgressLine(is_quiet=options.quiet) as line_of:
-        n_bytes = sum(unit.n_bytes for unit in plan.units)
-
-        def watch(step: str, path: str, done_bytes: int) -> None:
-            line_of.show(f"{printable(step)}: {size_text(done_bytes)} of {size_text(n_bytes)}", done_bytes)
-
-        if options.dry_run:
-            estimate = plan.estimate(watch)
-        elif not plan.is_empty and confirm(
-            "Move these files into a store, and remove the plain ones?", yes=options.yes, as_json=is_json(options)
-        ):
-            report = plan.execute(watch)
+    n_bytes = sum(unit.n_bytes for unit in plan.units)
+    question = f"Move these {size_text(n_bytes)} of files into a store, and remove the plain ones?"
+    if options.dry_run:
+        with ProgressBar("storing", is_quiet=options.quiet) as bar:
+            estimate = plan.estimate(lambda step, path, done_bytes: bar.bytes(done_bytes, n_bytes))
+    elif not plan.is_empty and confirm(question, yes=options.yes, as_json=is_json(options)):
+        with ProgressBar("adopting", is_quiet=options.quiet) as bar:
+            report = plan.execute(lambda step, path, done_bytes: bar.bytes(done_bytes, n_bytes))
     left_alone = report.left_alone if report is not None else plan.left_alone
     if is_json(options):
         say_json(
@@ -68,15 +75,24 @@ def adopt(options: Namespace) -> int:
     return 0
 
 
+def _run_id(word: str, uris: Sequence[str]) -> str:
+    """Return the id of a run by its name or the beginning of its id, or else the word itself."""
+    if _FULL_ID.fullmatch(word):
+        return word
+    found = only_run([run for uri in uris for run in open_directory(uri).runs(word.removeprefix("runs:/"))], word)
+    return word if found is None else found.run_id
+
+
 def _revert(options: Namespace, databases: list[Database]) -> int:
     report: RevertReport | None = None
     if confirm("Make the adopted folders plain again?", yes=options.yes, as_json=is_json(options)):
-        with ProgressLine(is_quiet=options.quiet) as line_of:
-
-            def watch(step: str, path: str, done_bytes: int) -> None:
-                line_of.show(f"{printable(step)}: {size_text(done_bytes)}", done_bytes)
-
-            report = revert(options.place, databases, runs=options.run, watch=watch)
+        with ProgressBar("reverting", is_quiet=options.quiet) as bar:
+            report = revert(
+                options.place,
+                databases,
+                runs=options.run,
+                watch=lambda step, path, done_bytes: bar.bytes(done_bytes, 0),
+            )
     if is_json(options):
         say_json({"root": options.place, "report": None if report is None else asdict(report)})
         return 0
@@ -127,7 +143,11 @@ COMMANDS = (
             "adopt mlruns --revert",
         ],
         options=[
-            option("place", metavar="ROOT", help="the artifact root, such as mlruns or mlartifacts"),
+            option(
+                "place",
+                metavar="ROOT",
+                help="the artifact root, such as mlruns or mlartifacts, or the name or id of an experiment",
+            ),
             repeated(
                 TRACKING_URI,
                 metavar="URI",
@@ -136,8 +156,8 @@ COMMANDS = (
             ),
             repeated(
                 "--run",
-                metavar="ID",
-                help="only this run or logged model, by its full id; experiments then stay as they are (repeatable)",
+                metavar="RUN",
+                help="only this run, by id or name, or logged model; experiments then stay as they are (repeatable)",
             ),
             flag("--running", help="adopt running runs too: nothing may be writing into them"),
             flag("--revert", help="make adopted folders plain again"),

@@ -108,13 +108,22 @@ def count(text: str) -> int:
 ROOT = option(
     "--root",
     metavar="PATH-OR-URI",
-    help="root of the store, or any place below it, as a path or a URI such as tensorcas:///absolute/path (default: "
-    "the environment variable TENSORCAS_STORE, else the working directory)",
+    help="the store: its root or any place below it, as a path or a URI such as tensorcas:///absolute/path; or the "
+    "name or id of an experiment or run of MLflow, runs:/…, or models:/… (default: the environment variable "
+    "TENSORCAS_STORE, else the working directory)",
+)
+PLACE = option("place", nargs="?", metavar="PLACE", help="the store, as for --root")
+CHECKPOINT = option(
+    "what",
+    nargs="?",
+    metavar="CHECKPOINT",
+    help="a run (its name, its id, six or more characters of it, or runs:/ID), a model (models:/NAME/VERSION, "
+    "models:/NAME@ALIAS, its id), or an artifact (its URI or path)",
 )
 JSON = option("--json", action="store_true", help="answer with one JSON document instead of text")
-ONLY_RUN = option("--run", metavar="ID", help="only the content of this run")
-RUN = option("--run", metavar="ID", required=True, help="run of the checkpoint")
-STEP = option("--step", metavar="N", type=int, required=True, help="step of the checkpoint")
+ONLY_RUN = option("--run", metavar="RUN", help="only the content of this run, by id, beginning of it, or name")
+RUN = option("--run", metavar="RUN", help="the run of the checkpoint; the same as CHECKPOINT")
+STEP = option("--step", metavar="N", type=int, help="step of the checkpoint, if CHECKPOINT is a run")
 LAST_STEP = option("--step", metavar="N", type=int, help="step of the checkpoint (default: the last one)")
 NAME = option(
     "--name",

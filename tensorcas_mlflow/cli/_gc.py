@@ -11,6 +11,8 @@ from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.cli._command import (
     ABANDON,
     DRY_RUN,
+    PLACE,
+    QUIET,
     TRACKING_URI,
     YES,
     Command,
@@ -21,6 +23,7 @@ from tensorcas_mlflow.cli._command import (
     repeated,
 )
 from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
+from tensorcas_mlflow.cli._progress import ProgressBar
 from tensorcas_mlflow.cli._select import is_json, store_of
 from tensorcas_mlflow.errors import DirectAccessError
 from tensorcas_mlflow.integration.forgotten import (
@@ -67,11 +70,13 @@ def collect(options: Namespace) -> int:
     report: GcReport | None = None
     has_work = orphans.n > 0 or not plan.is_empty
     # Without anything to delete there is nothing to confirm, but the index is still tidied.
-    if not options.dry_run and (not has_work or confirm("Delete?", yes=options.yes, as_json=is_json(options))):
+    question = f"Delete this, and free {size_text(plan.freed_bytes + orphans.plain_bytes)}?"
+    if not options.dry_run and (not has_work or confirm(question, yes=options.yes, as_json=is_json(options))):
         planned = plan
         if orphans.drop():
             planned = plan_with()
-        report = planned.execute()
+        with ProgressBar("rewriting", is_quiet=options.quiet) as watch:
+            report = planned.execute(watch=watch)
     if is_json(options):
         say_json(
             {
@@ -152,6 +157,11 @@ class Orphans:
     def kept(self) -> tuple[Kept, ...]:
         """Holdings unknown to them too, but kept."""
         return () if self.plan is None else self.plan.kept
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of the plain files beside the holdings."""
+        return sum(holding.plain_bytes for holding in self.holdings)
 
     @property
     def n(self) -> int:
@@ -248,6 +258,7 @@ COMMANDS = (
         help="delete the content that no checkpoint or file needs",
         examples=["gc --dry-run", "gc --yes --max-waste 0%", "gc --orphans --tracking-uri http://mlflow:5000"],
         options=[
+            PLACE,
             option(
                 "--grace",
                 type=duration,
@@ -295,6 +306,7 @@ COMMANDS = (
                 "MLflow, even without any other sign of the experiment (repeatable)",
             ),
             DRY_RUN,
+            QUIET,
             YES,
         ],
         run=collect,

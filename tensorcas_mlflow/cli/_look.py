@@ -1,34 +1,58 @@
-"""Read-only commands for checkpoints: ``list``, ``stats``, ``show``, ``diff``, ``lineage``, ``explain``."""
+"""Read-only commands for checkpoints: ``list``, ``stats``, ``du``, ``show``, ``diff``, ``lineage``, ``explain``."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.chunk_io import WAYS, way_named
-from tensorcas_mlflow.cli._command import LAST_STEP, NAME, ONLY_RUN, RUN, Command, count, flag, option, repeated
+from tensorcas_mlflow.cli._command import (
+    CHECKPOINT,
+    LAST_STEP,
+    NAME,
+    ONLY_RUN,
+    PLACE,
+    RUN,
+    Command,
+    count,
+    flag,
+    option,
+    repeated,
+)
 from tensorcas_mlflow.cli._output import (
     Json,
+    date_text,
     figure_json,
     printable,
+    ratio_text,
     ref_json,
     say,
     say_json,
-    say_table,
     spec_text,
     steps_text,
     tell_damaged,
 )
-from tensorcas_mlflow.cli._select import CheckpointQuery, checkpoint_of, is_json, of_run, store_of, the_one
+from tensorcas_mlflow.cli._select import (
+    checkpoint_of,
+    find_checkpoint,
+    is_json,
+    names_near,
+    of_run,
+    run_to_read,
+    store_of,
+)
+from tensorcas_mlflow.cli._tables import say_sections, say_table
+from tensorcas_mlflow.errors import FormatError, NotFoundError
 from tensorcas_mlflow.layout import Ref, Row
 from tensorcas_mlflow.store import Store
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io import PackRead
+    from tensorcas_mlflow.integration.directory import NamedRun
     from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Summary, SummaryNode, ValueChange
 
 DIFFERENT = 5
@@ -40,20 +64,46 @@ def list_all(options: Namespace) -> int:
     store = store_of(options)
     refs, damaged = store.readable_checkpoints()
     if options.run is not None:
-        refs = of_run(refs, options.run)
+        refs = of_run(refs, run_to_read(store, refs, options.run))
     status = tell_damaged(damaged)
     runs: dict[str | None, list[Ref]] = {}
     for ref in refs:
         runs.setdefault(ref.run_id, []).append(ref)
+    names = names_near(store, runs)
     groups = [_group(run_id, runs[run_id]) for run_id in sorted(runs, key=lambda run_id: run_id is None)]
     if is_json(options):
-        listed = [_group_json(group) for group in groups]
+        listed = [_group_json(group, names.get(group["run_id"])) for group in groups]
         say_json({"store": store.uri, "runs": listed, "damaged_refs": sorted(damaged)})
         return status
     say(printable(f"store {store.uri}"))
-    for group in groups:
-        _say_group(group)
+    last = {id(entry.refs[-1]): entry.refs[-1] for group in groups for entry in _entries(group)}
+    sizes = dict(zip(last, store.backend.map_requests(lambda ref: _size_text(store, ref), last.values()), strict=True))
+    sections = [
+        (
+            _title(group["run_id"], names.get(group["run_id"])),
+            [
+                [
+                    printable(entry.what),
+                    entry.steps,
+                    sizes[id(entry.refs[-1])],
+                    date_text(entry.refs[-1].created),
+                    printable(entry.refs[-1].flavor or "-"),
+                ]
+                for entry in _entries(group)
+            ],
+        )
+        for group in groups
+    ]
+    say_sections(sections, right={2}, indent=2)
     return status
+
+
+class _Entry(NamedTuple):
+    """One line of a listing: a series of checkpoints, a model, or a file."""
+
+    what: str
+    steps: str
+    refs: Sequence[Ref]
 
 
 def _group(run_id: str | None, refs: Sequence[Ref]) -> Json:
@@ -74,23 +124,44 @@ def _kind(ref: Ref) -> str:
     return "models" if ref.model_id is not None or ref.step is None else "checkpoints"
 
 
-def _group_json(group: Json) -> Json:
-    return {key: [ref_json(ref) for ref in value] if isinstance(value, list) else value for key, value in group.items()}
+def _group_json(group: Json, known: NamedRun | None) -> Json:
+    named = {
+        "run_id": group["run_id"],
+        "run_name": None if known is None else known.name,
+        "experiment": None if known is None else known.experiment,
+    }
+    return named | {key: [ref_json(ref) for ref in value] for key, value in group.items() if isinstance(value, list)}
 
 
-def _say_group(group: Json) -> None:
-    say("no run" if group["run_id"] is None else printable(f"run {group['run_id']}"))
-    named: dict[tuple[str | None, str | None], list[int]] = {}
+def _title(run_id: str | None, known: NamedRun | None) -> str:
+    if run_id is None:
+        return "no run"
+    named = "" if known is None else f"  {known.name or 'without a name'}, of {known.experiment}"
+    return printable(f"run {run_id}{named}")
+
+
+def _entries(group: Json) -> Iterator[_Entry]:
+    series: dict[tuple[str | None, str | None], list[Ref]] = {}
     for ref in group["checkpoints"]:
-        named.setdefault((ref.name, ref.flavor), []).append(ref.step)
-    for (name, flavor), steps in named.items():
-        said = "" if name is None else f"{name} "
-        say(printable(f"  {said}steps {steps_text(steps)}  {flavor or '-'}"))
+        series.setdefault((ref.name, ref.flavor), []).append(ref)
+    for (name, _), refs in series.items():
+        steps = [ref.step for ref in refs if ref.step is not None]
+        yield _Entry(name or "checkpoints", f"{'step' if len(steps) == 1 else 'steps'} {steps_text(steps)}", refs)
     for ref in group["models"]:
-        step = "" if ref.step is None else f" step {ref.step}"
-        say(printable(f"  model {ref.model_id or '-'}{step}  {ref.flavor or '-'}  {ref.label}"))
+        what = f"model {ref.label if ref.model_id is None else ref.model_id}"
+        yield _Entry(what, "" if ref.step is None else f"step {ref.step}", [ref])
     for ref in group["files"]:
-        say(printable(f"  file {ref.label}  {size_text(ref.n_bytes)}"))
+        yield _Entry(f"file {ref.label}", "", [ref])
+
+
+def _size_text(store: Store, ref: Ref) -> str:
+    """Write the size of a checkpoint or file; that of a damaged one is unknown."""
+    if ref.kind == "file":
+        return size_text(ref.n_bytes)
+    try:
+        return size_text(store.manifest(ref).n_bytes)
+    except (FormatError, NotFoundError):
+        return "-"
 
 
 def show(options: Namespace) -> int:
@@ -120,7 +191,7 @@ def show(options: Namespace) -> int:
             }
         )
         return 0
-    _say_checkpoint(ref)
+    _say_checkpoint(ref, names_near(store, [ref.run_id]))
     rows = [["tensor", "dtype", "shape", "bytes", "chunks"]]
     rows += [
         [printable(row.spec.name), *spec_text(row.spec), str(row.spec.n_bytes), str(len(row.digests))]
@@ -187,10 +258,13 @@ def _row_json(row: Row) -> Json:
     }
 
 
-def _say_checkpoint(ref: Ref) -> None:
+def _say_checkpoint(ref: Ref, names: Mapping[str, NamedRun]) -> None:
     say(printable(ref.label))
+    known = names.get(ref.run_id or "")
     facts = {
-        "run": ref.run_id,
+        "run": ref.run_id
+        if known is None
+        else f"{ref.run_id} ({known.name or 'without a name'}, of {known.experiment})",
         "step": ref.step,
         "name": ref.name,
         "model": ref.model_id,
@@ -216,7 +290,7 @@ def stats(options: Namespace) -> int:
     if options.run is None:
         figures: Mapping[str, Any] = store_stats(store)
     else:
-        options.run = of_run(store.checkpoints(), options.run)[0].run_id
+        options.run = _run_with_content(store, options.run)
         figures = run_stats(store, options.run)
     status = tell_damaged(figures.get("damaged_refs", ()))
     if is_json(options):
@@ -229,33 +303,60 @@ def stats(options: Namespace) -> int:
     disk = figures["disk"]
     parts = ", ".join(f"{kind} {size_text(n)}" for kind, n in disk.items() if kind != "total" and n)
     shared = "whole store on disk" if options.run is not None else "on disk"
+    smaller = "" if options.run is not None else ratio_text(figures["total_bytes"], figures["disk_bytes"])
     say(printable(f"store {store.uri}"))
     say(printable(", ".join(whose)))
     say(f"{figures['total_bytes']:,} bytes as logged ({size_text(figures['total_bytes'])})")
-    say(f"{figures['disk_bytes']:,} bytes {shared} ({size_text(figures['disk_bytes'])}: {parts})")
+    said = f"{figures['disk_bytes']:,} bytes {shared} ({size_text(figures['disk_bytes'])}: {parts})"
+    say(f"{said}, {smaller}" if smaller else said)
     chunks = count_text(figures["total_chunks"], "chunk")
-    say(f"{chunks}, {figures['unique_chunks']} of them different, ratio {figures['dedup_ratio']}")
+    fewer = ratio_text(figures["total_chunks"], figures["unique_chunks"]).replace("smaller", "fewer")
+    said = f"{chunks}, {figures['unique_chunks']} of them different, ratio {figures['dedup_ratio']}"
+    say(f"{said} ({fewer})" if fewer else said)
     return status
+
+
+def usage(options: Namespace) -> int:
+    """Count the bytes that deleting each experiment, run or step would free."""
+    return _say_shares(options, store_of(options))
+
+
+def _run_with_content(store: Store, word: str) -> str:
+    """Return the id of a run of a store; an unknown one is an error that lists the known ones."""
+    refs = store.checkpoints()
+    run_id = run_to_read(store, refs, word)
+    of_run(refs, run_id)
+    return run_id
 
 
 def _say_shares(options: Namespace, store: Store) -> int:
     if options.run is not None:
-        options.run = of_run(store.checkpoints(), options.run)[0].run_id
+        options.run = _run_with_content(store, options.run)
     from tensorcas_mlflow.maintenance import find_shares
 
     found = find_shares(store, options.by, run_id=options.run)
     shares = found.shares[: options.top]
+    names = names_near(store, {share.run_id for share in shares})
     if is_json(options):
-        say_json({"store": store.uri, **found, "shares": [dict(share) for share in shares]})
+        listed = [
+            {**share, "run_name": None if (run := names.get(share.run_id or "")) is None else run.name}
+            for share in shares
+        ]
+        say_json({"store": store.uri, **found, "shares": listed})
         return 0
     levels = ("experiment", "run_id", "step")[: 1 + ("experiment", "run", "step").index(options.by)]
-    rows = [[*(level.removesuffix("_id") for level in levels), "kept", "exclusive", "shared", "marginal"]]
+    columns = [*(level.removesuffix("_id") for level in levels), *(["name"] if names else [])]
+    rows = [[*columns, "kept", "exclusive", "shared", "marginal"]]
     for share in shares:
-        names = ["-" if share[level] is None else printable(str(share[level])) for level in levels]
+        known = names.get(share.run_id or "")
+        whose = ["-" if share[level] is None else printable(str(share[level])) for level in levels]
+        if known is not None and share.experiment is not None:
+            whose[0] = printable(known.experiment)
+        whose += [printable(known.name if known is not None and known.name else "-")] if names else []
         sizes = [share.exclusive_bytes, share.shared_bytes, share.marginal_bytes]
-        rows.append([*names, str(share.refs), *map(size_text, sizes)])
+        rows.append([*whose, str(share.refs), *map(size_text, sizes)])
     say(printable(f"store {store.uri}"))
-    say_table(rows, right=set(range(len(levels), len(levels) + 4)))
+    say_table(rows, right=set(range(len(columns), len(columns) + 4)))
     if len(shares) < len(found.shares):
         say(f"and {len(found.shares) - len(shares)} more")
     say(
@@ -267,14 +368,13 @@ def _say_shares(options: Namespace, store: Store) -> int:
 
 def diff(options: Namespace) -> int:
     """Compare two checkpoints; return 0 if they are equal, else `DIFFERENT`."""
-    sides = _sides(options)
-    store = store_of(options)
-    refs = store.checkpoints()
-    before, after = (the_one(refs, wanted) for wanted in sides)
+    (store, before), (after_store, after) = (
+        find_checkpoint(options, what, step=step, name=name) for what, step, name in _sides(options)
+    )
     from tensorcas_mlflow.reader import diff as diff_readers
     from tensorcas_mlflow.reader import open_ref
 
-    old, new = open_ref(store, before), open_ref(store, after)
+    old, new = open_ref(store, before), open_ref(after_store, after)
     found = diff_readers(old, new, values=options.values)
     if is_json(options):
         kinds = ("added", "removed", "changed", "equal")
@@ -291,24 +391,38 @@ def diff(options: Namespace) -> int:
     return 0 if found.is_equal else DIFFERENT
 
 
-def _sides(options: Namespace) -> tuple[CheckpointQuery, CheckpointQuery]:
-    """Read --run, --step and --name, each given once for both sides or twice."""
+def _sides(options: Namespace) -> list[tuple[str, int | None, str | None]]:
+    """Read the two checkpoints of ``diff``: what, step and name, each given once for both or twice."""
     if options.steps and options.step:
         options.parser.error("--steps A B is short for --step A --step B: pass only one of the two")
-    runs, steps, names = options.run, options.steps or options.step or [], options.name or [None]
-    if max(len(runs), len(steps), len(names)) != 2 or not steps:
-        options.parser.error("name two checkpoints: pass --steps A B, or --step N with --run or --name twice")
-    first, second = (CheckpointQuery(run_id=runs[at], step=steps[at], name=names[at]) for at in (0, -1))
-    return first, second
+    if len(options.what) > 2 or bool(options.what) == bool(options.run):
+        options.parser.error("name one or two runs, models or checkpoints: as CHECKPOINT or by --run")
+    whats, steps, names = options.what or options.run, options.steps or options.step or [None], options.name or [None]
+    if max(len(whats), len(steps), len(names)) != 2:
+        options.parser.error(
+            "name two checkpoints: pass two of CHECKPOINT, or one with --steps A B or with --name twice"
+        )
+    return [(whats[at], steps[at], names[at]) for at in (0, -1)]
 
 
 def _say_diff(found: CheckpointDiff, old: CheckpointReader, new: CheckpointReader) -> None:
-    for mark, names, reader in (("-", found.removed, old), ("+", found.added, new)):
-        for name in names:
-            say(printable(f"{mark} {name}  {' '.join(spec_text(reader.spec(name)))}"))
+    lines = [
+        (reader.spec(name).n_bytes, mark, name, " ".join(spec_text(reader.spec(name))), "")
+        for mark, names, reader in (("-", found.removed, old), ("+", found.added, new))
+        for name in names
+    ]
     for name in found.changed:
-        was, now = " ".join(spec_text(old.spec(name))), " ".join(spec_text(new.spec(name)))
-        say(printable(f"~ {name}  {now if was == now else f'{was} -> {now}'}{_values_text(found.values.get(name))}"))
+        before, after = old.spec(name), new.spec(name)
+        was, now = " ".join(spec_text(before)), " ".join(spec_text(after))
+        spec = now if was == now else f"{was} -> {now}"
+        size = changed_bytes(max(before.n_bytes, after.n_bytes), found.values.get(name))
+        lines.append((size, "~", name, spec, _values_text(found.values.get(name))))
+    if lines:
+        lines.sort(key=lambda line: -line[0])  # a stable sort: equal sizes keep the order of the checkpoints
+        rows = [
+            [mark, printable(name), printable(spec), size_text(size), said] for size, mark, name, spec, said in lines
+        ]
+        say_sections([("", rows if any(row[-1] for row in rows) else [row[:-1] for row in rows])], right={3})
     if found.other:
         say(f"other content differs: {', '.join(found.other)}")
     say(
@@ -319,12 +433,17 @@ def _say_diff(found: CheckpointDiff, old: CheckpointReader, new: CheckpointReade
     )
 
 
+def changed_bytes(n_bytes: int, change: ValueChange | None) -> int:
+    """Return the size of a change: the bytes of a tensor's changed elements, or of all of it if nobody counted them."""
+    return n_bytes if change is None else round(n_bytes * (1 - change.share_equal))
+
+
 def _values_text(change: ValueChange | None) -> str:
     if change is None:
         return ""
     figures = {"max": change.max_absolute, "mean": change.mean_absolute, "norm": change.relative_norm}
     shown = [f"{name} {value:.3g}" for name, value in figures.items() if value is not None]
-    return "  " + " ".join([*shown, f"equal {change.share_equal:.1%}"])
+    return " ".join([*shown, f"equal {change.share_equal:.1%}"])
 
 
 def _values_json(change: ValueChange) -> Json:
@@ -343,13 +462,7 @@ def lineage(options: Namespace) -> int:
     from tensorcas_mlflow.reader import lineage as lineage_of
     from tensorcas_mlflow.reader import open_ref
 
-    store = store_of(options)
-    refs = store.checkpoints()
-    found = [ref for ref in refs if options.model in (ref.path, ref.model_id, ref.copy_path, ref.key)]
-    if found and options.step is None and options.name is None:
-        ref = found[-1]
-    else:
-        ref = the_one(refs, CheckpointQuery(run_id=options.model, step=options.step, name=options.name))
+    store, ref = checkpoint_of(options)
     with open_ref(store, ref) as reader:
         relatives = lineage_of(reader, most=options.most)
     if is_json(options):
@@ -401,8 +514,8 @@ COMMANDS = (
     Command(
         name="list",
         help="list the checkpoints, models and files of a store",
-        examples=["list", "list --run 8f3c21"],
-        options=[ONLY_RUN],
+        examples=["list", "list --run 8f3c21", "list vision"],
+        options=[PLACE, ONLY_RUN],
         run=list_all,
     ),
     Command(
@@ -410,6 +523,7 @@ COMMANDS = (
         help="count the content of a store or a run, and its bytes on disk",
         examples=["stats", "stats --run 8f3c21 --json", "stats --by run --top 10"],
         options=[
+            PLACE,
             ONLY_RUN,
             option(
                 "--by",
@@ -421,22 +535,36 @@ COMMANDS = (
         run=stats,
     ),
     Command(
+        name="du",
+        help="count the bytes that deleting each run would free, most first",
+        examples=["du", "du vision --top 10", "du --by step --run baseline"],
+        options=[
+            PLACE,
+            ONLY_RUN,
+            option("--by", choices=["experiment", "run", "step"], default="run", help="count for each of these"),
+            option("--top", type=count, metavar="N", help="only the N with most bytes of their own"),
+        ],
+        run=usage,
+    ),
+    Command(
         name="show",
         help="show the tensors of a checkpoint without reading them",
-        examples=["show --run 8f3c21", "show --run 8f3c21 --step 20"],
-        options=[RUN, LAST_STEP, NAME, flag("--tree", help="show its structure: blocks, layers, experts")],
+        examples=["show baseline", "show 8f3c21 --step 20", "show models:/digits@champion"],
+        options=[CHECKPOINT, RUN, LAST_STEP, NAME, flag("--tree", help="show its structure: blocks, layers, experts")],
         run=show,
     ),
     Command(
         name="diff",
         help="compare two checkpoints without reading their tensors",
         examples=[
-            "diff --run 8f3c21 --steps 10 20",
-            "diff --run 8f3c21 --step 20 --run 90ab7e --step 20",
+            "diff baseline --steps 10 20",
+            "diff 8f3c21 90ab7e --step 20",
+            "diff models:/digits/1 models:/digits/2",
             "diff --run 8f3c21 --step 20 --name raw --name ema",
         ],
         options=[
-            option("--run", metavar="ID", required=True, action="append", help="run of both; or twice, one for each"),
+            option("what", nargs="*", metavar="CHECKPOINT", help="one or two runs, models or artifacts, as for show"),
+            option("--run", metavar="RUN", action="append", default=[], help="the same as CHECKPOINT (repeatable)"),
             option("--steps", metavar=("A", "B"), type=int, nargs=2, help="the two steps"),
             option("--step", metavar="N", type=int, action="append", help="step of both; or twice, one for each"),
             option("--name", action="append", help="name of both, as for show; or twice, one for each"),
@@ -449,7 +577,8 @@ COMMANDS = (
         help="find the models that a model was made from, or that were made from it",
         examples=["lineage 8f3c21", "lineage 8f3c21 --step 20", "lineage models/m-2fd1/artifacts/data/model.pth"],
         options=[
-            option("model", metavar="MODEL", help="run, id of a logged model, or artifact path, as list shows them"),
+            CHECKPOINT,
+            RUN,
             LAST_STEP,
             NAME,
             option("--most", type=count, default=5, metavar="N", help="number of relatives (default: 5)"),
@@ -460,11 +589,12 @@ COMMANDS = (
         name="explain",
         help="explain how the tensors of a checkpoint would be read now",
         examples=[
-            "explain --run 8f3c21",
+            "explain baseline",
             "explain --run 8f3c21 --step 20 --tensor encoder.weight",
             "explain --run 8f3c21 --way direct",
         ],
         options=[
+            CHECKPOINT,
             RUN,
             LAST_STEP,
             NAME,

@@ -19,6 +19,9 @@ _OPTIONS = {
     "overwrite=True": "--overwrite",
     "allow_left_out=True": "--skip-unknown",
     "in TENSORCAS_STORE": "by --root or TENSORCAS_STORE",
+    "(mlflow.tensorcas.delete_checkpoint)": "(tensorcas delete)",
+    "and name=": "and --name ",
+    "and step=": "and --step ",
 }
 """Words of messages for callers in Python, and their command-line equivalents."""
 
@@ -26,11 +29,12 @@ DONE, FAILED, INTERRUPTED, UNREAD = 0, 1, 130, 141
 """Exit statuses. argparse adds 2 for a command line it cannot read, and commands add some of their own."""
 
 _MODULES = {
-    "_look": "list stats show diff lineage explain",
+    "_look": "list stats du show diff lineage explain",
     "_maintenance": "init verify repair optimize delete",
     "_gc": "gc",
     "_adopt": "adopt",
     "_transfer": "copy import export convert",
+    "_completion": "completion",
 }
 """The commands of each module, so that a command waits for the import of its own module alone."""
 
@@ -38,8 +42,10 @@ _EXAMPLES = """\
 examples:
   tensorcas list --root /data/mlflow            list the content of the store, by run
   tensorcas stats --root /data/mlflow           count duplicates, and bytes on disk
-  tensorcas show --run 8f3c21 --step 20         show the tensors of one checkpoint
-  tensorcas diff --run 8f3c21 --steps 10 20     compare two checkpoints
+  tensorcas du vision                           find the runs that take most bytes, in an experiment
+  tensorcas show baseline --step 20             show the tensors of one checkpoint
+  tensorcas show models:/digits@champion        show the tensors of a registered model
+  tensorcas diff 8f3c21 --steps 10 20           compare two checkpoints
   tensorcas lineage 8f3c21                      find the models that a model was made from
   tensorcas verify --full                       read every chunk and compare it with its digest
   tensorcas repair --from /backup/mlflow        repair the store from a backup
@@ -64,7 +70,20 @@ def _commands(first: str | None) -> Iterator[Command]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors name the command or the option that was probably meant."""
+    """A parser that takes options between arguments, and whose errors name the word that was probably meant."""
+
+    _is_between = False
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """Parse words, those of a command in any order: ``export RUN --step 3 FILE``."""
+        has_commands = any(isinstance(action, argparse._SubParsersAction) for action in self._actions)
+        if has_commands or self._is_between:
+            return super().parse_known_args(args, namespace)
+        self._is_between = True  # the call below comes back here, for options and then for arguments
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_between = False
 
     def error(self, message: str) -> NoReturn:
         """Report a wrong use; see `argparse.ArgumentParser.error`."""

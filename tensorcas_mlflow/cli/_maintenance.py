@@ -5,18 +5,20 @@ Collection has a module of its own, `_gc`. A command asks before it deletes or r
 
 from __future__ import annotations
 
+import re
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tensorcas_mlflow.base.engines import Engine, open_engine
-from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.cli._command import (
     ABANDON,
+    CHECKPOINT,
     DRY_RUN,
     NAME,
+    PLACE,
     QUIET,
     RUN,
     STEP,
@@ -30,7 +32,8 @@ from tensorcas_mlflow.cli._command import (
     percentage,
     repeated,
 )
-from tensorcas_mlflow.cli._output import Json, ProgressLine, confirm, printable, ref_json, say, say_json
+from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
+from tensorcas_mlflow.cli._progress import ProgressBar
 from tensorcas_mlflow.cli._select import checkpoint_of, is_json, root_of, store_at, store_of
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import ConflictError, CorruptError, DirectAccessError, StoreNotFoundError
@@ -45,6 +48,7 @@ from tensorcas_mlflow.maintenance import (
     RepairPlan,
     RepairReport,
     VerifyReport,
+    bytes_freed_by,
     open_damaged,
     plan_optimize,
     plan_repair,
@@ -54,6 +58,8 @@ from tensorcas_mlflow.store import Store
 
 PROBLEMS = 3
 """Exit status if ``verify`` found problems or ``repair`` left some."""
+_RUN = re.compile(r"(?!m-)[^/:]+")
+"""Name or id of a run, and neither a model's id, a path nor a URI."""
 EFFORTS = tuple(effort.name.lower() for effort in reversed(Effort))
 
 
@@ -75,12 +81,7 @@ def verify(options: Namespace) -> int:
         options.parser.error("--seed needs --sample, such as --sample 5%")
     engine = _engine_of(options)
     store = _open_for_verify(options)
-    with ProgressLine(is_quiet=options.quiet) as line_of:
-
-        def watch(progress: Progress) -> None:
-            line = f"{size_text(progress.done_bytes)} of {size_text(progress.n_bytes or 0)} read"
-            line_of.show(line, progress.done_bytes)
-
+    with ProgressBar("verifying", is_quiet=options.quiet) as watch:
         report = verify_store(
             store,
             full=options.full,
@@ -160,7 +161,10 @@ def repair(options: Namespace) -> int:
     for source in sources:
         if source.uri == store.uri:
             raise ConflictError(f"{source.uri!r} is the store to repair: give --from another one")
-    plan = plan_repair(store, sources=sources, abandon=options.abandon, format_fix=format_fix, engine=engine)
+    with ProgressBar("reading", is_quiet=options.quiet) as watch:
+        plan = plan_repair(
+            store, sources=sources, abandon=options.abandon, format_fix=format_fix, engine=engine, watch=watch
+        )
     if not is_json(options):
         for line in str(plan).split("\n"):
             say(printable(line))
@@ -251,7 +255,8 @@ def optimize(options: Namespace) -> int:
     report: OptimizeReport | None = None
     question = "Optimize, and delete the resulting garbage?"
     if not options.dry_run and (plan.is_empty or confirm(question, yes=options.yes, as_json=is_json(options))):
-        report = _execute(plan, is_quiet=options.quiet)
+        with ProgressBar("optimizing", is_quiet=options.quiet) as watch:
+            report = plan.execute(watch=watch)
     if is_json(options):
         say_json(
             {
@@ -267,16 +272,6 @@ def optimize(options: Namespace) -> int:
     elif report is None and not options.dry_run:
         say("nothing was changed")
     return 0
-
-
-def _execute(plan: OptimizePlan, *, is_quiet: bool) -> OptimizeReport:
-    with ProgressLine(is_quiet=is_quiet) as line_of:
-
-        def watch(progress: Progress) -> None:
-            line = f"{size_text(progress.done_bytes)} of {size_text(progress.n_bytes or 0)} encoded"
-            line_of.show(line, progress.done_bytes, is_last=progress.done_bytes == progress.n_bytes)
-
-        return plan.execute(watch=watch)
 
 
 def _optimize_plan_json(plan: OptimizePlan) -> Json:
@@ -301,10 +296,16 @@ def _optimize_json(report: OptimizeReport) -> Json:
 
 def delete(options: Namespace) -> int:
     """Delete one checkpoint."""
-    store, ref = checkpoint_of(options)
-    question = f"Delete {ref.label}?"
+    word = options.what or options.run
+    if word is not None and options.step is None and _RUN.fullmatch(word):
+        options.parser.error(f"{word!r} is a run: give --step as well, for one of its checkpoints")
+    store, ref = checkpoint_of(options, to_delete=True)
+    freed = size_text(bytes_freed_by(store, [ref]))
+    question = f"Delete {ref.label}? A collection then frees {freed}."
     if ref.model_id is not None:
-        question = f"{ref.label} is the logged model {ref.model_id}: MLflow will still list it and not load it. Delete?"
+        question = (
+            f"{ref.label} is the logged model {ref.model_id}: MLflow will still list it and not load it. {question}"
+        )
     is_deleted = confirm(question, yes=options.yes, as_json=is_json(options))
     if is_deleted:
         _drop(store, ref)
@@ -312,7 +313,7 @@ def delete(options: Namespace) -> int:
     if is_json(options):
         say_json({"store": store.uri, "checkpoint": ref_json(ref), "deleted": is_deleted})
     elif is_deleted:
-        say(printable(f"deleted {ref.label}; `tensorcas gc` frees the bytes used by it alone"))
+        say(printable(f"deleted {ref.label}; `tensorcas gc` frees the {freed} used by it alone"))
     else:
         say("nothing was deleted")
     return 0
@@ -355,6 +356,7 @@ COMMANDS = (
         help="check that every chunk the store references exists and is readable",
         examples=["verify", "verify --full --json", "verify --sample 5%", "verify --full --part 3/7"],
         options=[
+            PLACE,
             flag("--full", help="read every chunk, decode it and compare it with its digest"),
             option(
                 "--sample",
@@ -390,6 +392,7 @@ COMMANDS = (
             "repair --from tensorcas-s3://backup/mlflow --yes",
         ],
         options=[
+            PLACE,
             repeated(
                 "--from",
                 dest="sources",
@@ -399,6 +402,7 @@ COMMANDS = (
             ABANDON,
             *WORKERS,
             flag("--dry-run", help="read everything, print the damage, and stop"),
+            QUIET,
             YES,
         ],
         run=repair,
@@ -408,6 +412,7 @@ COMMANDS = (
         help="store everything in less space, and delete the resulting garbage",
         examples=["optimize --dry-run", "optimize --yes", "optimize --effort balanced", "optimize --for restore"],
         options=[
+            PLACE,
             option(
                 "--for",
                 dest="purpose",
@@ -437,8 +442,8 @@ COMMANDS = (
     Command(
         name="delete",
         help="delete one checkpoint; gc then frees the bytes used by it alone",
-        examples=["delete --run 8f3c21 --step 3", "delete --run 8f3c21 --step 3 --name ema --yes"],
-        options=[RUN, STEP, NAME, YES],
+        examples=["delete baseline --step 3", "delete --run 8f3c21 --step 3 --name ema --yes"],
+        options=[CHECKPOINT, RUN, STEP, NAME, YES],
         run=delete,
     ),
 )

@@ -1,11 +1,12 @@
-"""Output: text made safe for a terminal, JSON, questions, and progress."""
+"""Output: text made safe for a terminal, JSON, and questions."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, TextIO
 
@@ -66,17 +67,6 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def say_table(rows: Sequence[Sequence[str]], *, right: set[int]) -> None:
-    """Print rows as a table; the columns ``right`` are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if at in right else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        say("  ".join(cells).rstrip())
-
-
 def steps_text(steps: list[int]) -> str:
     """Write steps in one line: all of up to ten, or the first and the last."""
     if len(steps) <= 10:
@@ -85,6 +75,20 @@ def steps_text(steps: list[int]) -> str:
     [stride] = strides if len(strides) == 1 else [1]
     by = f" by {stride}" if stride != 1 else ""
     return f"{steps[0]}..{steps[-1]}{by} ({len(steps)} checkpoints)"
+
+
+def date_text(moment: float | str) -> str:
+    """Write a moment, in seconds of Unix time or in ISO 8601, as a date and a time of this machine's time zone."""
+    try:
+        at = datetime.fromisoformat(moment) if isinstance(moment, str) else datetime.fromtimestamp(moment)
+        return at.astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return "-"
+
+
+def ratio_text(whole: float, part: float) -> str:
+    """Write how many times smaller a part is than the whole, as in ``2.3 × smaller``; "" if it is not smaller."""
+    return f"{whole / part:.1f} \N{MULTIPLICATION SIGN} smaller" if part and whole / part >= 1.05 else ""
 
 
 def ref_json(ref: Ref) -> Json:
@@ -124,44 +128,3 @@ def spec_text(spec: Spec) -> list[str]:
 def _print(text: str, stream: TextIO | None) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding) if stream else text, file=stream)
-
-
-_LINE_BYTES = 256 << 20
-"""Bytes of work per line of progress, if standard error is no terminal."""
-
-
-class ProgressLine:
-    """Progress on standard error: one line rewritten in place at a terminal, else a new line now and then."""
-
-    def __init__(self, *, is_quiet: bool) -> None:
-        self._stream = sys.stderr
-        self._is_quiet = is_quiet
-        self._is_terminal = sys.stderr.isatty()
-        self._width = 0
-        self._shown_bytes = 0
-
-    def __enter__(self) -> ProgressLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._width:
-            self._stream.write("\n")
-            self._stream.flush()
-
-    def show(self, line: str, n_bytes: int, *, is_last: bool = False) -> None:
-        """Show the state of the work.
-
-        Args:
-            line: The state in words.
-            n_bytes: Bytes done so far.
-            is_last: Whether to show the line in any case.
-        """
-        if self._is_quiet or not (self._is_terminal or is_last or n_bytes >= self._shown_bytes + _LINE_BYTES):
-            return
-        self._shown_bytes = n_bytes
-        if self._is_terminal:
-            self._stream.write(f"\r{line.ljust(self._width)}")
-            self._width = len(line)
-        else:
-            self._stream.write(f"{line}\n")
-        self._stream.flush()

@@ -8,9 +8,9 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.cli._command import (
+    CHECKPOINT,
     DRY_RUN,
     LAST_STEP,
     NAME,
@@ -26,8 +26,17 @@ from tensorcas_mlflow.cli._command import (
     repeated,
     size,
 )
-from tensorcas_mlflow.cli._output import Json, ProgressLine, printable, ref_json, say, say_json
-from tensorcas_mlflow.cli._select import checkpoint_of, full_run_id, is_json, is_short_id, of_run, store_at, store_of
+from tensorcas_mlflow.cli._output import Json, printable, ref_json, say, say_json
+from tensorcas_mlflow.cli._progress import ProgressBar
+from tensorcas_mlflow.cli._select import (
+    checkpoint_of,
+    is_json,
+    of_run,
+    run_to_read,
+    run_to_write,
+    store_at,
+    store_to_write,
+)
 from tensorcas_mlflow.file_formats import FORMATS_IN, FORMATS_OUT, WritePlan, open_listing
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import (
@@ -56,7 +65,7 @@ def copy(options: Namespace) -> int:
         options.parser.error("name both places: copy SRC DST, without --root")
     source = end_of(store_at(options.source))
     refs, unreadable = read_source(source.store)
-    runs = [full_run_id(refs, each) for each in options.run]
+    runs = [run_to_read(source.store, refs, each) for each in options.run]
     chosen = _chosen(refs, runs, options.path)
     _check_paths(source, refs, options.path)
     destination = _destination(options, source.store)
@@ -64,12 +73,7 @@ def copy(options: Namespace) -> int:
         made = "would make" if options.dry_run else "made"
         whose = "of an id of its own" if options.new_id else f"of the same id, {source.store.id},"
         say(printable(f"{made} a store {whose} at {destination.uri}"))
-    with ProgressLine(is_quiet=options.quiet) as line_of:
-
-        def watch(progress: Progress) -> None:
-            line = f"{progress.n_done} of {progress.n} checkpoints and files, {size_text(progress.done_bytes)} read"
-            line_of.show(line, progress.done_bytes, is_last=progress.n_done == progress.n)
-
+    with ProgressBar("copying", is_quiet=options.quiet) as watch:
         copied = copy_all(
             source,
             destination,
@@ -207,17 +211,17 @@ def _plain_json(plain: PlainReport) -> Json:
 
 def import_file(options: Namespace) -> int:
     """Create a checkpoint from a file."""
-    store = store_of(options)
+    store = store_to_write(options, options.run)
     listing = open_listing(options.path, format=options.in_format)
-    target = RefTarget(run_id=_run_of(store, options.run), step=options.step, name=options.name)
-    with _Progress(is_quiet=options.quiet) as progress:
+    target = RefTarget(run_id=run_to_write(store, options.run), step=options.step, name=options.name)
+    with ProgressBar("importing", is_quiet=options.quiet) as bar:
         ref = import_checkpoint(
             store,
             listing,
             target,
             allow_left_out=options.skip_unknown,
             overwrite=options.overwrite,
-            progress=progress.show_part,
+            progress=bar.bytes,
         )
     specs = listing.specs()
     n_bytes = sum(spec.n_bytes for spec in specs)
@@ -230,10 +234,6 @@ def import_file(options: Namespace) -> int:
     what = f"{count_text(len(specs), 'tensor')}, {size_text(n_bytes)}, from {listing.format},"
     say(printable(f"imported {what} as {ref.label}"))
     return 0
-
-
-def _run_of(store: Store, run_id: str) -> str:
-    return full_run_id(store.checkpoints(), run_id) if is_short_id(run_id) else run_id
 
 
 def export(options: Namespace) -> int:
@@ -271,8 +271,8 @@ def _choices(options: Namespace) -> dict[str, Any]:
 
 def _write(options: Namespace, plan: WritePlan, what: Mapping[str, Any]) -> None:
     if not options.dry_run:
-        with _Progress(is_quiet=options.quiet) as progress:
-            plan.execute(progress=progress.show_part)
+        with ProgressBar("writing", is_quiet=options.quiet) as bar:
+            plan.execute(progress=bar.bytes)
     written = plan.result
     if is_json(options):
         files: list[Json] = [{"path": os.fspath(file.path), "n_bytes": file.n_bytes} for file in written.files]
@@ -286,17 +286,6 @@ def _write(options: Namespace, plan: WritePlan, what: Mapping[str, Any]) -> None
 def _say_left_out(left_out: Mapping[str, str]) -> None:
     for name, kind in left_out.items():
         say(printable(f"left out: {name}: {kind}"))
-
-
-class _Progress(ProgressLine):
-    """Progress of an exchange, in percent."""
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def show_part(self, n_done: int, n_all: int) -> None:
-        """Show a part of a whole."""
-        self.show(f"{100 * n_done // max(n_all, 1)} % of {size_text(n_all)}", n_done)
 
 
 _SKIP_UNKNOWN = flag("--skip-unknown", help="leave out unsupported tensors, such as quantized ones")
@@ -338,9 +327,9 @@ COMMANDS = (
             "copy /data/mlflow /backup/mlflow --dry-run",
         ],
         options=[
-            option("source", metavar="SRC", help="root of the store, or any place below it"),
+            option("source", metavar="SRC", help="the store, as for --root"),
             option("destination", metavar="DST", help="root of the other store, created if missing"),
-            repeated("--run", metavar="ID", help="only the content of this run (repeatable)"),
+            repeated("--run", metavar="RUN", help="only the content of this run, by id or name (repeatable)"),
             repeated(
                 "--path",
                 metavar="PATH",
@@ -363,7 +352,7 @@ COMMANDS = (
         ],
         options=[
             option("path", metavar="PATH", help="file or folder to read"),
-            option("--run", metavar="ID", required=True, help="run of the new checkpoint"),
+            option("--run", metavar="RUN", required=True, help="run of the new checkpoint, by id or name"),
             option("--step", metavar="N", type=int, required=True, help="step of the new checkpoint"),
             NEW_NAME,
             _in_format("--file-format"),
@@ -377,12 +366,13 @@ COMMANDS = (
         name="export",
         help="write the tensors of a checkpoint into a file or folder of another format",
         examples=[
-            "export --run 8f3c21 --step 20 model.safetensors",
+            "export baseline --step 20 model.safetensors",
+            "export models:/digits@champion model.safetensors",
             "export --run 8f3c21 model/ --file-format safetensors --shard-size 5GB",
             "export --run 8f3c21 experts.npz --match '*.experts.*'",
             "export --run 8f3c21 served/ --file-format serverlessllm --partitions 4 --dry-run",
         ],
-        options=[RUN, LAST_STEP, NAME, *_OUT, _out_format("--file-format"), _SKIP_UNKNOWN],
+        options=[CHECKPOINT, RUN, LAST_STEP, NAME, *_OUT, _out_format("--file-format"), _SKIP_UNKNOWN],
         run=export,
     ),
     Command(

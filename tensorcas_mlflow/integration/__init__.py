@@ -8,6 +8,7 @@ our errors as `MlflowException` as well (`_errors`). The room imports the rooms 
 | `checkpoints` | states of a run, by step |
 | `models` | the flavor |
 | `artifacts` | the artifact repository of ``tensorcas:`` locations |
+| `directory` | names of runs and experiments, for what people type |
 | `forgotten` | what MLflow's deletions leave behind |
 | `server_store` | a store in the artifact root of a stock MLflow server |
 | `_figures`, `_background` | metrics and tags for MLflow; threads of saves and of reports |

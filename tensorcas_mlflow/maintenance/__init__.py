@@ -2,7 +2,7 @@
 
 ```python
 plan = plan_gc(store)
-print(plan)  # 12 checkpoints and files keep 840 chunks, 3 packs to delete (1.2 MB), …
+print(plan)  # 840 chunks kept by 12 checkpoints and files, 3 packs to delete (1.2 MB), …
 report = plan.execute()
 ```
 
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         RunStats,
         Shares,
         StoreStats,
+        bytes_freed_by,
         disk_usage,
         find_shares,
         run_stats,
@@ -77,7 +78,9 @@ _NAMES = {
     "_optimize": "OptimizePlan OptimizeReport plan_optimize",
     "_repair": "Finding Loss RepairPlan RepairReport plan_repair",
     "_repair_records": "FormatFix open_damaged open_damaged_backend",
-    "_stats": "By DiskUsage RefOwner RunStats Shares StoreStats disk_usage find_shares run_stats store_stats",
+    "_stats": (
+        "By DiskUsage RefOwner RunStats Shares StoreStats bytes_freed_by disk_usage find_shares run_stats store_stats"
+    ),
     "_verify": "Problem VerifyReport verify",
 }
 

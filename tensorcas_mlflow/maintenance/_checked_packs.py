@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys
 from tensorcas_mlflow.base.engines import Engine
-from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
+from tensorcas_mlflow.base.progress import Watcher, counted, ignore
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.layout import PACK_MAGIC, RAW_ALIGNMENT, Entries, Table, make_table, pack_key, with_bases
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict
@@ -50,7 +50,6 @@ class CheckedPacks:
         *,
         given_up: frozenset[str] = frozenset(),
         engine: Engine | None = None,
-        watch: Watcher = ignore,
     ) -> None:
         """Read nothing yet; see `look`.
 
@@ -59,20 +58,22 @@ class CheckedPacks:
             clues: Called with the names of packs whose table is damaged.
             given_up: Keys of packs whose unreadable parts count as damaged.
             engine: Workers that read; see `check_all`.
-            watch: Told the bytes that have been read.
         """
         self.packs: dict[str, CheckedPack] = {}
         self._store = store
         self._backend = store.backend
         self._tables = PackTables(store.backend)
         self._engine = engine
-        self._watch = watch
         self._clues = clues
         self._given_up = given_up
         self._replaced: set[str] = set()
 
-    def look(self) -> None:
-        """Read and judge new packs, and forget packs that are gone."""
+    def look(self, watch: Watcher = ignore) -> None:
+        """Read and judge new packs, and forget packs that are gone.
+
+        Args:
+            watch: Told the bytes of chunks that have been read.
+        """
         self._tables.refresh()
         sizes = self._tables.sizes
         self.packs = {name: pack for name, pack in self.packs.items() if name in sizes}
@@ -88,10 +89,10 @@ class CheckedPacks:
                 without[name] = fault.reason
             else:
                 self.packs[name] = CheckedPack(size=sizes[name], entries=NO_ENTRIES, failure=fault.reason)
-        self._judge(tables)
+        self._judge(tables, watch)
         if without:
             clues = self._clues(without.keys())
-            self._judge({name: clues.of(name, sizes[name]) for name in without}, without=without)
+            self._judge({name: clues.of(name, sizes[name]) for name in without}, watch, without=without)
 
     def table(self, names: frozenset[str] | None = None) -> Table:
         """Return all good chunks of some packs, or of all; a delta only if its base is among them."""
@@ -142,24 +143,19 @@ class CheckedPacks:
                 self._replaced.add(name)
         return frozenset(self._replaced)
 
-    def _judge(self, tables: dict[str, Entries], *, without: dict[str, str] | None = None) -> None:
+    def _judge(self, tables: dict[str, Entries], watch: Watcher, *, without: dict[str, str] | None = None) -> None:
         """Check all chunks of some packs.
 
         Args:
             tables: Their tables; for packs without one, guesses.
+            watch: Told the bytes of chunks that have been read.
             without: Reasons why those have no table.
         """
         names, sizes = tuple(tables), self._tables.sizes
         entries: Entries = np.concatenate([NO_ENTRIES, *tables.values()])
         pack = np.repeat(np.arange(len(names)), [len(table) for table in tables.values()])
         shard = Shard(packs=names, pack=pack, entries=entries, row=np.arange(len(entries)))
-        n_bytes, read_bytes = shard.stored_bytes, 0
-
-        def on_read(n_read: int) -> None:
-            nonlocal read_bytes
-            read_bytes += n_read
-            self._watch(Progress(done_bytes=min(read_bytes, n_bytes), n_bytes=n_bytes))
-
+        on_read = counted(watch, shard.stored_bytes)
         checked = check_all(self._store, shard, decode=True, engine=self._engine, on_read=on_read)
         good = np.ones(len(entries), dtype=bool)
         damage: dict[str, list[Piece]] = {name: [] for name in names}

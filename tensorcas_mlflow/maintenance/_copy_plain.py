@@ -11,7 +11,7 @@ from typing import BinaryIO
 from tensorcas_mlflow.backends import PlainFile, PlainFiles
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, ConflictError
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest
@@ -38,8 +38,8 @@ class PlainReport:
         kept = f", {len(self.kept)} are others there and were kept" if self.kept else ""
         failed = f", {len(self.failed)} failed" if self.failed else ""
         return (
-            f"copied {self.n_copied} plain files ({size_text(self.copied_bytes)}), "
-            f"{self.n_there} were there already{kept}{failed}"
+            f"copied {count_text(self.n_copied, 'plain file')} ({size_text(self.copied_bytes)}), "
+            f"{self.n_there} there already{kept}{failed}"
         )
 
 

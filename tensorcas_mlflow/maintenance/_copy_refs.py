@@ -14,7 +14,7 @@ from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests, hex_of, unique_rows
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
-from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.base.text import content_text, count_text, size_text
 from tensorcas_mlflow.errors import (
     BackendError,
     CheckpointExistsError,
@@ -79,8 +79,8 @@ class CopyPlan(PrintedPlan):
 
     def __str__(self) -> str:
         return (
-            f"{self.n_new} checkpoints and files to copy, {self.n_there} are there already; "
-            f"{self.n_chunks} chunks to move ({size_text(self.chunk_bytes)})"
+            f"{content_text(self.n_new)} to copy, {self.n_there} there already; "
+            f"{count_text(self.n_chunks, 'chunk')} to move ({size_text(self.chunk_bytes)})"
         )
 
     def execute(self, *, watch: Watcher = ignore) -> CopyReport:
@@ -104,11 +104,11 @@ class CopyReport:
     written_bytes: int
 
     def __str__(self) -> str:
-        dropped = f", {len(self.dropped)} were dropped or saved anew meanwhile" if self.dropped else ""
+        dropped = f", {len(self.dropped)} dropped or saved anew meanwhile" if self.dropped else ""
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        kept = f", {len(self.kept)} are others there and were kept" if self.kept else ""
+        kept = f", {len(self.kept)} kept that differ there" if self.kept else ""
         return (
-            f"copied {self.n_copied} checkpoints and files, {self.n_there} were there already{kept}{dropped}{failed}; "
+            f"copied {content_text(self.n_copied)}, {self.n_there} there already{kept}{dropped}{failed}; "
             f"read {size_text(self.read_bytes)}, wrote {size_text(self.written_bytes)}"
         )
 

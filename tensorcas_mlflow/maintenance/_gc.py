@@ -18,7 +18,8 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.notebook import PrintedPlan
-from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.base.progress import Watcher, ignore
+from tensorcas_mlflow.base.text import content_text, count_text, size_text
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -208,6 +209,12 @@ class GcPlan(PrintedPlan):
     """Keys of condemned lists that name foreign files, and the names."""
 
     @property
+    def freed_bytes(self) -> int:
+        """Bytes that the execution frees at least: of packs, of the unneeded part of others, and of quarantine."""
+        unneeded = sum(size - needed for needed, size in self.rewrites.values())
+        return sum(self.packs.values()) + unneeded + sum(self.quarantine.values())
+
+    @property
     def is_empty(self) -> bool:
         """True if there is nothing to do."""
         damage = self.damaged_refs, self.quarantine
@@ -216,26 +223,28 @@ class GcPlan(PrintedPlan):
 
     def __str__(self) -> str:
         lines = [
-            f"{self.n_refs} checkpoints and files keep {self.n_live_chunks} chunks",
-            f"{len(self.packs)} packs to delete ({self._packs_text()})",
+            f"{count_text(self.n_live_chunks, 'chunk')} kept by {content_text(self.n_refs)}",
+            f"{count_text(len(self.packs), 'pack')} to delete ({self._packs_text()})",
         ]
         if self.rewrites:
             live = sum(needed for needed, _ in self.rewrites.values())
             whole = sum(size for _, size in self.rewrites.values())
-            lines.append(f"{len(self.rewrites)} packs to rewrite ({size_text(live)} of {size_text(whole)} needed)")
-        lines.append(f"{len(self.manifests)} manifests to delete")
+            lines.append(
+                f"{count_text(len(self.rewrites), 'pack')} to rewrite ({size_text(live)} of {size_text(whole)} needed)"
+            )
+        lines.append(f"{count_text(len(self.manifests), 'manifest')} to delete")
         if self.stale_intents:
-            lines.append(f"{len(self.stale_intents)} dead saves to abort")
+            lines.append(f"{count_text(len(self.stale_intents), 'dead save')} to abort")
         if self.damaged_refs:
-            lines.append(f"{len(self.damaged_refs)} damaged refs to abandon")
+            lines.append(f"{count_text(len(self.damaged_refs), 'damaged ref')} to abandon")
         for key, reason in self.unread_refs.items():
             remedy = f"`tensorcas repair --from` restores it, `tensorcas gc --abandon {key}` gives it up"
             lines.append(f"{key} cannot be read ({reason}), so every manifest that it may name is kept: {remedy}")
         if self.dead_lists:
-            lines.append(f"{len(self.dead_lists)} dead collections to finish")
+            lines.append(f"{count_text(len(self.dead_lists), 'dead collection')} to finish")
         if self.quarantine:
             size = size_text(sum(self.quarantine.values()))
-            lines.append(f"{len(self.quarantine)} damaged pieces in quarantine to delete ({size})")
+            lines.append(f"{count_text(len(self.quarantine), 'damaged piece')} in quarantine to delete ({size})")
         if self.strangers:
             lines.append(f"{strangers_text(self.strangers)} left alone")
         for key, names in self.strange_lists.items():
@@ -255,17 +264,20 @@ class GcPlan(PrintedPlan):
             return parts[0]
         return ": ".join(filter(None, [size_text(sum(self.packs.values())), ", ".join(parts)]))
 
-    def execute(self) -> GcReport:
+    def execute(self, *, watch: Watcher = ignore) -> GcReport:
         """Execute the plan.
 
         The collection spares what has come to be needed since the plan was made, and deletes nothing outside of it.
+
+        Args:
+            watch: Told the bytes that have been copied out of packs to rewrite.
 
         Raises:
             CorruptError: A blob cannot be read that says what is needed; nothing was deleted. Nothing is deleted either
                 if the store is gone, another one, or a later release's by now; see `plan_gc`.
             BackendError: The storage failed; a later collection finishes this one.
         """
-        return _execute(self)
+        return _execute(self, watch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,10 +295,10 @@ class GcReport:
     """Bytes deleted, less the bytes of new packs that rewriting made."""
 
     def __str__(self) -> str:
-        spared = f", {self.n_spared} packs spared" if self.n_spared else ""
+        spared = f", {count_text(self.n_spared, 'pack')} spared" if self.n_spared else ""
         return (
-            f"deleted {self.n_packs} packs and {self.n_manifests} manifests, aborted {self.n_aborted} saves{spared}, "
-            f"freed {size_text(self.freed_bytes)}"
+            f"deleted {count_text(self.n_packs, 'pack')} and {count_text(self.n_manifests, 'manifest')}, "
+            f"aborted {count_text(self.n_aborted, 'save')}{spared}, freed {size_text(self.freed_bytes)}"
         )
 
 
@@ -380,7 +392,7 @@ def _who(intent: p.Intent) -> str:
     return f"begun {intent.created} on {intent.host}{gone}"
 
 
-def _execute(plan: GcPlan) -> GcReport:
+def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     backend = plan.store.backend
     _check_understood(plan.store)
     n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
@@ -403,7 +415,7 @@ def _execute(plan: GcPlan) -> GcReport:
     manifests = frozenset(plan.manifests).union(*(condemned.manifests for condemned in finishing)) & state.manifests
     manifests -= state.live_manifests
     sources = (own & plan.rewrites.keys()) | inherited
-    written_bytes = copy_out(plan.store, state, doomed=doomed, sources=sources)
+    written_bytes = copy_out(plan.store, state, doomed=doomed, sources=sources, watch=watch)
     spared = dead_packs = frozenset[str]()
     freed_bytes = 0
     if doomed or manifests or finishing:

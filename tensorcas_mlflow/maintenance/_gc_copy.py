@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import unique_rows
+from tensorcas_mlflow.base.progress import Watcher, counted, ignore
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -39,7 +40,9 @@ from tensorcas_mlflow.store import protocol as p
 _log = logging.getLogger(__name__)
 
 
-def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: frozenset[str]) -> int:
+def copy_out(
+    store: Store, state: Survey, *, doomed: frozenset[str], sources: frozenset[str], watch: Watcher = ignore
+) -> int:
     """Copy what is needed, and would have no copy left, out of some packs into new ones.
 
     A pack that is damaged, or that another collector deletes meanwhile, is left alone: the next survey finds what was
@@ -51,6 +54,7 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
         doomed: Packs whose copies will not count.
         sources: Packs among them to copy from. What is a delta against a chunk in one of them is copied too, wherever
             it lies.
+        watch: Told the stored bytes of the chunks that have been copied.
 
     Returns:
         Bytes of the new packs.
@@ -63,6 +67,7 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
     chunk = state.inventory.find(table.entries["digest"])
     lacks = (chunk >= 0) & lacking[chunk]
     written_bytes = 0
+    on_copied = counted(watch, int(table.entries["stored_bytes"][lacks].sum()))
     while True:
         usable = np.array([name in sources for name in table.packs], dtype=bool)
         rows = _next_rows(table, lacks & usable[table.pack] if len(table) else lacks)
@@ -71,7 +76,9 @@ def copy_out(store: Store, state: Survey, *, doomed: frozenset[str], sources: fr
         name = p.new_pack_name(store.backend)
         writer = PackWriter()
         try:
-            store.backend.put_new(pack_key(name), writer.pieces(_payloads(store, table, rows, going=going)))
+            store.backend.put_new(
+                pack_key(name), writer.pieces(_payloads(store, table, rows, going=going, on_copied=on_copied))
+            )
         except _UnreadableError as error:
             if not isinstance(error.__cause__, BlobNotFoundError | None):
                 _log.warning("pack %s is not rewritten: %s", error.pack, error.__cause__)
@@ -130,7 +137,9 @@ def _next_rows(table: Table, wanted: Any) -> Any:
     return rows[: max(1, int(np.searchsorted(total, TARGET_BYTES)))]
 
 
-def _payloads(store: Store, table: Table, rows: Any, *, going: frozenset[str]) -> Iterator[Payload]:
+def _payloads(
+    store: Store, table: Table, rows: Any, *, going: frozenset[str], on_copied: Callable[[int], None]
+) -> Iterator[Payload]:
     """Read chunks as they are stored, in the order they lie in.
 
     Args:
@@ -138,6 +147,7 @@ def _payloads(store: Store, table: Table, rows: Any, *, going: frozenset[str]) -
         table: Table of the sources.
         rows: Rows of it.
         going: Packs that may be deleted: a delta against a chunk in one of them is given in full.
+        on_copied: Told the stored bytes of each chunk that has been taken.
     """
     bases = p.Bases(store.backend)
     end = (-1, -1)
@@ -158,3 +168,4 @@ def _payloads(store: Store, table: Table, rows: Any, *, going: frozenset[str]) -
                 yield payload_of(entry, look.stored, begins_row=begins_row)
         except (FormatError, NotFoundError) as error:
             raise _UnreadableError(name) from error
+        on_copied(int(entry["stored_bytes"]))

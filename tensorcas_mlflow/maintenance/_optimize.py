@@ -22,7 +22,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
-from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.base.text import content_text, count_text, size_text
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import BackendError, CheckpointNotFoundError, DirectAccessError
 from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Mask, PackWriter, Payload, Ref, pack_key
@@ -162,7 +162,8 @@ class OptimizeReport:
     def __str__(self) -> str:
         before, after = size_text(self.n_bytes_before), size_text(self.n_bytes_after)
         done = f"wrote {size_text(self.written_bytes)} of new packs; all packs together took {before} and take {after}"
-        left = f"; {self.n_left} chunks are left as they were: `tensorcas verify --full` reports damaged ones"
+        chunks = count_text(self.n_left, "chunk")
+        left = f"; {chunks} left as before: `tensorcas verify --full` reports damaged ones"
         return done + left if self.n_left else done
 
 
@@ -195,9 +196,10 @@ class OptimizePlan(PrintedPlan):
 
     def __str__(self) -> str:
         if not self.labels:
-            return f"all {self.n_refs} checkpoints and files are optimized"
-        what = f"{self.n_chunks} chunks of {size_text(self.n_bytes)}, which take {size_text(self.n_stored_bytes)},"
-        return f"{len(self.labels)} of {self.n_refs} checkpoints and files have {what} that are not optimized yet"
+            return f"nothing to optimize in {content_text(self.n_refs)}"
+        chunks = count_text(self.n_chunks, "chunk")
+        what = f"{chunks} of {size_text(self.n_bytes)}, which take {size_text(self.n_stored_bytes)}"
+        return f"to optimize: {what}, in {len(self.labels)} of {content_text(self.n_refs)}"
 
     def execute(self, *, watch: Watcher = ignore) -> OptimizeReport:
         """Execute the plan, then collect the copies that it replaced.

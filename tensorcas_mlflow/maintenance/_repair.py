@@ -16,6 +16,7 @@ from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
+from tensorcas_mlflow.base.text import count_text
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -179,7 +180,7 @@ def _losses_of(manifest: Manifest, refs: Sequence[Ref], lost: Any) -> list[Loss]
     rows = manifest.rows_needing(np.flatnonzero(lost))
     names = tuple(manifest.columns.name(row) for row in rows)
     n_bytes = int(manifest.columns.n_bytes[list(rows)].sum())
-    reason = f"{int(lost.sum())} of its {len(lost)} chunks are damaged or missing"
+    reason = f"{int(lost.sum())} of {count_text(len(lost), 'chunk')} damaged or missing"
     return [_loss(ref, names, n_bytes, reason) for ref in refs]
 
 
@@ -238,10 +239,11 @@ class RepairReport:
         lines += [f"removed {key}" for key in self.abandoned]
         lines += [f"left {key}: {reason}" for key, reason in self.left.items()]
         lines += listed("is lost", self.losses)
-        fenced = f", made {self.n_fenced} saves start again" if self.n_fenced else ""
+        fenced = f", made {count_text(self.n_fenced, 'save')} start again" if self.n_fenced else ""
         lines.append(
-            f"replaced {len(self.packs_gone)} damaged packs, put {self.n_quarantined} stretches of them into "
-            f"quarantine, healed {self.n_healed} chunks{fenced}"
+            f"replaced {count_text(len(self.packs_gone), 'damaged pack')}, put "
+            f"{count_text(self.n_quarantined, 'damaged stretch', 'damaged stretches')} into quarantine, healed "
+            f"{count_text(self.n_healed, 'chunk')}{fenced}"
         )
         return "\n".join(lines)
 
@@ -332,7 +334,7 @@ def plan_repair(
             up.
         format_fix: Result of `open_damaged`.
         engine: Workers that read the chunks; by default this process does, on all cores. The plan is the same.
-        watch: Told the bytes that have been read.
+        watch: Told the bytes of chunks that have been read.
 
     Raises:
         PendingSavesError: Saves through an MLflow server are under way, whose packs may be half written.
@@ -361,9 +363,8 @@ def plan_repair(
         lambda names: Clues(backend, (each for _, each in needs.manifests()), of=names),
         given_up=given_up,
         engine=engine,
-        watch=watch,
     )
-    packs.look()
+    packs.look(watch)
     unknown = sorted(set(abandon) - lists.damaged.keys() - {pack_key(name) for name in packs.packs})
     if unknown:
         raise ValueError(f"there is no damaged condemned list and no pack at {unknown[0]!r}, so it cannot be abandoned")
@@ -501,13 +502,13 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
             remedy = f"left alone; `--abandon {pack_key(name)}` gives up its unreadable parts"
             found.append(Finding(key=pack_key(name), reason=pack.failure, remedy=remedy, is_mended=False))
         elif pack.damage:
-            what = f"{len(pack.damage)} chunks are damaged" if pack.has_table else "its table is damaged"
-            remedy = f"its {len(pack.entries)} good chunks go to a new pack, the rest to quarantine"
+            what = count_text(len(pack.damage), "damaged chunk") if pack.has_table else "damaged table"
+            remedy = f"{count_text(len(pack.entries), 'good chunk')} to a new pack, the rest to quarantine"
             found.append(Finding(key=pack_key(name), reason=f"{what}: {pack.damage[0].reason}", remedy=remedy))
     for key, reason in seen.index.bad.items():
         found.append(Finding(key=key, reason=reason, remedy="rebuilt from packs; nothing is lost"))
     if seen.index.missing:
-        reason = f"it does not name {len(seen.index.missing)} packs"
+        reason = f"it does not name {count_text(len(seen.index.missing), 'pack')}"
         found.append(Finding(key="index", reason=reason, remedy="rebuilt from packs; nothing is lost"))
     return found
 

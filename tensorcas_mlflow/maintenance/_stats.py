@@ -330,10 +330,7 @@ def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
     ownership = _Ownership(manifest=pairs >> 32, owner=pairs & 0xFFFFFFFF, n_manifests=len(inventory.manifests))
 
     chunk_bytes = _stored_bytes(inventory)
-    sums = _Sums(len(number))
-    for chunk, owner in ownership.pairs(inventory):
-        sums.add(chunk, owner, chunk_bytes)
-    sums.add(ownership.manifest, ownership.owner, inventory.manifest_bytes.astype(np.int64))
+    sums = _sums_of(ownership, inventory, chunk_bytes, n_owners=len(number))
     first = np.append(owner_of_ref, 0)
     chunk, earliest = _earliest(inventory, rank)
     is_needed = earliest < len(refs)
@@ -361,6 +358,32 @@ def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
         shared_bytes=sums.shared_once,
         shares=tuple(sorted(shares, key=lambda share: -share.exclusive_bytes)),
     )
+
+
+def bytes_freed_by(store: Store, refs: Sequence[Ref]) -> int:
+    """Return the stored bytes that only some refs need: those that dropping them frees, once packs are rewritten.
+
+    Raises:
+        CorruptError: A ref or manifest of the store cannot be read.
+    """
+    every = store.checkpoints()
+    inventory = _inventory_of(store, every)
+    every = [ref for ref in every if ref.manifest in inventory.position]
+    dropped = {ref.key for ref in refs}
+    at_manifest = np.array([inventory.position[ref.manifest] for ref in every], dtype=np.int64)
+    is_kept = np.array([ref.key not in dropped for ref in every], dtype=np.int64)
+    pairs = np.unique(at_manifest << 32 | is_kept)
+    ownership = _Ownership(manifest=pairs >> 32, owner=pairs & 1, n_manifests=len(inventory.manifests))
+    return int(_sums_of(ownership, inventory, _stored_bytes(inventory), n_owners=2).exclusive[0])
+
+
+def _sums_of(ownership: _Ownership, inventory: Inventory, chunk_bytes: Any, *, n_owners: int) -> _Sums:
+    """Add up the bytes of chunks and manifests by owner."""
+    sums = _Sums(n_owners)
+    for chunk, owner in ownership.pairs(inventory):
+        sums.add(chunk, owner, chunk_bytes)
+    sums.add(ownership.manifest, ownership.owner, inventory.manifest_bytes.astype(np.int64))
+    return sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import as_keys, hex_of, unique_rows
 from tensorcas_mlflow.base.engines import Engine
-from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
+from tensorcas_mlflow.base.progress import Watcher, counted, ignore
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
+from tensorcas_mlflow.base.text import content_text, count_text
 from tensorcas_mlflow.codecs import CODECS, MOST_OVERHEAD_BYTES, RAW
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -102,9 +103,9 @@ class VerifyReport:
         if self.n_chunks == 0:
             how_many = "every one" if self.full else "none of them"
         how = " as it is stored" if self.n_read and not self.full else ""
-        chunks = f"{self.n_chunks} chunks, {how_many} read{how}"
-        found = {0: "no problem found", 1: "1 problem"}.get(len(self.problems), f"{len(self.problems)} problems")
-        summary = f"{self.n_refs} checkpoints and files, {self.n_packs} packs, {chunks}: {found}"
+        chunks = f"{count_text(self.n_chunks, 'chunk')}, {how_many} read{how}"
+        found = count_text(len(self.problems), "problem") if self.problems else "no problem found"
+        summary = f"{content_text(self.n_refs)}, {count_text(self.n_packs, 'pack')}, {chunks}: {found}"
         notes = [f"note: {strangers_text(self.strangers)} ignored"] if self.strangers else []
         return "\n".join([*map(str, self.problems), *notes, summary])
 
@@ -329,13 +330,7 @@ def _read_chunks(
     table = packs.table
     fits = is_possible(table.entries)
     shard = shard_of(table, chosen & fits)
-    n_bytes, read_bytes = shard.stored_bytes, 0
-
-    def on_read(n_read: int) -> None:
-        nonlocal read_bytes
-        read_bytes += n_read
-        watch(Progress(done_bytes=min(read_bytes, n_bytes), n_bytes=n_bytes))
-
+    on_read = counted(watch, shard.stored_bytes)
     checked = check_all(store, shard, decode=decode, engine=engine, on_read=on_read)
     said = table.entries[["raw_bytes", "stored_bytes"]]
     impossible = {
@@ -540,7 +535,7 @@ def _unneeded(damage: _Damage, needed: Set[bytes]) -> Iterator[Problem]:
 
 
 def _and_more(reason: str, n_chunks: int) -> str:
-    return reason if n_chunks == 1 else f"{reason}, and {n_chunks - 1} more chunks are damaged"
+    return reason if n_chunks == 1 else f"{reason}, and {count_text(n_chunks - 1, 'more damaged chunk')}"
 
 
 def _saved_in(manifest: Manifest, chunks: Any) -> list[str]:

@@ -126,7 +126,7 @@ def import_checkpoint(
         allow_left_out: Whether to import the file without unsupported tensors.
         overwrite: Whether to replace a checkpoint of that name.
         policy: As for `Store.begin_checkpoint`.
-        progress: Called with the bytes done and the bytes in total. A byte counts once for each pass over it.
+        progress: Called with the bytes done and the bytes in total. A byte counts as a third for each of three passes.
 
     Returns:
         The ref of the checkpoint, already durable.
@@ -255,8 +255,8 @@ class _Told:
         self._tell(phase * self.n_bytes)
 
     def _tell(self, n_done: int) -> None:
-        if self._progress is not None and n_done > self._n_done:
-            self._progress(n_done, _PHASES * self.n_bytes)
+        if self._progress is not None and n_done // _PHASES > self._n_done // _PHASES:
+            self._progress(n_done // _PHASES, self.n_bytes)
         self._n_done = max(n_done, self._n_done)
 
 

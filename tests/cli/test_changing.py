@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def test_delete_drops_one_step_after_a_yes(tensorcas: Tensorcas, store: Store) -
     done = tensorcas("delete", "--run", "train", "--step", "1", "--root", store.uri, typed="y\n")
 
     assert done.status == 0
-    assert done.err == "Delete run train step 1? [y/N] "
+    assert re.fullmatch(r"Delete run train step 1\? A collection then frees 1\.\d KB\. \[y/N\] ", done.err)
     assert "deleted run train step 1" in done.out
     assert [ref.step for ref in store.checkpoints() if ref.run_id == "train"] == [2, 3, 3]
 
@@ -146,9 +147,10 @@ def test_gc_prints_its_plan_asks_and_reports(tensorcas: Tensorcas, garbage: Stor
 
     assert done.status == 0
     plan, report = done.out.splitlines()
-    assert "1 packs to delete" in plan
-    assert "deleted 1 packs and 1 manifests" in report
-    assert done.err == "Delete? [y/N] "
+    assert "1 pack to delete" in plan
+    assert "deleted 1 pack and 1 manifest," in report
+    [size] = re.findall(r"1 pack to delete \((.*?) of dropped checkpoints\)", plan)
+    assert done.err == f"Delete this, and free {size}? [y/N] "
     assert steps(garbage) == [2]
 
 
@@ -231,4 +233,4 @@ def test_json_at_a_terminal_still_asks(tensorcas: Tensorcas, garbage: Store) -> 
     done = tensorcas("gc", "--root", garbage.uri, "--json", typed="y\n")
 
     assert done.json["report"]["n_packs"] == 1
-    assert done.err == "Delete? [y/N] "
+    assert done.err.startswith("Delete this, and free ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Callable
@@ -143,21 +142,6 @@ def test_convert_needs_no_store(tensorcas: Tensorcas, tmp_path: Path, file: Path
     assert torch.load(tmp_path / "m.pt", weights_only=True)["a.weight"].tolist() == ARRAYS["a.weight"].tolist()
     assert (back.json["source_format"], back.json["n_tensors"]) == ("torch", 2)
     assert safetensors.numpy.load_file(tmp_path / "back.safetensors").keys() == {"a.weight", "b.weight"}
-
-
-def test_convert_shows_progress_at_a_terminal_and_none_with_quiet(
-    tensorcas: Tensorcas, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for words, told in (((), True), (("--quiet",), False)):
-        terminal = Terminal()
-        monkeypatch.setattr("sys.stderr", terminal)
-        tensorcas("convert", file, tmp_path / "m.npz", "--overwrite", *words)
-
-        assert ("100 % of 96 B" in terminal.getvalue()) == told
 
 
 @pytest.mark.parametrize(

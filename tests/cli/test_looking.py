@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,10 @@ from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.backends.objects.servers import S3Server
 
 Tensorcas = Callable[..., Any]
+
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+DATE = r"\d{4}-\d\d-\d\d \d\d:\d\d"
 
 
 def root(store: Store) -> str:
@@ -42,24 +47,25 @@ def damage(store: Store) -> None:
 
 def test_list_prints_what_each_run_keeps(tensorcas: Tensorcas, store: Store) -> None:
     done = tensorcas("list", "--root", root(store))
+    lines = re.sub(DATE, "DATE", done.out).splitlines()
 
     assert done.status == 0
-    assert done.out.splitlines() == [
+    assert lines == [
         f"store {store.uri}",
         "run train",
-        "  steps 1, 2, 3  test",
-        "  model m-1 step 3  test  models/m-1/checkpoint.arrow",
+        "  checkpoints       steps 1, 2, 3  8.1 KB  DATE  test",
+        "  model m-1         step 3           24 B  DATE  test",
         "run other",
-        "  ema steps 1  test",
+        "  ema               step 1           24 B  DATE  test",
         "no run",
-        "  file notes/a.txt  4.0 KB",
+        "  file notes/a.txt                 4.0 KB  DATE  -",
     ]
 
 
 def test_list_of_one_run_leaves_out_the_others(tensorcas: Tensorcas, store: Store) -> None:
     done = tensorcas("list", "--run", "other", "--root", root(store))
 
-    assert done.out.splitlines()[1:] == ["run other", "  ema steps 1  test"]
+    assert re.sub(DATE, "DATE", done.out).splitlines()[1:] == ["run other", "  ema  step 1  24 B  DATE  test"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +84,7 @@ def test_list_prints_more_than_ten_steps_as_a_range(
     for step in steps:
         save(store, {}, run_id="long", step=step)
 
-    assert f"  {said}  test" in tensorcas("list", "--root", tmp_path).out.splitlines()
+    assert f"  checkpoints  {said}  0 B  " in tensorcas("list", "--root", tmp_path).out
     listed = tensorcas("list", "--root", tmp_path, "--json").json
     assert [entry["step"] for entry in listed["runs"][0]["checkpoints"]] == list(steps)
 
@@ -131,6 +137,29 @@ def test_stats_of_a_run_count_only_that_run(tensorcas: Tensorcas, store: Store) 
     assert (found["run_id"], found["checkpoints"], found["steps"]) == ("train", 4, [1, 2, 3])
     assert (found["total_chunks"], found["unique_chunks"], found["dedup_ratio"]) == (7, 5, 0.7143)
     assert "run train, 4 checkpoints" in tensorcas("stats", "--run", "train", "--root", root(store)).out
+
+
+def test_stats_say_how_many_times_smaller_a_store_is(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    weights = np.random.default_rng(0).normal(size=100_000)
+    for step in range(4):
+        save(store, {"w": weights}, run_id="r", step=step)
+    told = tensorcas("stats", "--root", root(store)).out
+    found = tensorcas("stats", "--root", root(store), "--json").json
+
+    assert f", {found['total_bytes'] / found['disk_bytes']:.1f} {TIMES} smaller\n" in told
+    assert f"ratio 0.25 (4.0 {TIMES} fewer)\n" in told
+
+
+def test_du_counts_what_a_deletion_of_each_run_frees(tensorcas: Tensorcas, store: Store) -> None:
+    found = tensorcas("du", root(store), "--json").json
+    by_run = tensorcas("stats", "--by", "run", "--root", root(store), "--json").json
+    said = tensorcas("du", root(store), "--top", "1").out.splitlines()
+
+    assert found == by_run
+    sizes = [share["exclusive_bytes"] for share in found["shares"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert said[1].split() == ["experiment", "run", "kept", "exclusive", "shared", "marginal"]
 
 
 def test_stats_by_run_print_exclusive_and_shared_bytes(tensorcas: Tensorcas, store: Store) -> None:
@@ -247,14 +276,16 @@ def test_a_command_refuses_to_choose_among_series_and_models(tensorcas: Tensorca
     )
 
 
-def test_a_command_refuses_to_choose_among_checkpoints_of_one_step(tensorcas: Tensorcas, store: Store) -> None:
+def test_only_delete_refuses_to_choose_among_checkpoints_of_one_step(tensorcas: Tensorcas, store: Store) -> None:
     words = ["show", "--run", "train", "--step", "3", "--root", root(store), "--json"]
-    done = tensorcas(*words)
+    done = tensorcas("delete", *words[1:], "--yes")
 
     assert done.status == 1
     assert done.err == (
         "tensorcas: error: step 3 of run 'train' is 2 checkpoints, give --name as well, one of '', 'm-1'\n"
     )
+    assert len(store.checkpoints()) == 6
+    assert tensorcas(*words).json["n_tensors"] == 2
     assert tensorcas(*words, "--name", "m-1").json["n_tensors"] == 1
     assert tensorcas(*words, "--name", "").json["n_tensors"] == 2
     assert tensorcas(*words, "--name", "refs/runs/train/@3").json["n_tensors"] == 2
@@ -287,9 +318,18 @@ def test_diff_prints_what_changed_between_two_steps(tensorcas: Tensorcas, store:
     assert done.out.splitlines() == [
         "from run train step 1",
         "to   run train step 2",
-        "~ w  float32 10x3",
+        "~  w  float32 10x3  120 B",
         "0 added (0 B), 0 removed (0 B), 1 changed (120 B), 1 equal (8.0 KB)",
     ]
+
+
+def test_diff_prints_the_largest_changes_first(tensorcas: Tensorcas, tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    save(store, {"small": np.zeros(10), "gone": np.zeros(500), "large": np.zeros(1000)}, run_id="r", step=1)
+    save(store, {"small": np.ones(10), "large": np.ones(1000), "new": np.ones(100)}, run_id="r", step=2)
+    lines = tensorcas("diff", "r", "--steps", "1", "2", "--root", root(store)).out.splitlines()
+
+    assert [line.split()[:2] for line in lines[2:-1]] == [["~", "large"], ["-", "gone"], ["+", "new"], ["~", "small"]]
 
 
 def test_diff_with_values_measures_the_change(tensorcas: Tensorcas, tmp_path: Path) -> None:
@@ -298,7 +338,10 @@ def test_diff_with_values_measures_the_change(tensorcas: Tensorcas, tmp_path: Pa
     save(store, {"w": np.array([3.0, 4.0, 0.0, 0.5]), "x": np.ones(4)}, run_id="r", step=2)
     words = ["diff", "--run", "r", "--steps", "1", "2", "--values", "--root", root(store)]
 
-    assert "~ w  float64 4  max 0.5 mean 0.125 norm 0.1 equal 75.0%" in tensorcas(*words).out.splitlines()
+    assert (
+        "~  w  float64 4                8 B  max 0.5 mean 0.125 norm 0.1 equal 75.0%"
+        in tensorcas(*words).out.splitlines()
+    )
     assert tensorcas(*words, "--json").json["values"] == {
         "w": {
             "max_absolute": 0.5,
@@ -317,7 +360,7 @@ def test_diff_of_two_runs_names_each(tensorcas: Tensorcas, store: Store) -> None
 
     assert (found["before"]["run_id"], found["after"]["run_id"]) == ("train", "other")
     assert (found["added"], found["removed"], found["changed"], found["equal"]) == ([], ["fixed"], ["w"], [])
-    assert "~ w  float32 10x3 -> float64 3" in tensorcas(*words).out
+    assert "~  w      float32 10x3 -> float64 3   120 B" in tensorcas(*words).out
 
 
 def test_diff_of_two_names_of_one_step(tensorcas: Tensorcas, store: Store) -> None:
@@ -349,7 +392,6 @@ def test_diff_reports_content_beside_the_tensors_as_python_does(tensorcas: Tenso
         ["--step", "1"],
         ["--steps", "1", "2", "--step", "3"],
         ["--step", "1", "--step", "2", "--step", "3"],
-        ["--run", "other"],
         ["--run", "a", "--run", "b", "--steps", "1", "2"],
     ],
     ids=" ".join,
@@ -398,7 +440,7 @@ def test_a_command_that_meets_damage_points_to_verify(tensorcas: Tensorcas, stor
     done = tensorcas("list", "--root", root(store))
 
     assert done.status == tensorcas("stats", "--root", root(store)).status == 1
-    assert "run train\n  steps" in done.out
+    assert "run train\n  checkpoints" in done.out
     assert "refs/runs/train/@9" in done.err
     assert "`tensorcas verify` lists all damage" in done.err
     assert tensorcas("verify", "--root", root(store)).status == 3

@@ -28,6 +28,7 @@ PROGRAM = [sys.executable, "-c", "import sys; from tensorcas_mlflow.cli import m
 COMMANDS = [
     "list",
     "stats",
+    "du",
     "show",
     "diff",
     "lineage",
@@ -39,6 +40,8 @@ COMMANDS = [
     "import",
     "export",
     "convert",
+    "adopt",
+    "completion",
 ]
 
 HOSTILE = "red\x1b[31m\r\n\x07\u202eback\udc80"
@@ -132,7 +135,7 @@ def test_a_root_of_an_unknown_scheme_is_an_error(tensorcas: Tensorcas) -> None:
     [
         [],
         ["nothing"],
-        ["list", "--json", "xml"],
+        ["list", "--jsonx"],
         ["show", "--step", "1"],
         ["show", "--run", "x", "--step", "one"],
         ["delete", "--run", "x"],
@@ -144,7 +147,11 @@ def test_a_root_of_an_unknown_scheme_is_an_error(tensorcas: Tensorcas) -> None:
         ["gc", "--max-waste", "0.3"],
         ["gc", "--max-waste", "150%"],
         ["gc", "--max-waste", "nan%"],
-        ["list", "somewhere"],
+        ["list", "somewhere", "else"],
+        ["list", "somewhere", "--root", "else"],
+        ["show"],
+        ["show", "a", "--run", "b"],
+        ["completion", "fish"],
     ],
     ids=" ".join,
 )
@@ -294,6 +301,7 @@ def keys_of(value: Any) -> Any:
         ("show", ["--run", "train", "--step", "1"]),
         ("explain", ["--run", "train", "--step", "1"]),
         ("diff", ["--run", "train", "--steps", "1", "2"]),
+        ("du", ["--by", "run"]),
         ("lineage", ["tuned"]),
         ("verify", []),
         ("delete", ["--run", "train", "--step", "1", "--yes"]),

@@ -77,8 +77,8 @@ def test_repair_dry_run_prints_losses_and_changes_nothing(tensorcas: Tensorcas, 
     done = tensorcas("repair", "--root", folder, "--dry-run")
 
     assert done.status == 3
-    assert "its 1 good chunks go to a new pack, the rest to quarantine" in done.out
-    assert "would stay lost: run 8f3c step 1: tensor 'a' (4,096 bytes): 1 of its 2 chunks are damaged" in done.out
+    assert "1 good chunk to a new pack, the rest to quarantine" in done.out
+    assert "would stay lost: run 8f3c step 1: tensor 'a' (4,096 bytes): 1 of 2 chunks damaged" in done.out
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -95,7 +95,7 @@ def test_repair_names_losses_and_exits_with_3(tensorcas: Tensorcas, folder: Path
 
     assert done.status == 3
     assert "is lost: run 8f3c step 1: tensor 'a' (4,096 bytes)" in done.out
-    assert "replaced 1 damaged packs, put 1 stretches of them into quarantine" in done.out
+    assert "replaced 1 damaged pack, put 1 damaged stretch into quarantine" in done.out
     assert tensorcas("verify", "--root", folder, "--full").status == 3
 
 
@@ -103,7 +103,7 @@ def test_repair_from_a_backup_heals_everything(tensorcas: Tensorcas, folder: Pat
     done = tensorcas("repair", "--root", folder, "--from", backup, "--yes")
 
     assert done.status == 0
-    assert "healed 1 chunks" in done.out
+    assert "healed 1 chunk" in done.out
     assert tensorcas("verify", "--root", folder, "--full").status == 0
 
 
@@ -120,7 +120,7 @@ def test_repair_in_json_prints_plan_and_report(tensorcas: Tensorcas, folder: Pat
         "checkpoint": "run 8f3c step 1",
         "tensors": ["a"],
         "bytes": CHUNK_BYTES,
-        "reason": "1 of its 2 chunks are damaged or missing",
+        "reason": "1 of 2 chunks damaged or missing",
     }
     assert done.json["plan"]["remaining"] == []
     assert done.json["report"]["n_healed"] == 1

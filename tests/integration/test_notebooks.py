@@ -117,7 +117,7 @@ def test_plans_say_that_nothing_has_changed_yet(tmp_path: Path) -> None:
     shown = [plan._repr_html_() for plan in (plan_gc(store), plan_optimize(store), plan_repair(store))]
 
     assert all("nothing has changed yet" in html for html in shown)
-    assert "<li>0 checkpoints and files keep 0 chunks," in shown[0]
+    assert "<li>0 chunks kept by 0 checkpoints and files," in shown[0]
     assert "<li>nothing is damaged</li>" in shown[2]
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         find_whole_step,
         open_whole_step,
     )
+    from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
 
 _NAMES = {
     "tensorcas_mlflow.integration._background": "wait",
@@ -38,6 +39,7 @@ _NAMES = {
     "_open": "diff lineage open_checkpoint safe_open",
     "_plots": "plot_diff plot_history",
     "_sharded": "ShardPlace ShardedStep find_whole_step open_whole_step",
+    "_uris": "parse_checkpoint_uri",
 }
 
 if not TYPE_CHECKING:

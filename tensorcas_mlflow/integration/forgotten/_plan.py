@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from tensorcas_mlflow.backends import Root, is_ours
 from tensorcas_mlflow.base.notebook import PrintedPlan
-from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.integration.forgotten._holdings import Holding, drop_holding, folders_of_mlflow, look_again
 from tensorcas_mlflow.integration.forgotten._tracker import Asked, Registry, Tracker, ask
 from tensorcas_mlflow.store import Store
@@ -105,8 +105,8 @@ class OrphanPlan(PrintedPlan):
         if not self.holdings and not self.kept:
             return "MLflow knows everything that this store holds"
         lines = [
-            f"delete {each.kind} {each.id}: {len(each.refs)} refs, {each.n_plain} plain files "
-            f"({size_text(each.plain_bytes)})"
+            f"delete {each.kind} {each.id}: {count_text(len(each.refs), 'ref')}, "
+            f"{count_text(each.n_plain, 'plain file')} ({size_text(each.plain_bytes)})"
             for each in self.holdings
         ]
         lines += [f"keep {each.n_holdings} of experiment {each.experiment!r}: {each.reason}" for each in self.kept]

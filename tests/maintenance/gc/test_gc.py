@@ -39,8 +39,7 @@ def test_a_plan_says_in_words_what_would_be_done(store: Store) -> None:
     store.drop(save(store, "cd", 1))
 
     assert str(plan_now(store)) == (
-        "1 checkpoints and files keep 2 chunks, 1 packs to delete (8.5 KB of dropped checkpoints), "
-        "1 manifests to delete"
+        "2 chunks kept by 1 checkpoint or file, 1 pack to delete (8.5 KB of dropped checkpoints), 1 manifest to delete"
     )
 
 

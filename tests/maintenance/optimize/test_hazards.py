@@ -142,7 +142,7 @@ def test_progress_counts_the_bytes_that_have_been_encoded(store: Store) -> None:
 def test_a_plan_with_nothing_to_do_says_so(store: Store) -> None:
     optimize(train(store, range(2)))
 
-    assert str(plan_optimize(Store.open_backend(store.backend))) == "all 2 checkpoints and files are optimized"
+    assert str(plan_optimize(Store.open_backend(store.backend))) == "nothing to optimize in 2 checkpoints and files"
 
 
 def test_one_damaged_chunk_among_many_costs_few_reads_more(store: Store) -> None:

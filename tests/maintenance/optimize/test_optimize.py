@@ -246,7 +246,7 @@ def test_a_damaged_chunk_stays_as_it_is_and_the_rest_is_optimized(store: Store) 
 
     problems = verify(Store.open_backend(store.backend), full=True).problems
     assert report.n_left == 1
-    assert "1 chunks are left as they were" in str(report)
+    assert "1 chunk left as before" in str(report)
     assert loads(store, 0)
     assert [(problem.checkpoint, problem.tensors) for problem in problems] == [("run run step 1", ("moment",))]
     assert plan_optimize(Store.open_backend(store.backend)).n_chunks == 1

@@ -56,7 +56,7 @@ def test_a_plan_changes_nothing_and_says_which_step_loses_which_tensor(store: St
         ("run run step 1", ("b",), CHUNK_BYTES),
     ]
     assert plan.remaining == plan.losses
-    assert f"packs/{name}.pack: 1 chunks are damaged" in str(plan)
+    assert f"packs/{name}.pack: 1 damaged chunk" in str(plan)
     assert "would stay lost: run run step 0: tensor 'b' (4,096 bytes)" in str(plan)
     assert keys(store.backend, "packs") == before
 

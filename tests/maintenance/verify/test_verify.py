@@ -157,7 +157,7 @@ def test_verify_reports_damage_that_no_checkpoint_needs_separately(store: Store)
     [problem] = found_in(store, full=True)
 
     assert (problem.key, problem.checkpoint, problem.tensors) == (key, None, ())
-    assert problem.reason.endswith("and 1 more chunks are damaged; nothing needs it yet")
+    assert problem.reason.endswith("and 1 more damaged chunk; nothing needs it yet")
 
 
 def test_chunks_of_one_pack_make_one_problem_a_checkpoint(store: Store) -> None:
