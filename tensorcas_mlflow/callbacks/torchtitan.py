@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from tensorcas_mlflow.distributed import TensorCasStorageReader, TensorCasStorageWriter
@@ -80,12 +80,12 @@ class TensorCasCheckpoints:
         mode = str(getattr(async_mode, "value", async_mode))
         with torch.no_grad():
             if mode == "disabled":
-                dcp.save(state_dict, storage_writer=writer)
+                save(state_dict, storage_writer=writer)
                 return None
             group = getattr(self, "pg", None) or getattr(self, "async_save_pg", None)
             if mode == "async":
-                return dcp.async_save(state_dict, storage_writer=writer, process_group=group)
-            return dcp.async_save(
+                return async_save(state_dict, storage_writer=writer, process_group=group)
+            return async_save(
                 state_dict,
                 storage_writer=writer,
                 process_group=group,
@@ -105,7 +105,7 @@ class TensorCasCheckpoints:
             manager: Any = super()
             manager.dcp_load(state_dict, checkpoint_id, *others, **named)
             return
-        dcp.load(state_dict, storage_reader=TensorCasStorageReader(**said))
+        load(state_dict, storage_reader=TensorCasStorageReader(**said))
 
 
 class _Writer(TensorCasStorageWriter):

@@ -187,10 +187,10 @@ def write_trainer_checkpoint(
 
 def _write_for_ranks(state: dict[str, Any], target: Path) -> None:
     """Write the folders that Accelerate reads for ``SHARDED_STATE_DICT``, in any number of ranks."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     for kind, folder in (("model", "pytorch_model_fsdp_0"), ("optimizer", "optimizer_0")):
-        dcp.save({kind: state[kind]}, checkpoint_id=target / folder, no_dist=True)
+        save({kind: state[kind]}, checkpoint_id=target / folder, no_dist=True)
     for rank, rng in enumerate(state["rng_of_ranks"]):
         torch.save(_as_trainer_has_it(rng), target / f"rng_state_{rank}.pth")
 
