@@ -303,7 +303,7 @@ class DaskCluster:
 
     @property
     def n_workers(self) -> int:
-        return max(1, sum(self._client.nthreads().values()))
+        return max(1, sum(map(int, self._client.nthreads().values())))
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
         from distributed import as_completed
