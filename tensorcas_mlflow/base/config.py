@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from tensorcas_mlflow.base.text import size_in
+from tensorcas_mlflow.base.text import seconds_in, size_in
 
 _SECRETS = (
     "AWS_SECRET_ACCESS_KEY",
@@ -173,6 +173,41 @@ def logs() -> bool:
         ValueError: It is neither true nor false.
     """
     return _flag("TENSORCAS_LOGS", default=True)
+
+
+ACTIONS = ("verify", "collect", "optimize")
+"""Maintenance that an MLflow server can run on a schedule."""
+
+
+def maintenance() -> dict[str, float]:
+    """Return the schedule of maintenance in an MLflow server: TENSORCAS_MAINTENANCE, by default none.
+
+    Returns:
+        Seconds from the begin of one run to the begin of the next, by action; see `ACTIONS`.
+
+    Raises:
+        ValueError: It is no list such as ``verify=7d, collect=1d``.
+    """
+    value = os.environ.get("TENSORCAS_MAINTENANCE", "")
+    found: dict[str, float] = {}
+    for item in filter(None, re.split(r"[,\s]+", value)):
+        action, _, period = item.partition("=")
+        seconds = seconds_in(period)
+        if action not in ACTIONS or action in found or seconds is None or seconds < 1:
+            raise ValueError(
+                f"TENSORCAS_MAINTENANCE must be a list such as 'verify=7d, collect=1d, optimize=30d', not {value!r}"
+            )
+        found[action] = seconds
+    return found
+
+
+def links() -> bool:
+    """Tell whether an MLflow server adds links to its pages to descriptions: TENSORCAS_LINKS, by default no.
+
+    Raises:
+        ValueError: It is neither true nor false.
+    """
+    return _flag("TENSORCAS_LINKS", default=False)
 
 
 def allows_pickle() -> bool:

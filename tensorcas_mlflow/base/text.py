@@ -46,3 +46,14 @@ def size_in(text: str) -> int:
     unit = " kMGT".index(match[2].lower() if match[2] in ("k", "K") else match[2]) if match[2] else 0
     number = float(match[1]) if "." in match[1] else int(match[1])
     return int(number * (1024 if match[3] else 1000) ** unit)
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_in(text: str) -> float | None:
+    """Parse a duration such as ``90s``, ``30m``, ``24h`` or ``30d``, or ``0``; None if the text is no duration."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None:
+        return 0.0 if text == "0" else None
+    return float(found[1]) * _SECONDS[found[2]]

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorcas_mlflow.base.engines import ENGINES
-from tensorcas_mlflow.base.text import size_in
-
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+from tensorcas_mlflow.base.text import seconds_in, size_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +63,10 @@ def repeated(word: str, **settings: Any) -> Option:
 
 def duration(text: str) -> float:
     """Read a duration such as ``90s``, ``30m``, ``24h`` or ``30d``, as seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if found is None and text != "0":
+    seconds = seconds_in(text)
+    if seconds is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration, such as 30m, 24h or 30d")
-    return 0.0 if found is None else float(found[1]) * SECONDS[found[2]]
+    return seconds
 
 
 def percentage(text: str) -> float:

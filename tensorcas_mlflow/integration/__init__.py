@@ -10,6 +10,7 @@ our errors as `MlflowException` as well (`_errors`). The room imports the rooms 
 | `artifacts` | the artifact repository of ``tensorcas:`` locations |
 | `directory` | names of runs and experiments, for what people type |
 | `forgotten` | what MLflow's deletions leave behind |
+| `server_app` | pages inside an MLflow server, and maintenance on a schedule |
 | `server_store` | a store in the artifact root of a stock MLflow server |
 | `_figures`, `_background` | metrics and tags for MLflow; threads of saves and of reports |
 | `_home`, `_artifact_uri` | the store of an artifact root; what an artifact URI names |

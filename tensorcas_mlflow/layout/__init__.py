@@ -136,6 +136,8 @@ if TYPE_CHECKING:
         read_refs_around,
         record_bytes,
         ref_bytes,
+        writer_facts,
+        writer_is_dead,
     )
     from tensorcas_mlflow.layout._ref_table import (
         REF_TABLES,
@@ -196,7 +198,7 @@ _NAMES = {
     ),
     "_records": (
         "MAX_REF_BYTES Intent Ref RefTarget intent_bytes load_record manifest_of_damaged_ref new_ref parse_intent "
-        "read_ref read_refs_around record_bytes ref_bytes"
+        "read_ref read_refs_around record_bytes ref_bytes writer_facts writer_is_dead"
     ),
     "_ref_table": (
         "REF_TABLES RefSeen read_listed_refs read_ref_table read_ref_tables ref_table_bytes tidy_ref_tables"

@@ -421,16 +421,12 @@ def intent_bytes(
     manifest: str, digests: Digests, *, bases: Collection[str] = (), through_carrier: bool = False
 ) -> bytes:
     """Serialize an intent for a save by this process."""
-    boot, started = _this_process(os.getpid())
     record: dict[str, Any] = {
         "format": _WITH_BASES if bases else VERSION,
         "manifest": manifest,
         "n_digests": len(digests),
         "created": now(),
-        "host": _host(),
-        "boot": boot,
-        "pid": os.getpid(),
-        "pid_started": started,
+        **writer_facts(),
     }
     if through_carrier:
         record["carrier"] = True
@@ -479,11 +475,17 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
         manifest=str(manifest),
         digests=digests,
         bases=frozenset(bases),
-        writer_is_dead=_is_dead(record),
+        writer_is_dead=writer_is_dead(record),
         through_carrier=record.get("carrier") is True,
         host=str(record.get("host", ""))[:200],
         created=str(record.get("created", ""))[:200],
     )
+
+
+def writer_facts() -> dict[str, Any]:
+    """Return the fields of a record that tell other processes whether its writer is dead; see `writer_is_dead`."""
+    boot, started = _this_process(os.getpid())
+    return {"host": _host(), "boot": boot, "pid": os.getpid(), "pid_started": started}
 
 
 def _host() -> str:
@@ -502,7 +504,8 @@ def _this_process(pid: int) -> tuple[str, int]:
         return "", 0
 
 
-def _is_dead(record: dict[str, Any]) -> bool:
+def writer_is_dead(record: Mapping[str, Any]) -> bool:
+    """Tell whether the writer of a record with `writer_facts` is known to be gone; False if this is unknown."""
     pid, boot = record.get("pid"), record.get("boot")
     here, _ = _this_process(os.getpid())
     if not here or boot != here or record.get("host") != _host() or type(pid) is not int:

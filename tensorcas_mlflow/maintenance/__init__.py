@@ -24,6 +24,7 @@ The room imports the store and everything below it. It knows no MLflow, no comma
 | ``_optimize_tree``, ``_optimize_encode`` | encoding of optimized chunks, and choice of bases |
 | ``_copy``, ``_copy_refs``, ``_copy_chunks``, ``_copy_plain`` | copies between stores |
 | ``_stats`` | figures |
+| ``_rounds`` | records and the lease of scheduled maintenance |
 
 A new command goes into a module ``_x`` of its own. It takes an `Inventory` or a `PackTables`, and never lists and reads
 packs by itself; it checks chunks by `check_chunks`; it deletes only by a collection, or by its rules. Name its function
@@ -51,16 +52,23 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.maintenance._optimize import OptimizePlan, OptimizeReport, plan_optimize
     from tensorcas_mlflow.maintenance._repair import Finding, Loss, RepairPlan, RepairReport, plan_repair
     from tensorcas_mlflow.maintenance._repair_records import FormatFix, open_damaged, open_damaged_backend
+    from tensorcas_mlflow.maintenance._rounds import Lease, Outcome, Round, read_rounds, running_round, utc_text
     from tensorcas_mlflow.maintenance._stats import (
         By,
         DiskUsage,
+        Division,
+        Encoded,
+        OwnedBytes,
+        PackFigures,
         RefOwner,
         RunStats,
         Shares,
+        StoredBytes,
         StoreStats,
         bytes_freed_by,
         disk_usage,
         find_shares,
+        pack_figures,
         run_stats,
         store_stats,
     )
@@ -78,8 +86,10 @@ _NAMES = {
     "_optimize": "OptimizePlan OptimizeReport plan_optimize",
     "_repair": "Finding Loss RepairPlan RepairReport plan_repair",
     "_repair_records": "FormatFix open_damaged open_damaged_backend",
+    "_rounds": "Lease Outcome Round read_rounds running_round utc_text",
     "_stats": (
-        "By DiskUsage RefOwner RunStats Shares StoreStats bytes_freed_by disk_usage find_shares run_stats store_stats"
+        "By DiskUsage Division Encoded OwnedBytes PackFigures RefOwner RunStats Shares StoredBytes StoreStats "
+        "bytes_freed_by disk_usage find_shares pack_figures run_stats store_stats"
     ),
     "_verify": "Problem VerifyReport verify",
 }

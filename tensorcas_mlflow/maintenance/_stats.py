@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
 from tensorcas_mlflow.base.text import size_text
+from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
 from tensorcas_mlflow.layout import REF_TABLES, Entries, Ref, list_blobs
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     DigestSet,
     Inventory,
+    PackTables,
     list_manifests,
     manifest_of,
     read_tables,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _FOLD_ROWS = 1 << 20
+Owner = TypeVar("Owner", bound=Hashable)
 
 
 class Figures(Mapping[str, Any], Tabular):
@@ -169,6 +172,50 @@ def disk_usage(backend: Backend) -> DiskUsage:
     return DiskUsage(total=sum(sizes.values()), **sizes)
 
 
+class Encoded(NamedTuple):
+    """Chunks in packs that are encoded alike, needed or not; a chunk in several packs counts each time."""
+
+    codec: str
+    depth: int
+    """Number of other chunks that the decoding of each needs: above 0 for deltas alone."""
+    n_chunks: int
+    stored_bytes: int
+    raw_bytes: int
+
+
+class PackFigures(NamedTuple):
+    """Figures of the packs of a store."""
+
+    n_packs: int
+    n_bytes: int
+    encoded: tuple[Encoded, ...]
+    """By codec and depth."""
+
+
+def pack_figures(store: Store) -> PackFigures:
+    """Count the chunks of all packs by codec and by the length of their chains of deltas.
+
+    Raises:
+        BackendError: The storage failed.
+    """
+    tables = PackTables(store.backend)
+    tables.refresh()
+    entries = tables.table().entries
+    kinds, number = np.unique(entries["codec"].astype(np.int64) << 8 | entries["depth"], return_inverse=True)
+    counts = np.bincount(number, minlength=len(kinds)).tolist()
+    stored = np.bincount(number, weights=entries["stored_bytes"], minlength=len(kinds)).astype(np.int64).tolist()
+    raw = np.bincount(number, weights=entries["raw_bytes"], minlength=len(kinds)).astype(np.int64).tolist()
+    sizes = dict(p.list_packs(store.backend))
+    return PackFigures(
+        n_packs=len(sizes),
+        n_bytes=sum(sizes.values()),
+        encoded=tuple(
+            Encoded(CODECS[kind >> 8].name if kind >> 8 in CODECS else f"codec {kind >> 8}", kind & 255, *figures)
+            for kind, *figures in zip(kinds.tolist(), counts, stored, raw, strict=True)
+        ),
+    )
+
+
 def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
     by_manifest: dict[str, list[Ref]] = {}
     for ref in refs:
@@ -306,6 +353,79 @@ def _in_words(value: Any, *, is_bytes: bool) -> str:
     return size_text(value) if is_bytes else str(value)
 
 
+class OwnedBytes(NamedTuple):
+    """Stored bytes that one owner needs; see `Share`."""
+
+    refs: int
+    exclusive_bytes: int
+    shared_bytes: int
+    marginal_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division(Generic[Owner]):
+    """Stored bytes of a store's refs, divided among owners; see `Shares`."""
+
+    needed_bytes: int
+    exclusive_bytes: int
+    shared_bytes: int
+    owned: Mapping[Owner, OwnedBytes]
+    """In the order of each owner's first ref."""
+
+
+class StoredBytes:
+    """Stored bytes that the refs of a store need. They are read once, and divided among any owners."""
+
+    def __init__(self, store: Store, refs: Iterable[Ref]) -> None:
+        """Take the inventory. Reads no tensor, and no blob that a census knows.
+
+        Args:
+            store: The store.
+            refs: All its refs that count.
+
+        Raises:
+            CorruptError: A manifest cannot be read.
+        """
+        listed = sorted(refs, key=lambda ref: (ref.created, ref.key))
+        self._inventory = _inventory_of(store, listed)
+        self.refs = tuple(ref for ref in listed if ref.manifest in self._inventory.position)
+        """The refs whose manifests are there, oldest first."""
+        self._chunk_bytes = _stored_bytes(self._inventory)
+
+    def divide(self, owners: Sequence[Owner]) -> Division[Owner]:
+        """Divide the bytes among owners.
+
+        Args:
+            owners: The owner of each of ``refs``.
+        """
+        inventory, refs = self._inventory, self.refs
+        number = {owner: at for at, owner in enumerate(dict.fromkeys(owners))}
+        owner_of_ref = np.array([number[owner] for owner in owners], dtype=np.int64)
+        rank = np.full(len(inventory.manifests), len(refs), dtype=np.int64)
+        at_manifest = np.array([inventory.position[ref.manifest] for ref in refs], dtype=np.int64)
+        np.minimum.at(rank, at_manifest, np.arange(len(refs)))
+        pairs = np.unique(at_manifest << 32 | owner_of_ref)
+        ownership = _Ownership(manifest=pairs >> 32, owner=pairs & 0xFFFFFFFF, n_manifests=len(inventory.manifests))
+
+        sums = _sums_of(ownership, inventory, self._chunk_bytes, n_owners=len(number))
+        first = np.append(owner_of_ref, 0)
+        chunk, earliest = _earliest(inventory, rank)
+        is_needed = earliest < len(refs)
+        added = _sums_by(first[earliest[is_needed]], self._chunk_bytes[chunk[is_needed]], len(number))
+        has_ref = rank < len(refs)
+        added += _sums_by(first[rank[has_ref]], inventory.manifest_bytes[has_ref], len(number))
+
+        n_refs = np.bincount(owner_of_ref, minlength=len(number)).tolist()
+        exclusive, shared = sums.exclusive.tolist(), (sums.needed - sums.exclusive).tolist()
+        owned = map(OwnedBytes, n_refs, exclusive, shared, added.tolist())
+        return Division(
+            needed_bytes=int(sums.exclusive.sum()) + sums.shared_once,
+            exclusive_bytes=int(sums.exclusive.sum()),
+            shared_bytes=sums.shared_once,
+            owned=dict(zip(number, owned, strict=True)),
+        )
+
+
 def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
     """Find the owners of the bytes of a store. Reads no tensor, and no blob that a census knows.
 
@@ -317,45 +437,16 @@ def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
     Raises:
         CorruptError: A ref or manifest cannot be read.
     """
-    refs = sorted(store.checkpoints(), key=lambda ref: (ref.created, ref.key))
-    inventory = _inventory_of(store, refs)
-    refs = [ref for ref in refs if ref.manifest in inventory.position]
-    owners = owners_of(refs, by, store_uri=store.uri)
-    number = {owner: at for at, owner in enumerate(dict.fromkeys(owners))}
-    owner_of_ref = np.array([number[owner] for owner in owners], dtype=np.int64)
-    rank = np.full(len(inventory.manifests), len(refs), dtype=np.int64)
-    at_manifest = np.array([inventory.position[ref.manifest] for ref in refs], dtype=np.int64)
-    np.minimum.at(rank, at_manifest, np.arange(len(refs)))
-    pairs = np.unique(at_manifest << 32 | owner_of_ref)
-    ownership = _Ownership(manifest=pairs >> 32, owner=pairs & 0xFFFFFFFF, n_manifests=len(inventory.manifests))
-
-    chunk_bytes = _stored_bytes(inventory)
-    sums = _sums_of(ownership, inventory, chunk_bytes, n_owners=len(number))
-    first = np.append(owner_of_ref, 0)
-    chunk, earliest = _earliest(inventory, rank)
-    is_needed = earliest < len(refs)
-    added = _sums_by(first[earliest[is_needed]], chunk_bytes[chunk[is_needed]], len(number))
-    has_ref = rank < len(refs)
-    added += _sums_by(first[rank[has_ref]], inventory.manifest_bytes[has_ref], len(number))
-
-    wanted = {o for ref, o in zip(refs, owners, strict=True) if run_id in (None, ref.run_id, o.run_id)}
-    n_refs = np.bincount(owner_of_ref, minlength=len(number))
-    shares = [
-        Share(
-            **owner._asdict(),
-            refs=int(n_refs[at]),
-            exclusive_bytes=int(sums.exclusive[at]),
-            shared_bytes=int(sums.needed[at] - sums.exclusive[at]),
-            marginal_bytes=int(added[at]),
-        )
-        for owner, at in number.items()
-        if owner in wanted
-    ]
+    stored = StoredBytes(store, store.checkpoints())
+    owners = owners_of(stored.refs, by, store_uri=store.uri)
+    divided = stored.divide(owners)
+    wanted = {o for ref, o in zip(stored.refs, owners, strict=True) if run_id in (None, ref.run_id, o.run_id)}
+    shares = [Share(**owner._asdict(), **owned._asdict()) for owner, owned in divided.owned.items() if owner in wanted]
     return Shares(
         by=by,
-        needed_bytes=int(sums.exclusive.sum()) + sums.shared_once,
-        exclusive_bytes=int(sums.exclusive.sum()),
-        shared_bytes=sums.shared_once,
+        needed_bytes=divided.needed_bytes,
+        exclusive_bytes=divided.exclusive_bytes,
+        shared_bytes=divided.shared_bytes,
         shares=tuple(sorted(shares, key=lambda share: -share.exclusive_bytes)),
     )
 

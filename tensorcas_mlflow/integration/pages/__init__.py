@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.integration.pages._history import MOST_FACTS_CHARS as MOST_FACTS_CHARS
     from tensorcas_mlflow.integration.pages._history import history_page as history_page
     from tensorcas_mlflow.integration.pages._history import time_text as time_text
+    from tensorcas_mlflow.integration.pages._html import SCRIPT as SCRIPT
     from tensorcas_mlflow.integration.pages._html import SEARCH as SEARCH
+    from tensorcas_mlflow.integration.pages._html import STYLE as STYLE
     from tensorcas_mlflow.integration.pages._html import Markup as Markup
     from tensorcas_mlflow.integration.pages._html import document as document
     from tensorcas_mlflow.integration.pages._html import row as row
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "_facts": "Changes SeriesFacts StepFacts Tensors parts_by_steps",
     "_history": "HISTORY_PAGE MOST_FACTS_CHARS history_page time_text",
-    "_html": "SEARCH Markup document row table text totals visible",
+    "_html": "SCRIPT SEARCH STYLE Markup document row table text totals visible",
     "_run": "RunFacts run_facts run_facts_here",
     "_tensors": "BLOCKED_LINKS Value packed_facts script shape_text tensor_table",
 }

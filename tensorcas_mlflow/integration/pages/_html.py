@@ -14,7 +14,7 @@ import numpy as np
 
 _MAX_TEXT = 300
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --back: #fff; --fore: #1f272d; --dim: #5f7281; --line: #e8ecf0; --new: #0a6640;
  --part: #925d00; --bar: #2272b4; --plain: #b5bec6; }
 @media (prefers-color-scheme: dark) { :root { --back: #11171c; --fore: #e8ecf0; --dim: #92a4b3; --line: #2b3740;
@@ -74,7 +74,7 @@ tr.gone td { color: var(--dim); } p.steps { display: flex; flex-wrap: wrap; gap:
  box-sizing: border-box; border: 1px solid var(--line); }
 """
 
-_SCRIPT = """
+SCRIPT = """
 const box = document.getElementById("search");
 box.hidden = false;
 box.addEventListener("input", () => {
@@ -116,13 +116,13 @@ def document(title: str, body: Iterable[str], *, has_search: bool = False, scrip
         script: A script of the page's own, in place of the search's.
     """
     if has_search:
-        script = _SCRIPT
+        script = SCRIPT
     policy = f"; script-src 'sha256-{script_hash(script)}'" if script else ""
     yield (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" '
         f"content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'{policy}\">\n"
         f'<meta name="viewport" content="width=device-width">\n<title>{text(title)}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{text(title)}</h1>\n"
+        f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>{text(title)}</h1>\n"
     )
     yield from body
     if script:

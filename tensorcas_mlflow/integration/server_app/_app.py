@@ -1,0 +1,258 @@
+"""The factories of MLflow's server with our pages, the routes, and the headers of answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from flask import Blueprint, Flask, Response, jsonify, request
+
+from tensorcas_mlflow.base import config
+from tensorcas_mlflow.errors import TensorCasError, without_secrets
+from tensorcas_mlflow.integration.server_app import _views as views
+from tensorcas_mlflow.integration.server_app._access import DeniedError, access_of_sender
+from tensorcas_mlflow.integration.server_app._catalog import own_stores
+from tensorcas_mlflow.integration.server_app._content import NotThereError, Sender, Site, Sort, to_json
+from tensorcas_mlflow.integration.server_app._frame import POLICY, SCRIPT, STYLE, Links, Page, frame
+from tensorcas_mlflow.integration.server_app._jobs import BusyError, Jobs
+from tensorcas_mlflow.integration.server_app._schedule import Scheduler
+
+_log = logging.getLogger(__name__)
+
+_MOST_CHARS = 4000
+"""Most characters of a value in an address."""
+_GET = ("", "experiment", "run", "checkpoint", "diff", "models", "health", "style.css", "script.js")
+_POST = ("maintenance",)
+_SORTS: tuple[Sort, ...] = ("freed", "shared", "added", "name")
+
+
+def create_app() -> Any:
+    """Return MLflow's server with our pages: the application ``tensorcas`` of ``mlflow server --app-name``."""
+    from mlflow.server import app
+
+    add_pages(app, has_auth=False)
+    if _is_uvicorn():
+        # It serves the same Flask application below its own routes.
+        from mlflow.server.fastapi_app import app as fastapi_app
+
+        return fastapi_app
+    return app
+
+
+def create_auth_app() -> Any:
+    """Return MLflow's server with basic-auth and our pages: the application ``tensorcas-basic-auth``."""
+    from mlflow.server import app
+
+    return guard(app)
+
+
+def guard(app: Flask) -> Any:
+    """Add our pages and MLflow's basic-auth to a Flask application of MLflow's server; return what is to be served."""
+    from mlflow.server import auth
+
+    add_pages(app, has_auth=True)
+    # MLflow authenticates every request. Our pages ask it what the user may read; by this table it knows that.
+    prefix = app.config["TENSORCAS_PREFIX"]
+    known = getattr(auth, "BEFORE_REQUEST_VALIDATORS", {})
+    known.update({(f"{prefix}/tensorcas/{name}", method): _asks_itself for name in _GET for method in ("GET", "HEAD")})
+    known.update({(f"{prefix}/tensorcas/{name}", "POST"): _asks_itself for name in _POST})
+    return auth.create_app(app)
+
+
+def _asks_itself() -> bool:
+    return True
+
+
+def _is_uvicorn() -> bool:
+    from mlflow.environment_variables import _MLFLOW_SGI_NAME
+
+    return bool(_MLFLOW_SGI_NAME.get() == "uvicorn")
+
+
+def add_pages(app: Flask, *, has_auth: bool) -> Scheduler | None:
+    """Add our pages to a Flask application of MLflow's server, and start the scheduled maintenance.
+
+    Args:
+        app: The application, before its first request.
+        has_auth: Whether MLflow's basic-auth guards it.
+
+    Returns:
+        The scheduler; None if nothing is scheduled.
+
+    Raises:
+        ValueError: A variable of the environment is wrong: the server must not start without what it asks for.
+    """
+    from mlflow.server.handlers import _add_static_prefix
+
+    schedule, links = config.maintenance(), config.links()
+    app.config["TENSORCAS_PREFIX"] = _add_static_prefix("")
+    scheduler = Scheduler(own_stores, schedule, adds_links=links) if schedule or links else None
+    site = Site(figures=Jobs(), comparisons=Jobs())
+    app.register_blueprint(_blueprint(site, scheduler, has_auth=has_auth), url_prefix=_add_static_prefix("/tensorcas"))
+    if scheduler is not None:
+        scheduler.start()
+    return scheduler
+
+
+def _blueprint(site: Site, scheduler: Scheduler | None, *, has_auth: bool) -> Blueprint:
+    blueprint = Blueprint("tensorcas", __name__)
+
+    @blueprint.after_request
+    def protect(response: Response) -> Response:
+        response.headers["Content-Security-Policy"] = POLICY
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "same-origin"
+        if "Cache-Control" not in response.headers:
+            # What one user may see must not come out of a cache to another.
+            response.headers["Cache-Control"] = "no-store"
+        return response
+
+    def show(name: str, content_of: Callable[[Sender], Any], view: Callable[[Any, Links], Page]) -> Response:
+        links = _links()
+        try:
+            content = content_of(Sender(site, access_of_sender(has_auth=has_auth)))
+        except NotThereError:
+            return _answer(views.missing(links), links, name, status=404)
+        except BusyError:
+            page = views.refusal("Busy", "Many figures are being computed. Try again in a minute.", links)
+            return _answer(page, links, name, status=503)
+        except DeniedError as denied:
+            return _denied(denied, links)
+        except TensorCasError as error:
+            return _answer(views.refusal("Problem", _reason(error), links), links, name, status=500)
+        if _wants_json():
+            answer = jsonify(to_json(content))
+            answer.headers["Vary"] = "Accept"
+            return answer
+        return _answer(view(content, links), links, name)
+
+    @blueprint.get("/")
+    def overview() -> Response:
+        return show("", Sender.overview, views.overview)
+
+    @blueprint.get("/experiment")
+    def experiment() -> Response:
+        sort = _asked("sort")
+        chosen: Sort = next((each for each in _SORTS if each == sort), "freed")
+        return show("", lambda sender: sender.experiment(_asked("id"), page=_page(), sort=chosen), views.experiment)
+
+    @blueprint.get("/run")
+    def run() -> Response:
+        return show("", lambda sender: sender.run(_asked("id"), page=_page()), views.run)
+
+    @blueprint.get("/checkpoint")
+    def checkpoint() -> Response:
+        return show("", lambda sender: sender.checkpoint(_asked("store"), _asked("key")), views.checkpoint)
+
+    @blueprint.get("/diff")
+    def diff() -> Response:
+        a, b, values = _asked("a"), _asked("b"), _asked("values") == "1"
+        return show("diff", lambda sender: sender.diff(a, b, values=values, page=_page()), views.diff)
+
+    @blueprint.get("/models")
+    def models() -> Response:
+        return show("models", lambda sender: sender.models(_asked("token") or None), views.models)
+
+    @blueprint.get("/health")
+    def health() -> Response:
+        def content_of(sender: Sender) -> Any:
+            return sender.health(can_run=sender.access.is_admin and scheduler is not None)
+
+        return show("health", content_of, views.health)
+
+    @blueprint.post("/maintenance")
+    def maintain() -> Response:
+        links = _links()
+        try:
+            sender = Sender(site, access_of_sender(has_auth=has_auth))
+        except DeniedError as denied:
+            return _denied(denied, links)
+        if not sender.access.is_admin:
+            return _refused("Only an administrator may run maintenance.", links)
+        if not _is_from_here():
+            return _refused("This request comes from another site.", links)
+        action = str(request.form.get("action", ""))
+        if scheduler is None or action not in scheduler.schedule:
+            reason = "TENSORCAS_MAINTENANCE of this server does not name this maintenance."
+            return _refused(reason, links)
+        place = next((each for each in own_stores() if each.id == request.form.get("store")), None)
+        if place is None:
+            return _answer(views.missing(links), links, "health", status=404)
+        scheduler.ask(place, action)
+        sender.forget(place)
+        response = Response(status=303)
+        response.headers["Location"] = links.to("health")
+        response.autocorrect_location_header = False
+        return response
+
+    @blueprint.get("/style.css")
+    def style() -> Response:
+        return _static(STYLE, "text/css")
+
+    @blueprint.get("/script.js")
+    def script() -> Response:
+        return _static(SCRIPT, "text/javascript")
+
+    return blueprint
+
+
+def _answer(page: Page, links: Links, name: str, *, status: int = 200) -> Response:
+    if _wants_json() and status != 200:
+        answer = jsonify({"error": page.title})
+        answer.status_code = status
+        return answer
+    response = Response("".join(frame(page, links, current=name)), status=status, mimetype="text/html")
+    response.headers["Vary"] = "Accept"
+    return response
+
+
+def _denied(denied: DeniedError, links: Links) -> Response:
+    status = denied.status if denied.status in (401, 403) else 502
+    return _refused("MLflow did not answer for you.", links, status=status)
+
+
+def _refused(reason: str, links: Links, *, status: int = 403) -> Response:
+    return _answer(views.refusal("Refused", reason, links), links, "", status=status)
+
+
+def _static(content: str, kind: str) -> Response:
+    response = Response(content, mimetype=kind)
+    response.headers["Cache-Control"] = "private, max-age=3600"
+    return response
+
+
+def _links() -> Links:
+    from mlflow.server.handlers import _add_static_prefix
+
+    return Links(prefix=_add_static_prefix(""))
+
+
+def _asked(name: str) -> str:
+    return request.args.get(name, "")[:_MOST_CHARS]
+
+
+def _page() -> int:
+    value = _asked("page")
+    return max(1, int(value)) if value.isascii() and value.isdigit() and len(value) < 10 else 1
+
+
+def _wants_json() -> bool:
+    if _asked("format") == "json":
+        return True
+    best = request.accept_mimetypes.best_match(["text/html", "application/json"], default="text/html")
+    return best == "application/json"
+
+
+def _is_from_here() -> bool:
+    """Tell whether a request comes from one of our pages, or from no browser at all."""
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = request.headers.get("Origin")
+    return origin is None or origin.partition("://")[2] == request.headers.get("Host")
+
+
+def _reason(error: TensorCasError) -> str:
+    _log.warning("a page failed: %s", without_secrets(str(error)))
+    return "The store cannot be read. The server's log has the reason; `tensorcas verify` lists all damage."
