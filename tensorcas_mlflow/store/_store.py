@@ -62,7 +62,6 @@ from tensorcas_mlflow.layout import (
     new_format,
     parse_format,
     read_hints,
-    read_listed_refs,
     read_pack_hints,
     read_ref,
     read_refs_around,
@@ -130,7 +129,7 @@ class Refs:
         return sorted(self._read(infos, damaged), key=lambda ref: ref.path or "")
 
     def _read(self, infos: Iterable[BlobInfo], damaged: list[str] | None) -> list[Ref]:
-        refs, errors = read_listed_refs(self.backend, infos)
+        refs, errors = _read_listed(self.backend, infos)
         for key, error in errors.items():
             if damaged is None:
                 raise error
@@ -179,10 +178,18 @@ class Refs:
     def readable_checkpoints(self) -> tuple[list[Ref], dict[str, CorruptError]]:
         """List refs like `checkpoints`, and the error of each damaged one, by its key."""
         infos = list_blobs(self.backend, "refs")
-        refs, damaged = read_listed_refs(
-            self.backend, (info for info in infos if not info.key.startswith(f"{STAND_INS}/"))
-        )
+        shown = (info for info in infos if not info.key.startswith(f"{STAND_INS}/"))
+        refs, damaged = _read_listed(self.backend, shown)
         return sorted(refs, key=lambda ref: (ref.created, ref.key)), damaged
+
+
+def _read_listed(backend: Backend, infos: Iterable[BlobInfo]) -> tuple[list[Ref], dict[str, CorruptError]]:
+    """Read refs that were listed, in their order, and collect the damaged ones."""
+    if backend.is_remote:
+        from tensorcas_mlflow.layout import read_listed_refs  # a local listing needs no tables of refs
+
+        return read_listed_refs(backend, infos)
+    return read_refs_around(backend, (info.key for info in infos))
 
 
 _LOOK_AGAIN_S = 60.0
