@@ -135,6 +135,10 @@ def test_the_wheel_names_its_entry_points_and_ships_the_modules_behind_them(whee
 
     assert entry_points == {
         "console_scripts": {"tensorcas": "tensorcas_mlflow.cli:main"},
+        "mlflow.app": {
+            "tensorcas": "tensorcas_mlflow.integration.server_app:create_app",
+            "tensorcas-basic-auth": "tensorcas_mlflow.integration.server_app:create_auth_app",
+        },
         "mlflow.artifact_repository": dict.fromkeys(
             ("tensorcas", "tensorcas-s3", "tensorcas-gs", "tensorcas-az"), "tensorcas_mlflow.plugin:artifact_repository"
         ),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mlflow import MlflowClient
 
 from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.layout import RefTarget
@@ -23,8 +24,28 @@ __all__ = ["empty_database", "no_stray_settings"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-SYNOPSIS = re.compile(r"\b(?:SRC|PATH|ID|OUT|IN|ROOT)\b")
+SYNOPSIS = re.compile(r"\b(?:SRC|PATH|ID|OUT|IN|ROOT|SHELL)\b")
 RUNS = [begin + "0" * 26 for begin in ("8f3c21", "90ab7e")]
+
+
+def save(store: Store, run_id: str, step: int) -> None:
+    with store.write_checkpoint({"w": np.arange(300.0) + step}, flavor="generic") as pending:
+        pending.commit(RefTarget(run_id=run_id, step=step))
+
+
+def name_runs_and_models(store: Store, database: Path) -> None:
+    """Name a run with two steps ``baseline``, of the experiment ``vision``, and two models ``digits`` in MLflow."""
+    client = MlflowClient(f"sqlite:///{database}")
+    experiment = client.create_experiment("vision", artifact_location=store.uri)
+    baseline = client.create_run(experiment, run_name="baseline").info.run_id
+    for step in (10, 20):
+        save(store, baseline, step)
+    client.create_registered_model("digits")
+    for nth in (1, 2):
+        path = f"models/m-digits{nth}/artifacts"
+        with store.write_checkpoint({"w": np.arange(300.0) * nth}, flavor="generic") as pending:
+            pending.commit(RefTarget(path=f"{path}/data/checkpoint.arrow", model_id=f"m-digits{nth}"))
+        client.create_model_version("digits", f"{store.uri}/{path}")
 
 
 @pytest.fixture
@@ -33,16 +54,16 @@ def folder(tmp_path: Path, empty_database: Path) -> Path:
     store = Store.init(tmp_path / "data/mlflow")
     for run in RUNS:
         for step in (10, 20):
-            with store.write_checkpoint({"w": np.arange(300.0) + step}, flavor="generic") as pending:
-                pending.commit(RefTarget(run_id=run, step=step))
+            save(store, run, step)
     with store.write_checkpoint({"w": np.arange(9000.0)}, flavor="generic") as pending:
         pending.commit(RefTarget(path="models/m-2fd1/artifacts/data/checkpoint.arrow", model_id="m-2fd1"))
     weights = io.BytesIO()
     torch.save({"w": torch.arange(9000.0)}, weights)
     with store.write_stream(io.BytesIO(weights.getvalue())) as pending:
         pending.commit(RefTarget(path="models/m-2fd1/artifacts/data/model.pth"))
-    shutil.copytree(tmp_path / "data", tmp_path / "backup")
     shutil.copy(empty_database, tmp_path / "mlflow.db")
+    name_runs_and_models(store, tmp_path / "mlflow.db")
+    shutil.copytree(tmp_path / "data", tmp_path / "backup")
     torch.save({"w": torch.ones(3)}, tmp_path / "pytorch_model.bin")
     tensors = ArrayTensors({name: np.ones(300) for name in "ab"})
     write(tensors, tmp_path / "llama", format="safetensors", shard_bytes=2500)
@@ -54,6 +75,7 @@ def run(commands: str, folder: Path) -> None:
     commands = re.sub(r"^(tensorcas diff .*)$", r"\1 || [ $? = 5 ]", commands, flags=re.MULTILINE)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    environment["HOME"] = str(folder)
     environment["TENSORCAS_STORE"] = str(folder / "data/mlflow")
     done = subprocess.run(
         ["bash", "-e", "-c", re.sub(r"(?<= )/(data|backup)/", rf"{folder}/\1/", commands)],
@@ -81,4 +103,4 @@ def test_the_commands_on_documentation_pages_run(block: str, folder: Path) -> No
 
 
 def test_documentation_pages_have_commands_to_run() -> None:
-    assert sum(not SYNOPSIS.search(block) for block in BLOCKS) == 8
+    assert sum(not SYNOPSIS.search(block) for block in BLOCKS) == 10

@@ -214,7 +214,7 @@ def test_quiet_dumb_terminals_and_short_work_have_no_bar(root: Path) -> None:
         at_terminal(*words, program=SLOWLY, TERM="dumb"),
         at_terminal(*words, program=PROGRAM),
     ):
-        assert told == (0, "3 checkpoints and files, 3 packs, 9 chunks, every one read: no problem found\n")
+        assert told == (0, "3 checkpoints and files, 3 packs, 7 chunks, every one read: no problem found\n")
 
 
 def test_a_pipe_gets_no_progress(root: Path, tmp_path: Path) -> None:

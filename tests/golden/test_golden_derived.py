@@ -48,8 +48,8 @@ def test_golden_store_has_a_row_of_each_function(store: Store) -> None:
     manifests = [store.manifest(ref) for ref in refs if ref is not None]
     derived = [each for manifest in manifests for each in manifest.derived]
 
-    # `test_golden_shards.py`, `test_golden_deflated.py` and `test_golden_blocks.py` have the others.
-    others = {"assemble", "deflate", *BLOCK_FORMATS} - {"q8_0"}
+    # `test_golden_shards.py`, `_deflated.py`, `_blocks.py` and `_hdf5.py` have the others.
+    others = {"assemble", "deflate", "hdf5_chunks", *BLOCK_FORMATS} - {"q8_0"}
     assert {each.function for each in derived} == _FUNCTIONS.keys() - others
     assert {each.function for each in derived if each.residual is not None} == {"cast", "q8_0"}
     assert not store.catalog.find(np.ascontiguousarray(manifests[0].row("merge").digests)).found.any()

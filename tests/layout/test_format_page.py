@@ -286,7 +286,7 @@ def test_the_derived_rows_that_are_printed_are_read() -> None:
     ]
     assert [name.strip("`") for name, _ in named] == list(_FUNCTIONS)
     for name, params in named:
-        assert set(re.findall(r"`([a-z]+)`", params.split(":")[0] if name != "`slice`" else params)) == (
+        assert set(re.findall(r"`([a-z0-9]+)`", params.split(":")[0] if name != "`slice`" else params)) == (
             _FUNCTIONS[name.strip("`")].params
         )
 

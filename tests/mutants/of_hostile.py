@@ -121,8 +121,8 @@ MUTANTS = (
         fault="markup in names",
         test="test_hostile_name_is_only_text_in_a_page",
         definition="text",
-        before="html.escape(visible)",
-        after="visible",
+        before="html.escape(visible(value))",
+        after="visible(value)",
     ),
     Mutant(
         fault="a password in a URI",

@@ -12,7 +12,7 @@ import pytest
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.integration.pages import RunFacts, SeriesFacts, history_page
 from tensorcas_mlflow.store import Store
-from tests.integration.artifacts.test_pages import Page
+from tests.integration.artifacts.pages import Page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [pytest.mark.long, pytest.mark.skipif(BROWSER is None, reason="needs Chromium")]

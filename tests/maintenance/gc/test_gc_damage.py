@@ -81,7 +81,7 @@ def test_a_damaged_ref_is_given_up_by_its_key(store: Store) -> None:
     assert f"gc --abandon {lost}" in str(plan_now(store))
     assert plan_now(store).manifests == ()
     plan = plan_now(store, abandon=[lost])
-    assert "1 damaged refs" in str(plan)
+    assert "1 damaged ref to abandon" in str(plan)
     assert plan.execute().n_packs == 1
     assert keys(store, "refs") == [target(0).key]
     assert loads(store, "ab", 0)
@@ -172,7 +172,7 @@ def test_the_list_of_a_dead_collector_is_finished(store: Store) -> None:
 
     assert plan_gc(store, grace_s=3600).dead_lists == ()
     plan = plan_now(store)
-    assert "1 dead collections to finish" in str(plan)
+    assert "1 dead collection to finish" in str(plan)
     plan.execute()
     assert everything(store) == {}
 
@@ -251,7 +251,7 @@ def test_old_quarantined_blobs_are_collected_and_the_plan_names_them(store: Stor
 
     assert plan_now(store).quarantine == {}
     plan = plan_now(store, quarantine_s=0)
-    assert "1 damaged pieces in quarantine to delete (5 B)" in str(plan)
+    assert "1 damaged piece in quarantine to delete (5 B)" in str(plan)
     assert not plan.is_empty
     assert plan.execute().freed_bytes == 5
     assert keys(store, "quarantine") == [note]

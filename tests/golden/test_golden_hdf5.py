@@ -1,0 +1,49 @@
+"""HDF5 files whose chunks an earlier release derived are read by every later one."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tensorcas_mlflow.codecs import IS_FAST
+from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
+from tensorcas_mlflow.store import Store
+from tests.golden.stores import copied
+
+EXPECTED = json.loads((Path(__file__).parent / "v2_hdf5/expected.json").read_text())
+
+# Each file takes minutes without the compiled core; `tests/codecs/test_hdf5_chunks.py` has both.
+pytestmark = pytest.mark.skipif(not IS_FAST, reason="the core is not built")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return copied("v2_hdf5", "root", tmp_path)
+
+
+def check_holds(store: Store) -> None:
+    """Check that both files are read bit for bit, that they have derived rows, and that every byte is sound."""
+    for key, digest in EXPECTED.items():
+        ref = store.ref(key)
+        assert ref is not None
+        assert sha256(b"".join(map(bytes, store.iter_file(ref)))).hexdigest() == digest
+        derived = store.manifest(ref).derived
+        filters = [(each.params["level"], each.params["shuffle"], each.params["fletcher32"]) for each in derived]
+        assert sorted(map(str, filters)) == sorted(
+            map(str, [(None, 1, False), (4, 1, False), (4, 4, False), (None, 1, True), (9, 4, True)])
+        )
+    assert verify(store, full=True).problems == ()
+
+
+def test_golden_hdf5_chunks_are_read_bit_for_bit(store: Store) -> None:
+    check_holds(store)
+
+
+def test_golden_hdf5_chunks_are_optimized_and_collected(store: Store) -> None:
+    plan_optimize(store).execute()
+    plan_gc(Store.open_backend(store.backend), grace_s=0, max_waste=0).execute()
+
+    check_holds(Store.open_backend(store.backend))
