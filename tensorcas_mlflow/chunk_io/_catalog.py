@@ -494,13 +494,20 @@ class Catalog:
             self._load_packs({name: sizes.get(name) for name in sorted(new)})
 
     def refresh_from_packs(self) -> None:
-        """Read the table of every pack anew: packs are the truth, and the index a cache and possibly wrong."""
+        """Read the table of every pack anew: packs are the truth, and the index a cache and possibly wrong.
+
+        A pack that was gone may be back: somebody has restored a backup in place.
+        """
         with self._lock:
             self._n_reread += 1
             before = self._tables, self._hints, self._packs, self._unreadable, self._large
             self._tables, self._hints, self._packs, self._unreadable, self._large = [], [], set(), set(), {}
             try:
-                self._load_packs(dict(list_packs(self._backend)))
+                packs = dict(list_packs(self._backend))
+                self._gone -= packs.keys()
+                for name in self._lost.keys() & packs.keys():
+                    del self._lost[name]
+                self._load_packs(packs)
             except BaseException:
                 # Known packs are not listed again; forgetting them would store their chunks again.
                 self._tables, self._hints, self._packs, self._unreadable, self._large = before
@@ -552,7 +559,7 @@ class Catalog:
             self._merge()
 
     def forget(self, packs: Collection[str]) -> None:
-        """Remove packs that are gone for good: a pack's name is never used again."""
+        """Remove packs that are gone: a pack's name is never used again."""
         with self._lock:
             self._gone.update(packs)
 

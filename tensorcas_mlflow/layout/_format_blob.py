@@ -184,7 +184,7 @@ FORMAT_VERSION = 2
 MAX_FORMAT_BYTES = 4096
 _ID = re.compile(r"[0-9a-f]{32}")
 
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, int, int, int]
 """Identifies a ``format`` file among those that replace each other."""
 
 
@@ -241,7 +241,10 @@ def stamp_of(root: str) -> Stamp | None:
         raise BackendError("look at", path, f"{type(error).__name__}: {error}") from error
     except ValueError:  # a NUL in the path
         return None
-    return (found.st_ino, found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    # A copy may have the time and size of the file that it replaces, and get its inode.
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
 def parse_format(blob: bytes) -> tuple[str, int]:

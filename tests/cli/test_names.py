@@ -200,7 +200,7 @@ def test_copy_and_import_take_names(tensorcas: Tensorcas, logged: Logged, tmp_pa
     copied = tensorcas("copy", "vision", tmp_path / "copy", "--run", "base")
     imported = tensorcas("import", tmp_path / "file.npz", "--run", "base", "--step", "9", "--json")
 
-    assert copied.status == 0, copied.err
+    assert copied.status == 0, copied.out
     assert {ref.run_id for ref in Store.open(tmp_path / "copy").checkpoints()} == {logged.base}
     assert imported.json["checkpoint"]["run_id"] == logged.base
     assert imported.json["store"] == Store.open(logged.root).uri
@@ -310,11 +310,21 @@ def test_the_tables_of_a_database_answer_as_mlflow_does(logged: Logged, tmp_path
     mlflow.MlflowClient().create_run(experiment, run_name="it's")
 
     assert type(quick) is not type(slow)
-    for word in ("base", "twin", "it's", "nobody", logged.base, logged.base[:6], logged.twins[0], "both ' and \""):
+    for word in (
+        "base",
+        "twin",
+        "it's",
+        "nobody",
+        "\udc80",
+        logged.base,
+        logged.base[:6],
+        logged.twins[0],
+        "both ' and \"",
+    ):
         assert quick.runs(word) == slow.runs(word)
-    for word in ("vision", "it's", "0", experiment, "99", "nobody"):
+    for word in ("vision", "it's", "0", experiment, "99", "nobody", "\udc80"):
         assert quick.experiments(word) == slow.experiments(word)
-    ids = [logged.base, *logged.twins, "0" * 32, "no id"]
+    ids = [logged.base, *logged.twins, "0" * 32, "no id", "\udc80"]
     assert quick.runs_of(ids) == slow.runs_of(ids)
     assert set(quick.runs_of(ids)) == {logged.base, *logged.twins}
     assert quick.names() == slow.names()

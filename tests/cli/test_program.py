@@ -249,6 +249,7 @@ def test_json_holds_exact_names_in_ascii(tensorcas: Tensorcas, hostile: Store) -
     for done in (listed, shown):
         assert done.out.replace("\n", "").isprintable()
         assert done.out.isascii()
+    assert listed.status == 0, listed.err
     assert listed.json["runs"][0]["run_id"] == HOSTILE
     assert shown.json["checkpoint"]["metrics"] == {HOSTILE: 1.0}
 

@@ -33,7 +33,8 @@ def at_terminal(*words: str | Path, program: str = PROGRAM, columns: int = 80, *
     """Run a command at a terminal; return its status and all that it prints there."""
     own, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "TENSORCAS_STORE")}
+    settings = ("NO_COLOR", "COLUMNS", "TENSORCAS_STORE", "MLFLOW_TRACKING_URI")
+    kept = {name: value for name, value in os.environ.items() if name not in settings}
     process = subprocess.Popen(
         [sys.executable, "-c", program, *map(str, words)],
         stdin=its,

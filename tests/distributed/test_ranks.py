@@ -44,6 +44,7 @@ def test_steps_of_four_ranks_are_ordinary_checkpoints_for_any_number_of_ranks(tr
     assert_equal(loaded, whole_state(2))
 
 
+@pytest.mark.long
 def test_a_later_step_stores_only_the_changes(tracking: str, run_id: str) -> None:
     run_ranks(2, f"{STATES}:save", tracking, run_id, [1, 3])
     store = store_of(run_id)
@@ -84,6 +85,7 @@ def test_a_rank_that_dies_leaves_no_step_and_the_next_try_heals(tracking: str, r
     assert verify(store, full=True).problems == ()
 
 
+@pytest.mark.long
 def test_a_thread_saves_the_state_as_it_was(tracking: str, run_id: str) -> None:
     assert run_ranks(2, f"{STATES}:save_in_background", tracking, run_id, 1) == [0, 0]
     assert_equal(tensorcas.load_checkpoint(run_id, step=1), whole_state(1))
@@ -126,6 +128,7 @@ def test_log_checkpoint_in_all_ranks_saves_a_live_training_that_other_ranks_cont
     assert_equal(model.state_dict(), loaded["model"])
 
 
+@pytest.mark.long
 def test_ranks_continue_a_training_of_one_process(tracking: str, run_id: str) -> None:
     state = training(0)
     for epoch in (1, 2):

@@ -44,12 +44,27 @@ class Place:
         self.delete()
         Store.init_backend(self.backend(), chunk_bytes=CHUNK_BYTES)
 
+    def keep(self, folder: Path) -> None:
+        """Copy all of it, for `put_back`."""
+        if self.folder is None:
+            self._kept = dict(self.memory._blobs)
+        else:
+            shutil.copytree(self.folder, folder, symlinks=True)
+
+    def put_back(self, folder: Path) -> None:
+        """Put the blobs that are gone back, as somebody does who restores a backup in place."""
+        if self.folder is None:
+            self.memory._blobs.update(self._kept)
+        else:
+            shutil.copytree(folder, self.folder, symlinks=True, dirs_exist_ok=True)
+
     def n_refs(self) -> int:
         return len(list(self.backend().list("refs")))
 
 
 @pytest.fixture(params=["local", "memory", "remote"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("TENSORCAS_CACHE", "off")
     return Place(str(request.param), tmp_path)
 
 
@@ -211,3 +226,51 @@ def test_a_generation_that_was_left_behind_is_not_the_new_stores() -> None:
 
     with pytest.raises(ConflictError, match="no longer"):
         commit(store.write_checkpoint(TENSORS), 1)
+
+
+# --- a backup that is put back in place
+
+
+@pytest.fixture(params=["a reader", "a collector"])
+def missed(request: pytest.FixtureRequest, place: Place, store: Store, tmp_path: Path) -> Store:
+    """A store that was put back after a program that has it open has missed, or has deleted, all its packs."""
+    place.keep(tmp_path / "kept")
+    (ref,) = store.checkpoints()
+    if request.param == "a reader":
+        store.read_tensors(store.manifest(ref))
+        for info in list(place.backend().list("packs")):
+            place.backend().delete(info.key)
+        with pytest.raises(TensorCasError):
+            store.read_tensors(store.manifest(ref))
+    else:
+        store.drop(ref)
+        plan_gc(store, grace_s=0, max_waste=0).execute()
+    place.put_back(tmp_path / "kept")
+    return store
+
+
+def test_packs_that_are_put_back_are_read_by_a_program_that_has_missed_them(missed: Store) -> None:
+    (ref,) = missed.checkpoints()
+
+    assert np.array_equal(missed.read_tensors(missed.manifest(ref))["w"], TENSORS["w"])
+
+
+def test_a_save_after_packs_were_put_back_is_whole(missed: Store, place: Place) -> None:
+    save_unchanged(missed)
+
+    opened = Store.open_backend(place.backend())
+    for ref in opened.checkpoints():
+        assert np.array_equal(opened.read_tensors(opened.manifest(ref))["w"], TENSORS["w"])
+
+
+def test_a_folder_that_replaces_another_with_the_same_times_is_opened_anew(tmp_path: Path) -> None:
+    root, kept = tmp_path / "root", tmp_path / "kept"
+    with Store.init(root).write_checkpoint(TENSORS) as save:
+        save.commit(TARGET)
+    shutil.copytree(root, kept)
+    before = Store.find(root)[0]
+
+    shutil.rmtree(root)
+    shutil.copytree(kept, root)  # the file `format` has the same size and time, and often the same inode
+
+    assert Store.find(root)[0] is not before

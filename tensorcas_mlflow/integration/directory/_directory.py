@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -80,9 +81,15 @@ def database_beside(*folders: Path) -> str | None:
 
 
 def open_directory(uri: str) -> Directory:
-    """Open the directory of the tracking store at a URI."""
+    """Open the directory of the tracking store at a URI.
+
+    Raises:
+        BackendError: It is the file of a database that does not exist. MLflow would make it.
+    """
     if urlsplit(uri).scheme == "sqlite":
         quick = _SqliteDirectory(uri)
+        if not quick.exists():
+            raise BackendError("read", quick.name, "there is no such database")
         if quick.is_readable():
             return quick
     return _MlflowDirectory(uri)
@@ -95,6 +102,10 @@ class _SqliteDirectory:
         self.name = without_secrets(uri)
         self._path = Path(urlsplit(uri).path[1:])
 
+    def exists(self) -> bool:
+        """Tell whether the database is a file that exists, or in memory."""
+        return os.path.exists(self._path)
+
     def is_readable(self) -> bool:
         """Tell whether there are tables with the columns that this class reads."""
         try:
@@ -105,12 +116,16 @@ class _SqliteDirectory:
         return True
 
     def experiments(self, word: str) -> list[NamedExperiment]:
+        if not _is_unicode(word):
+            return []
         named = self._experiments("lifecycle_stage = 'active' AND name = ?", word)
         if not named and _EXPERIMENT_ID.fullmatch(word):
             named = self._experiments("lifecycle_stage = 'active' AND experiment_id = ?", int(word))
         return named
 
     def runs(self, word: str) -> list[NamedRun]:
+        if not _is_unicode(word):
+            return []
         is_active = "r.lifecycle_stage = 'active'"
         if not _BEGINNING.fullmatch(word):
             return self._runs(f"{is_active} AND r.name = ?", word)
@@ -119,7 +134,7 @@ class _SqliteDirectory:
 
     def runs_of(self, run_ids: Iterable[str]) -> dict[str, NamedRun]:
         found: dict[str, NamedRun] = {}
-        for some in _batches(run_ids):
+        for some in _batches(filter(_is_unicode, run_ids)):
             places = ", ".join("?" * len(some))
             found.update({run.run_id: run for run in self._runs(f"r.run_uuid IN ({places})", *some)})
         return found
@@ -167,6 +182,8 @@ class _MlflowDirectory:
             self._client = MlflowClient(uri)
 
     def experiments(self, word: str) -> list[NamedExperiment]:
+        if not _is_unicode(word):
+            return []
         with self._asked():
             named = self._client.get_experiment_by_name(word)
             found = [] if named is None else [named]
@@ -179,7 +196,7 @@ class _MlflowDirectory:
         ]
 
     def runs(self, word: str) -> list[NamedRun]:
-        found = self._search(f"attributes.run_name = {_quoted(word)}") if _quoted(word) else []
+        found = self._search(f"attributes.run_name = {_quoted(word)}") if _quoted(word) and _is_unicode(word) else []
         if _BEGINNING.fullmatch(word):
             found += self._search(f"attributes.run_id LIKE '{word}%'")
         return sorted(set(found), key=lambda run: (-run.started_s, run.run_id))
@@ -251,6 +268,15 @@ class _MlflowDirectory:
 def _quoted(word: str) -> str:
     """Quote a word for a filter of MLflow; "" for a word with quotes of both kinds, which no filter can hold."""
     return next((f"{mark}{word}{mark}" for mark in "'\"" if mark not in word), "")
+
+
+def _is_unicode(word: str) -> bool:
+    """Tell whether a database can hold a text; Python reads a file name that is not UTF-8 as one that none can hold."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _batches(ids: Iterable[str]) -> Iterator[list[str]]:
