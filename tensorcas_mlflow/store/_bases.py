@@ -822,11 +822,13 @@ class Parents:
         numbers = _wholly_new(source, new, open_row)
         if not len(numbers):
             return {}
-        if last is None and not self._has_read_more and not self.store.backend.is_remote:
+        recent = RECENT.of(self.store.id)
+        if last is None and not self._has_read_more:
             self._has_read_more = True
+            # The search for bases has looked for those of sketched rows; a quantized file has few or none.
+            sketches_of(self.store.id).learn(recent)
             with suppress(NotFoundError, FormatError, BackendError):
                 read_more(self.store, int(source.sizes[new].sum()))
-        recent = RECENT.of(self.store.id)
         if not recent and not sketches_of(self.store.id).keys():
             return {}
         if not computes_exactly():

@@ -25,6 +25,7 @@ from tests.backends.objects.requests_seen import Kind
 from tests.backends.objects.servers import S3Server
 from tests.backends.objects.stores import backend_of
 from tests.deltas.made import packs_of
+from tests.derived.made import as_dtype, gguf_file
 
 N_TENSORS = 4
 N_WORDS = 1 << 20
@@ -241,6 +242,28 @@ def test_new_process_finds_bases_under_other_names_with_few_requests(
     assert traffic.n_billed <= 9 + 5 + 4 * n_others, str(traffic)
     assert traffic_after.n_billed == 9, str(traffic_after)
     assert are_equal(load(tuning, ref), renamed(third))
+
+
+@pytest.mark.parametrize("n_files", [0, 60])
+def test_quantized_file_finds_the_weights_of_another_process_with_few_requests(
+    store: Store, way: Proxy, reopen: Reopen, n_files: int
+) -> None:
+    draw = np.random.default_rng(0)
+    weights = {f"layer.{number}": draw.normal(0, 0.02, (1 << 10, 1 << 9)).astype(np.float32) for number in range(8)}
+    save(store, as_dtype(weights, ml_dtypes.bfloat16), 0, "the weights")
+    for number in range(n_files):
+        with store.write_stream(io.BytesIO(b"text %d" % number)) as pending:
+            pending.commit(RefTarget(path=f"{number}.txt"))
+    file = gguf_file(renamed(as_dtype(weights, ml_dtypes.bfloat16)), "Q8_0")
+    other = reopen()
+    with other.write_stream(io.BytesIO(file)) as pending:
+        ref = pending.commit(RefTarget(path="model.gguf"))
+    traffic = way.traffic()
+
+    assert traffic.up_bytes < 0.02 * len(file)
+    # Of each file a ref and the table of its pack.
+    assert traffic.n_billed <= 9 + 8 + 2 * n_files, str(traffic)
+    assert b"".join(other.iter_file(ref)) == file
 
 
 def test_search_fetches_few_manifests_from_a_bucket_with_many(store: Store, way: Proxy, reopen: Reopen) -> None:
