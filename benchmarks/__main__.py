@@ -31,6 +31,7 @@ PARTS = (
     "scale",
     "memory",
     "histories",
+    "deltas",
     "peers",
     "regimes",
     "collection",

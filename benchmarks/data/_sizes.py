@@ -51,24 +51,28 @@ def transformer(n_bytes: int, data: Path, *, dtype: str = "bf16", seed: int = 0,
     return Case(f"{dtype} transformer, {total / 1e6:.3g} MB", arrays)
 
 
-def mixture(n_bytes: int, data: Path, *, is_fused: bool, seed: int = 0, is_smoke: bool = False) -> Case:
-    """Make a mixture of experts of about a size, in bf16: four layers of eight experts.
+def mixture(
+    n_bytes: int, data: Path, *, is_fused: bool, dtype: str = "bf16", seed: int = 0, is_smoke: bool = False
+) -> Case:
+    """Make a mixture of experts of about a size: four layers of eight experts.
 
     Args:
         n_bytes: Size; met to within a few per cent.
         data: Folder of trained weights; see `histories`.
         is_fused: Whether all experts of a layer are one tensor for each of their weights, or each has tensors of its
             own.
+        dtype: ``bf16`` or ``fp32``.
         seed: Another seed makes another model.
         is_smoke: Whether to use small trained weights, available in seconds.
     """
     trained = trained_weights(data, is_smoke=is_smoke)
     # An expert is three matrices of three squares of the width, and there are 32.
-    width = max(64, round((n_bytes / 2 / (4 * 8 * 9)) ** 0.5 / 64) * 64)
+    n_values = n_bytes / np.dtype(_DTYPES[dtype]).itemsize
+    width = max(64, round((n_values / (4 * 8 * 9)) ** 0.5 / 64) * 64)
     draw = np.random.default_rng(seed)
 
     def weight(kind: str, *shape: int) -> Array:
-        return _grown(_of_kind(trained, kind), shape, draw).astype(_DTYPES["bf16"])
+        return _grown(_of_kind(trained, kind), shape, draw).astype(_DTYPES[dtype])
 
     arrays = {"model.embed_tokens.weight": weight("symbols.weight", 8 * width, width)}
     for layer in range(4):
