@@ -14,6 +14,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
+
 
 def run_ranks(n_ranks: int, function: str, *given: Any) -> list[int]:
     """Run a function of this package's modules in ranks, each with its rank first, and return their exit statuses.
@@ -35,7 +37,9 @@ def run_groups(*groups: tuple[Any, ...]) -> list[list[int]]:
     import subprocess
 
     words = [sys.executable, "-m", "tests.distributed.ranks", json.dumps(groups)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # the working directory is a test's
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise AssertionError(done.stdout[-6000:] + done.stderr[-6000:])
     print(done.stderr[-12000:])  # pytest shows it if the test fails
