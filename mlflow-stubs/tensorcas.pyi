@@ -56,6 +56,9 @@ from tensorcas_mlflow import (
     log_model as log_model,
 )
 from tensorcas_mlflow import (
+    log_table as log_table,
+)
+from tensorcas_mlflow import (
     open_checkpoint as open_checkpoint,
 )
 from tensorcas_mlflow import (

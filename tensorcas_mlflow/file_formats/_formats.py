@@ -32,6 +32,7 @@ from tensorcas_mlflow.file_formats._listing import OTHER_FILE, Listing
 from tensorcas_mlflow.file_formats._mat import is_mat, list_mat, split_mat
 from tensorcas_mlflow.file_formats._numpy import is_npy, lay_out_npz, list_npy, split_npy
 from tensorcas_mlflow.file_formats._onnx import is_onnx, list_onnx, split_onnx
+from tensorcas_mlflow.file_formats._parquet import is_parquet, split_parquet
 from tensorcas_mlflow.file_formats._pickle import is_pickle, list_pickle, split_pickle
 from tensorcas_mlflow.file_formats._safetensors import (
     is_safetensors,
@@ -158,7 +159,9 @@ def _split_as(
     """
     head = tape.peek(_HEAD_BYTES)
     splits = None if found is None else found.splits
-    if found is None and place is not None and len(head) == _HEAD_BYTES and (locations := locations_beside(place)):
+    if found is None and is_parquet(head):
+        splits = split_parquet
+    elif found is None and place is not None and len(head) == _HEAD_BYTES and (locations := locations_beside(place)):
         splits = partial(split_described, locations=locations)
     if found is None and splits is None and is_compressed(head) and depth < _MAX_NESTING:
         splits = partial(split_compressed, split_content=partial(_split_content, depth))
@@ -187,7 +190,7 @@ def _split_member(depth: int, tape: Tape, n_bytes: int) -> Iterator[FilePart | L
     member = TapePart(tape, n_bytes)
     head = member.peek(_HEAD_BYTES)
     found = _format_of(head)
-    if (found is None and not _is_text(head)) or depth >= _MAX_NESTING:
+    if (found is None and not _is_text(head) and not is_parquet(head)) or depth >= _MAX_NESTING:
         return None
     return _within(member, _split_as(found, member, depth + 1))
 

@@ -198,6 +198,8 @@ class PlainBytes:
     """A stretch that is compressed or of an unknown format. The store cuts it by its content, into large pieces."""
 
     n_bytes: int
+    starts_piece: bool = False
+    """True to cut before the stretch: its own cuts do not depend on the bytes before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,8 @@ class OpenRow:
         self._chunk_bytes = chunk_bytes
         self._is_stored = is_stored
         self._cutter: ContentCutter | None = None
+        self._cutter_start = 0
+        """Offset in the row of the cutter's first byte."""
         self._given_cuts: Any = None
         self._cuts: list[int] = []
         self._waiting: list[memoryview] = []
@@ -105,6 +107,17 @@ class OpenRow:
                 return []
             block = self._waited()
         return self._cut(block)
+
+    def end_piece(self) -> list[memoryview]:
+        """Cut behind the bytes so far, look for cuts anew behind them, and return the chunks completed by that."""
+        chunks = self._cut(self._waited()) if self._waiting else []
+        if self._cutter is not None and self.n_bytes > self._piece_start:
+            if self._open:
+                chunks.append(self._end_chunk(b""))
+            self._cuts.append(self.n_bytes)
+            self._piece_start = self._cutter_start = self.n_bytes
+            self._cutter = self._new_cutter()
+        return chunks
 
     def close(self) -> list[memoryview]:
         """End the row, and return its last chunks."""
@@ -199,7 +212,7 @@ class OpenRow:
     def _cuts_in(self, block: memoryview, start: int) -> list[int]:
         """Return the ends of pieces in a block that begins at some offset of the row."""
         if self._cutter is not None:
-            return self._cutter.feed(np.frombuffer(block, np.uint8))
+            return [self._cutter_start + cut for cut in self._cutter.feed(np.frombuffer(block, np.uint8))]
         if self._given_cuts is not None:
             begin, end = np.searchsorted(self._given_cuts, [start, start + len(block)], side="right")
             cuts: list[int] = self._given_cuts[begin:end].tolist()
@@ -526,6 +539,8 @@ class Ingest:
             isinstance(part, More) or (type(part) is type(last.part) and not isinstance(part, Tensor))
         )
         if last is not None and goes_on:
+            if isinstance(part, PlainBytes) and part.starts_piece:
+                self._put(last.end_piece())
             return last
         if isinstance(part, Tensor) and self._has_enough_rows():
             return self._row_for(Skeleton(n_bytes=part.n_bytes))

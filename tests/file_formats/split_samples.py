@@ -22,6 +22,8 @@ import numpy as np
 import onnx
 import onnx.helper
 import onnx.numpy_helper
+import pyarrow
+import pyarrow.parquet
 import safetensors.torch
 import skops.io
 import torch
@@ -60,8 +62,17 @@ def samples() -> dict[str, bytes]:
     made["zip"] = zip_of({"a/model.safetensors": made["safetensors"], "b.gguf": made["gguf"]})
     made["nemo"] = tar_of({"./model_config.yaml": b"a: 1", "./model_weights.ckpt": made["torch, state"]})
     made["tar"] = tar_of({"é" * 90: made["safetensors"], "b.h5": made["hdf5"]}, tarfile.GNU_FORMAT)
+    made["parquet"] = _parquet()
     made["self-contained"] = _written(lambda path: write_payload(path.parent, ARRAYS, cuts={}, flavor="pytorch"))
     return made
+
+
+def _parquet() -> bytes:
+    """Write two columns in pages of 4 KB."""
+    out = io.BytesIO()
+    table = pyarrow.table({"a": ARRAYS["encoder.weight"].ravel(), "b": [str(nth) for nth in range(2000)]})
+    pyarrow.parquet.write_table(table, out, data_page_size=4096)
+    return out.getvalue()
 
 
 def _state() -> OrderedDict[str, torch.Tensor]:

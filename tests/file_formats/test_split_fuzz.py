@@ -22,7 +22,7 @@ MAX_FILE_BYTES = 2 << 20
 TAKE_BYTES = 1 << 20
 WITHOUT_ROWS = {
     *("pickle, protocol 0", "pickle, protocol 1", "pickle, protocol 2", "joblib, zlib", "npy, objects"),
-    *("npz, compressed", "xgboost, trees", "xgboost, json", "xgboost, pickled"),
+    *("npz, compressed", "xgboost, trees", "xgboost, json", "xgboost, pickled", "parquet"),
 }
 
 # What a length, a count or an offset may be made to say.
@@ -165,7 +165,7 @@ def test_the_samples_are_what_they_are_called() -> None:
 
     assert {name for name, found in kinds.items() if Tensor not in found} == WITHOUT_ROWS
     assert {name for name, found in kinds.items() if PlainBytes in found} == {
-        *("pickle, protocol 0", "pickle, protocol 1", "joblib, zlib", "skops")
+        *("pickle, protocol 0", "pickle, protocol 1", "joblib, zlib", "skops", "parquet")
     }
 
 

@@ -4,6 +4,8 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend
@@ -13,6 +15,7 @@ from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
+from tests.file_formats.parts import take_apart
 
 CHUNK = 4096
 
@@ -78,6 +81,25 @@ def test_bytes_put_into_a_file_of_no_format_store_little_again(tmp_path: Path, p
 
     # A long insertion moves the pieces against each other; it takes some of them until two cuts coincide.
     assert save.n_new_bytes <= n_bytes + (2 if n_bytes < 1000 else 6) * store.chunk_bytes
+    assert read(store, ref) == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("n_rows", [1, 500])
+def test_rows_put_at_the_end_of_a_table_store_the_last_pages_again(tmp_path: Path, n_rows: int) -> None:
+    draw = np.random.default_rng(0)
+    table = pa.table({f"column {nth}": draw.integers(0, 1 << 60, 200_000) for nth in range(6)})
+    rows = pa.table({name: np.arange(n_rows) for name in table.column_names})
+    store = Store.init(tmp_path / "root")
+    for name, each in (("one", table), ("two", pa.concat_tables([table, rows]))):
+        pyarrow.parquet.write_table(each, tmp_path / name, use_content_defined_chunking=True, use_dictionary=False)
+    write(store, tmp_path / "one", "one")
+    with store.write_file(tmp_path / "two") as save:
+        ref = save.commit(RefTarget(path="two"))
+    known = {page for _, page in take_apart((tmp_path / "one").read_bytes())}
+    new = sum(len(page) for _, page in take_apart((tmp_path / "two").read_bytes()) if page not in known)
+
+    assert new < 0.03 * ref.n_bytes
+    assert save.n_new_bytes <= new
     assert read(store, ref) == (tmp_path / "two").read_bytes()
 
 

@@ -1,8 +1,8 @@
 """Checkpoints of a training loop: states of a run by step, light enough to log at every step.
 
 A live state comes in, and a `CheckpointInfo` goes out; a run and a step come in, and the state goes out. A checkpoint
-is no logged model: it has no environment, no signature and no row in MLflow's database. The room imports `models`
-and `server_store`, and the rooms below the integration. Users import these functions from
+is no logged model: it has no environment, no signature and no row in MLflow's database. The room also logs tables of a
+run. It imports `models` and `server_store`, and the rooms below the integration. Users import these functions from
 ``tensorcas_mlflow``.
 """
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         find_whole_step,
         open_whole_step,
     )
+    from tensorcas_mlflow.integration.checkpoints._tables import log_table
     from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
 
 _NAMES = {
@@ -39,6 +40,7 @@ _NAMES = {
     "_open": "diff lineage open_checkpoint safe_open",
     "_plots": "plot_diff plot_history",
     "_sharded": "ShardPlace ShardedStep find_whole_step open_whole_step",
+    "_tables": "log_table",
     "_uris": "parse_checkpoint_uri",
 }
 
