@@ -22,6 +22,8 @@ _MOST_CHUNK_BYTES = 1 << 30
 _MOST_PADDED_BYTES = 1 << 32
 """Chunks with their padding are no larger together."""
 _MOST_DIMENSIONS = 64
+_MOST_INFLATION = 1032
+"""DEFLATE expands no stream more often (zlib's technical details)."""
 _CHECKSUM_BYTES = 4
 _ZLIB_HEADER_BYTES, _ZLIB_TRAILER_BYTES = 2, 4
 _BLOCK_WORDS = 1 << 15
@@ -121,8 +123,10 @@ class Hdf5Chunks:
         """Tell whether inputs of a size give a result of a size, as far as the parameters tell."""
         if n_input_bytes != self.element_bytes + self.other_bytes:
             return False
-        chunk_bytes = self.chunk_bytes + _CHECKSUM_BYTES * self.fletcher32
-        return self.level is not None or n_bytes == self.n_chunks * chunk_bytes + self.other_bytes
+        n_stored_bytes = n_bytes - self.other_bytes
+        if self.level is not None:
+            return self.n_chunks * self.chunk_bytes <= _MOST_INFLATION * n_stored_bytes
+        return n_stored_bytes == self.n_chunks * (self.chunk_bytes + _CHECKSUM_BYTES * self.fletcher32)
 
 
 class ChunkedElements:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,41 @@ def test_fletcher32_is_the_sum_of_its_definition(n_words: int, value: int) -> No
     assert fletcher32(data) == second << 16 | first
 
 
+def test_parameters_that_pass_the_check_cost_no_more_than_the_result_may() -> None:
+    """DEFLATE expands no byte to more than 1,032, so chunks of any claimed size have a result of some size."""
+    draw = random.Random(0)
+    n_taken = 0
+    for _ in range(20_000):
+        params, n_bytes = changed(draw)
+        n_inputs = draw.choice([30 * 21 * 4 + 3, 7, 0, 4096])
+        output = Kind(None, (n_bytes,))
+        try:
+            check("hdf5_chunks", params, [Kind(None, (n_inputs,))], output)
+        except FormatError:
+            continue
+        n_taken += 1
+        n_padded_bytes = 4 * math.prod(params["sides"]) * sum(run[2] for run in params["runs"])
+        assert n_padded_bytes <= (1032 if params["level"] else 1) * n_bytes
+        assert evaluate("hdf5_chunks", params, [np.zeros(n_inputs, np.uint8)], output).shape == (n_bytes,)
+
+    assert n_taken > 100
+
+
+def changed(draw: random.Random) -> tuple[dict[str, Any], int]:
+    """Draw parameters near the sound ones, and the size of a result."""
+    params = {**SOUND, "level": draw.choice([None, 1, 6, 9]), "fletcher32": draw.random() < 0.5}
+    if draw.random() < 0.3:
+        params["shape"] = [draw.choice([1, 30, 1 << 10]), draw.choice([1, 21])]
+    if draw.random() < 0.3:
+        params["sides"] = [draw.choice([1, 8, 30, 1 << 12]), draw.choice([1, 10, 21, 1 << 12])]
+    grid = math.prod(-(-whole // side) for whole, side in zip(params["shape"], params["sides"], strict=True))
+    params["runs"] = draw.choice(
+        [[[3, 0, grid]], [[0, 0, grid], [3, 0, 0]], [[0, 0, 5], [3, 5, grid - 5]], SOUND["runs"]]
+    )
+    params["shuffle"] = draw.choice([1, 1, 2, 4, 8, 3])
+    return params, draw.choice([3, 4, 17, 200, 3843, 3891, 1 << 16])
+
+
 def test_sound_parameters_are_taken() -> None:
     assert not refused()
     assert not refused(level=6, n_bytes=17)
@@ -168,6 +205,9 @@ def test_sound_parameters_are_taken() -> None:
         {"runs": [[1 << 40, 0, 12]]},
         {"runs": None},
         {"n_bytes": 12 * 320},
+        {"level": 6, "n_bytes": 5},
+        {"level": 6, "n_bytes": 3},
+        {"level": 6, "shape": [1, 1], "sides": [1 << 14, 1 << 13], "runs": [[3, 0, 1]], "n_input_bytes": 7},
         {"n_input_bytes": 30 * 21 * 4},
         {"more": 1},
     ],
