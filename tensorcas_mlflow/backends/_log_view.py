@@ -32,6 +32,7 @@ from tensorcas_mlflow.backends._log_records import (
     meta_bytes,
     read_tombstones,
 )
+from tensorcas_mlflow.backends._log_watch import LogWatch
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import CorruptError, FormatError, RefusedError
@@ -51,6 +52,10 @@ _MOST_UNREAD_BYTES = 4 << 20
 """Bound of the new packs whose words are read later."""
 _MOST_SINGLE_READS = 32
 """Bound of the records of an indexed log that are read one by one; more are read with the whole log."""
+_WATCHED_LOGS = 3
+"""Least number of logs for which the folder is watched: looking at fewer costs as little."""
+_WATCHED_AT = 16
+"""Number of looks after which a process counts as one that saves again and again."""
 _REWRITTEN_AT = 2
 """A log is worth rewriting if it has more than so many times the bytes of its live blobs."""
 
@@ -148,6 +153,9 @@ class LogView:
     Methods raise OSError, unless they say otherwise; the caller translates it.
     """
 
+    may_watch = False
+    """True if the logs are known to lie on a local disk, where the kernel reports every change."""
+
     def __init__(self, folder: LogFolder, *, salvages: bool = False) -> None:
         """View the logs in a folder.
 
@@ -177,6 +185,10 @@ class LogView:
         self._damage: FormatError | None = None
         self._listed: Generation | None = None
         """Generation at which the logs were last listed."""
+        self._watch: LogWatch | None = None
+        self._n_looks = 0
+        self._changed: set[str] | None = None
+        """Names of the files that have changed since they were last read; None if any may have."""
 
     def refresh(self) -> None:
         """Read everything that others have added.
@@ -198,13 +210,19 @@ class LogView:
             if self.folder.generation() != generation:
                 return False
             self._listed = generation
+            # The folder may be another one by now.
+            self._end_watch()
+        self._ask_watch()
         damages: list[FormatError] = []
         # Tombstones as of one moment, and records as of later ones: otherwise a deletion meanwhile may show a blob that
         # was replaced long ago.
         while self._read_tombstones(damages):
-            pass
+            self._ask_watch()
+        changed, self._changed = self._changed, None  # after an error any file may have changed
         try:
             for log in self._logs.values():
+                if changed is not None and log.end >= log.closed_at and f"{log.id}.log" not in changed:
+                    continue
                 try:
                     self._read_log(log)
                     if log.end < log.closed_at and not self._salvages:
@@ -216,12 +234,40 @@ class LogView:
             return False
         # In one step: `check` in another thread may run at any moment.
         self._damage = damages[-1] if damages else None
+        if self._watch is not None and not damages:  # damage is found anew by each look
+            self._changed = set()
         return True
+
+    def _ask_watch(self) -> None:
+        """Note the files that have changed, and begin to watch the folder if that saves calls."""
+        self._n_looks += 1
+        if self._watch is None:
+            is_wanted = self.may_watch and not self._salvages
+            if is_wanted and self._n_looks >= _WATCHED_AT and len(self._logs) >= _WATCHED_LOGS:
+                # Before the files are looked at: later changes are reported.
+                self._watch = LogWatch.begin(self.folder.path)
+                self._n_looks = 0
+            self._changed = None
+            return
+        changed = self._watch.changed()
+        if changed is None:
+            self._end_watch()
+        elif self._changed is not None:
+            self._changed |= changed
+
+    def _end_watch(self) -> None:
+        """End the watch on the folder: every file counts as changed."""
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = self._changed = None
 
     def _read_tombstones(self, damages: list[FormatError]) -> bool:
         """Read the new tombstones of all logs; return whether there are any."""
         has_new = False
+        changed = self._changed
         for log in self._logs.values():
+            if changed is not None and f"{log.id}.dead" not in changed:
+                continue
             try:
                 has_new |= self._read_dead(log)
             except CorruptError as error:
@@ -573,6 +619,7 @@ class LogView:
         """
         with self._lock:
             before = self._logs[name].end
+            self._changed = None
             self._forget(name)
             log = self._known(name)
             log.may_have_index = False
@@ -738,7 +785,7 @@ class LogView:
         try:
             self._read_log(log)
         except CorruptError as error:
-            self._damage = error
+            self._damage, self._changed = error, None
         except BaseException:
             log.index, log.end, entries = before
             for entry in entries:

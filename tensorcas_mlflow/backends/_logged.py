@@ -583,7 +583,7 @@ class LoggedBackend(LocalBackend):
     def _check_may_change(self) -> None:
         """Check that the store lies on a local disk, where all processes see the same logs."""
         if not self._is_local:
-            self._is_local = is_on_local_disk(self._top)
+            self._is_local = self._view.may_watch = is_on_local_disk(self._top)
         if not self._is_local:
             raise RefusedError(
                 "change",

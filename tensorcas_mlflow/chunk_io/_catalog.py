@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -368,6 +369,10 @@ _MOST_MERGED_BYTES = 32 << 20
 """Savers merge segments up to this size, in a fifth of a second; collections merge all."""
 _BYTES_PER_TABLE = 256 << 10
 """A request for the table of another process's pack is worth so many bytes that a save need not write."""
+_BYTES_PER_LOCAL_TABLE = 64 << 10
+"""The same for a read from a local disk."""
+_N_LOCAL_TABLES = 4
+"""So many tables a save reads from a local disk in any case."""
 _MAX_HINTS = 4
 _MOST_HINTED_LISTED = 500
 _MAX_LATEST = 8
@@ -378,6 +383,14 @@ _LATE_S = 3600.0
 that list new packs meanwhile. A later pack is found after a failed lookup."""
 _MAX_MANIFESTS = 4096
 """Bound of remembered names of manifests; beyond it all are forgotten, and an equal save writes its own copy."""
+
+
+def _drawn_fold_at() -> int:
+    """Draw the number of loose packs at which a process reads the tables of all: from one to three times that above.
+
+    It differs between processes, so that mostly one of them folds the packs, and the others read its segment.
+    """
+    return _FOLD_AT + _FOLD_AT * os.urandom(1)[0] // 128
 
 
 def _warn(text: str, error: Exception) -> None:
@@ -427,6 +440,8 @@ class Catalog:
         self._newest = ""
         """Name of the newest pack listed in a remote store."""
         self._seen: tuple[Generation | None, set[str]] = (None, set())
+        self._folds_all_at = _drawn_fold_at()
+        """Number of loose packs at which this process reads the tables of all."""
 
     def copied(self, backend: Backend) -> Catalog:
         """Return a catalog with the same knowledge, reading through another backend of the same blobs."""
@@ -445,8 +460,8 @@ class Catalog:
         """Read the additions to the index since the last time.
 
         Args:
-            n_bytes: In a remote store, the most bytes that the result can save: packs whose tables cost more requests
-                than that is worth stay unread. None to read all.
+            n_bytes: The most bytes that the result can save: packs whose tables cost more than that is worth stay
+                unread. None to read all.
 
         Returns:
             Keys of packs that existed at the time of the call or later.
@@ -454,9 +469,11 @@ class Catalog:
         with self._lock:
             if self._backend.is_remote:
                 return self._read_new_packs(None if n_bytes is None else 1 + n_bytes // _BYTES_PER_TABLE)
+            # The first reading of a process finds what there was before, and others write only meanwhile.
+            most = _N_LOCAL_TABLES + n_bytes // _BYTES_PER_LOCAL_TABLE if n_bytes is not None and self._listed else None
             # Another process may fold segments during the reading: the rows of a deleted one are in a new one.
             for _ in range(_MAX_LISTINGS):
-                if self._read_index():
+                if self._read_index(most):
                     break
             return set()
 
@@ -699,6 +716,7 @@ class Catalog:
         with self._lock:
             if len(self._loose) < _FOLD_AT:
                 return
+            self._folds_all_at = _drawn_fold_at()
             loose = sorted(self._loose)
             tables = [only_packs(table, set(loose)) for table in self._tables]
             name = new_name()
@@ -714,8 +732,13 @@ class Catalog:
             except (BackendError, FormatError, BlobNotFoundError) as error:
                 _warn("the index could not be folded, which costs time but no data: %s", error)
 
-    def _read_index(self) -> bool:
-        """List the index once; return whether all listed blobs still existed when read."""
+    def _read_index(self, most: int | None) -> bool:
+        """List the index once; return whether all segments in the listing still existed when read.
+
+        Args:
+            most: Read the tables of so many loose packs at most; a later call reads others. If there
+                are enough loose packs for a segment, all are read, so that they can be folded.
+        """
         listed = self._backend.names("index")
         if not self._listed:
             self._loose.clear()
@@ -731,7 +754,6 @@ class Catalog:
             if not is_blob_key(key):
                 continue
             if ending == "loose":
-                self._loose[name] = key
                 loose.append(name)
             elif is_earlier_segment(key):
                 self._has_bad_segments = True
@@ -739,6 +761,11 @@ class Catalog:
                 is_whole = False
             elif name in self._packs:
                 self._loose[name] = key
+        if most is not None and len(self._loose) + len(loose) < self._folds_all_at:
+            unread = list(filter(self._is_new, loose))[most:]
+            listed.difference_update(f"{name}.loose" for name in unread)
+            loose = [name for name in loose if f"{name}.loose" in listed]
+        self._loose.update((name, f"index/{name}.loose") for name in loose)
         self._load_packs(dict.fromkeys(loose))
         self._listed = listed if is_whole else set()
         if self._has_bad_segments:

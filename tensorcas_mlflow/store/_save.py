@@ -460,7 +460,7 @@ class PendingSave:
     def _most_bytes(self, missing: Mask) -> int | None:
         """Return the size of some chunks; None if the save cannot write them all, and so has to find them."""
         chunks = self._first[missing]
-        if not self._backend.is_remote or (chunks < 0).any() or not self._source.holds(chunks).all():
+        if (chunks < 0).any() or not self._source.holds(chunks).all():
             return None
         return int(self._source.sizes[chunks].sum())
 

@@ -379,3 +379,53 @@ def test_segment_merged_by_another_process_during_a_search_hides_no_chunk(
     assert len(refs) == 7
     digests = np.concatenate([reader.manifest(ref).digests for ref in refs])
     assert reader.catalog.find(digests).found.all()
+
+
+def test_small_save_into_a_folder_reads_a_few_tables_however_many_others_write() -> None:
+    backend = _Counted()
+    writers = [Store.init_backend(backend, chunk_bytes=4096), *(Store.open_backend(backend) for _ in range(15))]
+    for at, writer in enumerate(writers):
+        save(writer, at)
+    counts = []
+    for number in range(1, 4):
+        for at, writer in enumerate(writers):
+            backend.n_reads = 0
+            save(writer, 100 * number + at)
+            counts.append(backend.n_reads)
+
+    # Whoever finds enough packs for a segment reads the tables of all, once, and the others read the segment.
+    assert sorted(counts)[len(counts) // 2] <= _catalog._N_LOCAL_TABLES
+    assert sum(counts) <= len(writers) * len(counts) // 2
+
+
+def test_large_save_into_a_folder_shares_what_others_have_just_written() -> None:
+    first = Store.init_backend(MemoryBackend(), chunk_bytes=64 << 10)
+    second = Store.open_backend(first.backend)
+    save(first, 0)
+    save(second, 100)
+    for seed in range(1, 12):
+        save(first, seed)
+    state = {f"{seed}": np.frombuffer(np.random.default_rng(seed).bytes(200_000), np.uint8) for seed in range(20, 30)}
+    with first.write_checkpoint(state) as pending:
+        pending.commit(RefTarget(run_id="first", step=1))
+    with second.write_checkpoint(state) as again:
+        again.commit(RefTarget(run_id="second", step=1))
+
+    assert again.n_new_bytes == 0
+
+
+def test_tables_that_a_save_has_left_unread_are_read_by_later_ones() -> None:
+    first = Store.init_backend(MemoryBackend(), chunk_bytes=4096)
+    second = Store.open_backend(first.backend)
+    save(first, 0)
+    save(second, 100)
+    for seed in range(1, 3 * _catalog._N_LOCAL_TABLES + 1):
+        save(first, seed)
+    catalog = second.catalog
+    left = []
+    for _ in range(4):
+        catalog.refresh(n_bytes=0)
+        left.append(len(set(packs_of(first)) - catalog._packs))
+
+    assert left[0] > 0
+    assert left[-1] == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tensorcas_mlflow.backends import LoggedBackend, _log_folder, _log_view, _log_writer, _logs
+from tensorcas_mlflow.backends import LoggedBackend, _log_folder, _log_view, _log_watch, _log_writer, _logs
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._log_view import LogView
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, FormatError
@@ -67,6 +67,12 @@ def read_ref(backend: LoggedBackend) -> str:
         return backend.get(REF).decode()
     except BlobNotFoundError:
         return ""
+
+
+def read_ref_again(backend: LoggedBackend) -> str:
+    """Read a ref with a view of the logs that is older than the reading."""
+    read_ref(backend)
+    return read_ref(backend)
 
 
 def delete_ref(backend: LoggedBackend) -> None:
@@ -314,6 +320,38 @@ def test_no_schedule_of_processes_that_index_logs_breaks_the_contract(
     for bound in ("_INDEXED_BYTES", "_INDEXED_AGAIN_BYTES"):
         monkeypatch.setattr(_log_view, bound, 1)
     assert CASTS[name].explore(1) > 10
+
+
+WATCHED: dict[str, Cast] = {
+    **CASTS,
+    "a deletion of a ref in two logs and a reader with an earlier view": Cast(
+        replaced, {"read": read_ref_again, "delete": delete_ref}, check_not_old
+    ),
+}
+
+
+@pytest.fixture
+def watching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every process watch the logs from its first look on."""
+    if _log_watch._library() is None:
+        pytest.skip("this system reports no changes of files")
+    monkeypatch.setattr(LogView, "may_watch", True)
+    monkeypatch.setattr(_log_view, "_WATCHED_AT", 0)
+    monkeypatch.setattr(_log_view, "_WATCHED_LOGS", 1)
+    monkeypatch.setattr(_log_watch, "_MOST", 100)
+
+
+@pytest.mark.usefixtures("watching")
+@pytest.mark.parametrize("name", WATCHED)
+def test_no_schedule_of_processes_that_watch_logs_breaks_the_contract(name: str) -> None:
+    assert WATCHED[name].explore(1) > 10
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("watching")
+@pytest.mark.parametrize("name", WATCHED)
+def test_no_schedule_with_two_preemptions_of_processes_that_watch_logs_breaks_the_contract(name: str) -> None:
+    assert WATCHED[name].explore(2) > 100
 
 
 # --- each rule switched off
