@@ -7,7 +7,8 @@ item is tried again, so a function must give the same result each time. A worker
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from tensorcas_mlflow.base import config
@@ -47,6 +48,9 @@ class Engine(Protocol):
             Exception: The exception of a call. The other calls are stopped.
             StarvedError: An item was given up, since its workers died again and again.
         """
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Let the calls of `map` in this context use the same workers."""
 
 
 class _Outcome(NamedTuple):
@@ -101,11 +105,22 @@ def in_order(results: Iterable[tuple[int, R]]) -> Iterator[R]:
             wanted += 1
 
 
+def map_in_order(engine: Engine, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Apply a function to items, and yield the results in the order of the items.
+
+    Twice as many items as there are workers are under way or held, so memory stays bounded. See `Engine.map`.
+    """
+    waiting = iter(items)
+    with engine.kept():
+        while some := list(islice(waiting, 2 * engine.n_workers)):
+            yield from in_order(engine.map(function, some))
+
+
 # --- processes of this machine
 
 
 class LocalProcesses:
-    """New processes of this machine, for the time of each `map`."""
+    """New processes of this machine, for the time of each `map`, or of `kept`."""
 
     def __init__(self, n_workers: int) -> None:
         """Start nothing yet.
@@ -119,25 +134,38 @@ class LocalProcesses:
         if n_workers < 1:
             raise ValueError(f"the number of processes is from 1 on, not {n_workers}")
         self._n_workers = n_workers
+        self._n_keeping = 0
+        self._kept: list[_Worker] = []
 
     @property
     def n_workers(self) -> int:
         return self._n_workers
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        self._n_keeping += 1
+        try:
+            yield
+        finally:
+            self._n_keeping -= 1
+            if self._n_keeping == 0:
+                while self._kept:
+                    self._kept.pop().end()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
         from multiprocessing.connection import wait
 
         waiting = (_Job(number, item) for number, item in enumerate(items))
         again: list[_Job] = []
-        idle: list[_Worker] = []
+        idle, self._kept = self._kept, []
         busy: dict[Any, _Worker] = {}
         n_threads = max(1, config.n_threads() // self.n_workers)
         try:
             while True:
                 while len(busy) < self.n_workers and (job := again.pop() if again else next(waiting, None)) is not None:
-                    worker = idle.pop() if idle else _Worker(function, n_threads)
+                    worker = idle.pop() if idle else _Worker(n_threads)
                     busy[worker.pipe] = worker
-                    worker.give(job)
+                    worker.give(function, job)
                 if not busy:
                     return
                 for pipe in wait(list(busy)):
@@ -153,8 +181,13 @@ class LocalProcesses:
                     again.append(_Job(job.number, job.item, job.n_deaths + 1))
         finally:
             # Also at an interrupt: workers ignore it, so that none of them prints a traceback.
-            for worker in [*idle, *busy.values()]:
+            for worker in busy.values():
                 worker.end()
+            if self._n_keeping:
+                self._kept += idle
+            else:
+                for worker in idle:
+                    worker.end()
 
 
 class _Job(NamedTuple):
@@ -169,22 +202,22 @@ class _Job(NamedTuple):
 class _Worker:
     """One process, and the job it has."""
 
-    def __init__(self, function: Callable[[Any], Any], n_threads: int) -> None:
+    def __init__(self, n_threads: int) -> None:
         from multiprocessing import get_context
 
         # A forked child has the locks of threads that do not exist there.
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self._process: BaseProcess = context.Process(target=_work, args=(theirs, function, n_threads), daemon=True)
+        self._process: BaseProcess = context.Process(target=_work, args=(theirs, n_threads), daemon=True)
         self._process.start()
         theirs.close()  # so that its death ends the pipe
         self._job: _Job | None = None
 
-    def give(self, job: _Job) -> None:
+    def give(self, function: Callable[[Any], Any], job: _Job) -> None:
         """Give it a job. If it is dead, `take` says so."""
         self._job = job
         with suppress(OSError):
-            self.pipe.send(job.item)
+            self.pipe.send((function, job.item))
 
     def take(self) -> tuple[_Job, _Outcome | None]:
         """Return its job and the outcome; None if it has died."""
@@ -210,15 +243,15 @@ class _Worker:
         return f"by signal {-code}" if code < 0 else f"with exit status {code}"
 
 
-def _work(pipe: Connection, function: Callable[[Any], Any], n_threads: int) -> None:
-    """Work on the items that come through a pipe, until it ends."""
+def _work(pipe: Connection, n_threads: int) -> None:
+    """Apply the functions to the items that come through a pipe, until it ends."""
     import pickle
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         while True:
-            outcome = _attempt(function, pipe.recv(), n_threads)
+            outcome = _attempt(*pipe.recv(), n_threads)
             try:
                 answer = pickle.dumps(outcome)
             except Exception as error:  # noqa: BLE001 -- the caller has to learn why there is no answer
@@ -252,6 +285,9 @@ class RayCluster:
         import ray
 
         return max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def kept(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
         import ray
@@ -304,6 +340,9 @@ class DaskCluster:
     @property
     def n_workers(self) -> int:
         return max(1, sum(map(int, self._client.nthreads().values())))
+
+    def kept(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
         from distributed import as_completed

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorcas_mlflow.base.engines import ENGINES
+from tensorcas_mlflow.base.engines import ENGINES, Engine, open_engine
 from tensorcas_mlflow.base.text import seconds_in, size_in
 
 
@@ -140,12 +140,25 @@ ABANDON = repeated(
     "or bytes that nobody can read (repeatable)",
 )
 WORKERS = (
-    option("--jobs", type=count, metavar="N", help="read in N processes of this machine (default: 1, with all cores)"),
+    option("--jobs", type=count, metavar="N", help="work in N processes of this machine (default: 1, with all cores)"),
     option(
         "--engine",
         choices=ENGINES,
         default=ENGINES[0],
-        help="read in processes of this machine (default), or in the workers of a Ray or Dask cluster",
+        help="work in processes of this machine (default), or in the workers of a Ray or Dask cluster",
     ),
 )
+
+
+def engine_of(options: Namespace) -> Engine | None:
+    """Open the engine of the options `WORKERS`; None for this process alone."""
+    if options.engine != "local" and options.jobs is not None:
+        options.parser.error(f"--jobs is for processes of this machine; --engine {options.engine} uses its cluster")
+    try:
+        return open_engine(options.engine, options.jobs)
+    except ImportError as error:
+        options.parser.error(f"--engine {options.engine} needs a package that is not installed: {error}")
+        raise
+
+
 TRACKING_URI = "--tracking-uri"

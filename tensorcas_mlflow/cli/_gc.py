@@ -14,9 +14,11 @@ from tensorcas_mlflow.cli._command import (
     PLACE,
     QUIET,
     TRACKING_URI,
+    WORKERS,
     YES,
     Command,
     duration,
+    engine_of,
     flag,
     option,
     percentage,
@@ -51,6 +53,7 @@ from tensorcas_mlflow.store import Store
 
 def collect(options: Namespace) -> int:
     """Delete the content not needed by any checkpoint or file."""
+    engine = engine_of(options)
     store = store_of(options)
     if store.backend.is_carrier:
         raise DirectAccessError("collection", store.uri)
@@ -62,8 +65,10 @@ def collect(options: Namespace) -> int:
         max_waste=options.max_waste,
         abandon=[key.removeprefix("intents/") for key in options.abandon],
         quarantine_s=options.quarantine,
+        engine=engine,
     )
-    plan = plan_with(without=orphans.keys())
+    with ProgressBar("reading", is_quiet=options.quiet) as watch:
+        plan = plan_with(without=orphans.keys(), watch=watch)
     if not is_json(options):
         orphans.say()
         say(printable(str(plan)))
@@ -305,6 +310,7 @@ COMMANDS = (
                 help="with --orphans: folder of a deleted experiment, as gc printed it: drop its content unknown to "
                 "MLflow, even without any other sign of the experiment (repeatable)",
             ),
+            *WORKERS,
             DRY_RUN,
             QUIET,
             YES,

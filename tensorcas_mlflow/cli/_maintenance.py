@@ -10,7 +10,6 @@ from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tensorcas_mlflow.base.engines import Engine, open_engine
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.cli._command import (
@@ -26,6 +25,7 @@ from tensorcas_mlflow.cli._command import (
     WORKERS,
     YES,
     Command,
+    engine_of,
     flag,
     option,
     part,
@@ -79,7 +79,7 @@ def verify(options: Namespace) -> int:
     """Check that every chunk the store references exists and is readable."""
     if options.seed is not None and options.sample is None:
         options.parser.error("--seed needs --sample, such as --sample 5%")
-    engine = _engine_of(options)
+    engine = engine_of(options)
     store = _open_for_verify(options)
     with ProgressBar("verifying", is_quiet=options.quiet) as watch:
         report = verify_store(
@@ -103,17 +103,6 @@ def verify(options: Namespace) -> int:
         if report.seed is not None:
             say(f"drawn by --seed {report.seed}")
     return PROBLEMS if report.problems else 0
-
-
-def _engine_of(options: Namespace) -> Engine | None:
-    """Open the engine of the options `WORKERS`; None for this process alone."""
-    if options.engine != "local" and options.jobs is not None:
-        options.parser.error(f"--jobs is for processes of this machine; --engine {options.engine} uses its cluster")
-    try:
-        return open_engine(options.engine, options.jobs)
-    except ImportError as error:
-        options.parser.error(f"--engine {options.engine} needs a package that is not installed: {error}")
-        raise
 
 
 def _open_for_verify(options: Namespace) -> Store:
@@ -155,7 +144,7 @@ def _problem_json(problem: Problem) -> dict[str, object]:
 
 def repair(options: Namespace) -> int:
     """Repair damage, and report losses."""
-    engine = _engine_of(options)
+    engine = engine_of(options)
     sources = [store_at(place) for place in options.sources]
     store, format_fix = _open_for_repair(root_of(options), sources)
     for source in sources:
@@ -241,11 +230,20 @@ def _loss_json(loss: Loss) -> Json:
 
 def optimize(options: Namespace) -> int:
     """Re-encode content not optimized yet, and collect the resulting garbage."""
+    engine = engine_of(options)
     store = store_of(options)
     for_restore = options.purpose == "restore"
     if options.pins and not for_restore:
         options.parser.error("--pin needs --for restore")
-    plan = plan_optimize(store, effort=Effort[options.effort.upper()], for_restore=for_restore, pins=options.pins)
+    with ProgressBar("reading", is_quiet=options.quiet) as watch:
+        plan = plan_optimize(
+            store,
+            effort=Effort[options.effort.upper()],
+            for_restore=for_restore,
+            pins=options.pins,
+            engine=engine,
+            watch=watch,
+        )
     if not is_json(options):
         say(str(plan))
         if for_restore:
@@ -256,7 +254,7 @@ def optimize(options: Namespace) -> int:
     question = "Optimize, and delete the resulting garbage?"
     if not options.dry_run and (plan.is_empty or confirm(question, yes=options.yes, as_json=is_json(options))):
         with ProgressBar("optimizing", is_quiet=options.quiet) as watch:
-            report = plan.execute(watch=watch)
+            report = plan.execute(engine=engine, watch=watch)
     if is_json(options):
         say_json(
             {
@@ -433,6 +431,7 @@ COMMANDS = (
                 default=EFFORTS[0],
                 help="small (default): try several encodings of each chunk, slow ones too; balanced: one, as saves do",
             ),
+            *WORKERS,
             DRY_RUN,
             QUIET,
             YES,

@@ -18,9 +18,11 @@ from tensorcas_mlflow.cli._command import (
     OVERWRITE,
     QUIET,
     RUN,
+    WORKERS,
     Command,
     Option,
     count,
+    engine_of,
     flag,
     option,
     repeated,
@@ -63,6 +65,7 @@ def copy(options: Namespace) -> int:
     """Copy the content of one store to another."""
     if hasattr(options, "root"):
         options.parser.error("name both places: copy SRC DST, without --root")
+    engine = engine_of(options)
     source = end_of(store_at(options.source))
     refs, unreadable = read_source(source.store)
     runs = [run_to_read(source.store, refs, each) for each in options.run]
@@ -81,6 +84,7 @@ def copy(options: Namespace) -> int:
             wanted_plain=_wanted_plain(chosen, runs, options.path),
             replace=options.overwrite,
             dry_run=options.dry_run,
+            engine=engine,
             watch=watch,
         )
     failed = [*unreadable, *copied.refs.failed, *(() if copied.plain is None else copied.plain.failed)]
@@ -337,6 +341,7 @@ COMMANDS = (
             ),
             flag("--overwrite", help="replace differing content at the destination (default: keep it and report it)"),
             flag("--new-id", help="give a new store an id of its own; use this to write to both stores"),
+            *WORKERS,
             DRY_RUN,
             QUIET,
         ],

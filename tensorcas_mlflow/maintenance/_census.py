@@ -268,13 +268,19 @@ class Census:
 
     def learn_packs(self, tables: Mapping[str, Entries], sizes: Mapping[str, int]) -> None:
         """Add the tables and sizes of packs that are unknown, or known with another size."""
-        if not self.packs.keys().isdisjoint(tables):
-            self.packs = {name: size for name, size in self.packs.items() if name not in tables}
+        self.learn_part(inventory_of_packs(tables, sizes))
+
+    def learn_part(self, part: Inventory) -> None:
+        """Add manifests that were unknown, and packs that were unknown or known with another size."""
+        if not self.packs.keys().isdisjoint(part.packs):
+            self.packs = {name: size for name, size in self.packs.items() if name not in part.sizes}
             self._parts = [self.inventory.only(manifests=self.manifests, packs=self.packs)]
-        if tables:
-            self._take(inventory_of_packs(tables, sizes))
-        for table in tables.values():
-            self._note(len(table) * ENTRY.itemsize)
+        for n_bytes in part.manifest_bytes.tolist():
+            self._note(n_bytes)
+        for n_entries in np.bincount(part.entry_pack, minlength=len(part.packs)).tolist():
+            self._note(n_entries * ENTRY.itemsize)
+        if part.manifests or part.packs:
+            self._take(part)
 
     def ref(self, seen: RefSeen) -> str | None:
         """Return the manifest of a ref as a remote store lists it; None if it is unknown."""

@@ -17,6 +17,7 @@ from tensorcas_mlflow.backends import (
     Root,
     open_plain_files,
 )
+from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.progress import Watcher, ignore
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError
 from tensorcas_mlflow.layout import Ref
@@ -108,6 +109,7 @@ def copy_all(
     wanted_plain: Callable[[str], bool] = lambda path: True,
     replace: bool = False,
     dry_run: bool = False,
+    engine: Engine | None = None,
     watch: Watcher = ignore,
 ) -> Copied:
     """Copy refs with all they need, and the plain files beside them.
@@ -123,6 +125,7 @@ def copy_all(
         wanted_plain: Tells by its path whether to copy a plain file.
         replace: Whether to replace refs and files that differ at the destination. They are kept otherwise.
         dry_run: Whether to plan only.
+        engine: Workers that read the chunks; see `copy_refs`.
         watch: Told the progress with the refs.
 
     Raises:
@@ -139,7 +142,7 @@ def copy_all(
     plain = _copy_plain(source, destination, refs, wanted=wanted_plain, replace=replace, dry_run=dry_run)
     if dry_run:
         return Copied(refs=plan_copy(source.store, destination.store, refs, replace=replace), plain=plain)
-    report = copy_refs(source.store, destination.store, refs, replace=replace, watch=watch)
+    report = copy_refs(source.store, destination.store, refs, replace=replace, engine=engine, watch=watch)
     return Copied(refs=report, plain=plain)
 
 

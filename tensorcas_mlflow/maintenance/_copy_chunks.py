@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base.engines import Engine, map_in_order
+from tensorcas_mlflow.chunk_io import plan_reads
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Base, Payload, is_delta, pack_key, pack_name, payload_of
-from tensorcas_mlflow.maintenance._chunks import ChunkFault, Shard, Verdict, read_chunks
+from tensorcas_mlflow.maintenance._chunks import ChunkFault, Look, Shard, Verdict, read_chunks
 from tensorcas_mlflow.maintenance._inventory import is_among
+from tensorcas_mlflow.maintenance._workers import StoreAt
 from tensorcas_mlflow.store import PendingBatch, Store
 from tensorcas_mlflow.store.protocol import Bases
 
@@ -133,6 +137,8 @@ def _joined(parts: list[Digests]) -> Digests:
 
 _WINDOW, _REMOTE_WINDOW = 4, 8
 """Reads under way at once. A read is some 8 MiB, so a copy holds about 48 MiB with what it writes, or 80."""
+_PART_BYTES = 32 << 20
+"""Stored bytes of the chunks that a worker reads at once, and hands back."""
 _MAX_MOVES = 100
 """Times that collectors may move a chunk before it is read."""
 
@@ -171,17 +177,22 @@ class _Missed:
 class CopyReader:
     """Reader of the chunks of one store for another."""
 
-    def __init__(self, store: Store, *, on_read: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, store: Store, *, on_read: Callable[[int], None] | None = None, engine: Engine | None = None
+    ) -> None:
         """Read nothing yet; see `payloads`.
 
         Args:
             store: It is not changed.
             on_read: Told the size of every read, in the caller's thread.
+            engine: Workers that read, decode and compare; by default this process does.
         """
         self.faults: dict[bytes, str] = {}
         """Reasons why no sound copy of a chunk was found, by its digest."""
         self._store = store
         self._on_read = on_read or (lambda n_bytes: None)
+        self._engine = engine
+        self._place = None if engine is None else StoreAt.of(store)
         self._bases = Bases(store.backend)
         self._trusts_index = True
         self._wanted_bases: Set[bytes] = frozenset()
@@ -223,16 +234,10 @@ class CopyReader:
         entries, packs = places.entries[there], places.pack[there]
         shard = Shard(packs=tuple(places.packs), pack=packs, entries=entries, row=np.arange(len(there)))
         missed = _Missed()
-        backend = self._store.backend
-        window = _REMOTE_WINDOW if backend.is_remote else _WINDOW
         for rows in self._levels(entries):
             begins = np.ones(len(entries), dtype=bool)
             begins[rows] = _begins_row(packs[rows], entries[rows])
-            give = partial(self._payload, begins)
-            reads = read_chunks(
-                backend, shard.take(rows), window=window, bases=self._bases, give=give, probe=backend.stat
-            )
-            for n_bytes, looks in reads:
+            for n_bytes, looks in self._read(shard.take(rows), begins):
                 self._on_read(n_bytes)
                 for look in looks:
                     if look.payload is None:
@@ -250,6 +255,21 @@ class CopyReader:
             waiting.append(self._again(search, search.digests[there[missed.moved]], missed.gone))
         names = [places.packs[number] for number in packs.tolist()]
         waiting.extend(self._elsewhere(search, missed, there, names))
+
+    def _read(self, shard: Shard, begins: Any) -> Iterator[tuple[int, list[Look]]]:
+        """Read chunks, here or in workers; see `read_chunks`.
+
+        Args:
+            shard: The chunks.
+            begins: For each chunk of the search whether there is a gap before it.
+        """
+        wanted = self._wanted_bases
+        if self._engine is None or self._place is None:
+            yield from _read_here(self._store.backend, shard, begins[shard.row], wanted, self._bases)
+            return
+        parts = ((part, begins[part.row], wanted) for part in _parts_of(shard))
+        for reads in map_in_order(self._engine, partial(_read_part, self._place), parts):
+            yield from reads
 
     def _levels(self, entries: Any) -> list[Any]:
         """Divide chunks by depth, if some may stay deltas: so all bases come before their deltas."""
@@ -306,11 +326,61 @@ class CopyReader:
         for pack, numbers in by_pack.items():
             yield _Search(digests=search.digests[numbers], without=search.without | {pack})
 
-    def _payload(self, begins: Any, number: int, entry: Any, stored: Any) -> Payload:
-        # The destination may not have the base, and must not come to depend on this store.
-        is_kept = is_delta(entry) and entry["base_digest"].tobytes() in self._wanted_bases
-        give = payload_of if is_kept else self._bases.payload
-        return give(entry, stored, begins_row=bool(begins[number]))
+
+def _read_here(
+    backend: Backend, shard: Shard, begins: Any, wanted_bases: Set[bytes], bases: Bases
+) -> Iterator[tuple[int, list[Look]]]:
+    """Read the chunks of a shard as another store takes them.
+
+    Args:
+        backend: Backend of the store.
+        shard: The chunks.
+        begins: For each of them whether there is a gap before it.
+        wanted_bases: Chunks that may be bases at the destination, which must not come to depend on this store.
+        bases: Bases that were read before.
+    """
+    has_gap = dict(zip(shard.row.tolist(), begins.tolist(), strict=True))
+
+    def give(number: int, entry: Any, stored: Any) -> Payload:
+        is_kept = is_delta(entry) and entry["base_digest"].tobytes() in wanted_bases
+        make = payload_of if is_kept else bases.payload
+        return make(entry, stored, begins_row=has_gap[number])
+
+    window = _REMOTE_WINDOW if backend.is_remote else _WINDOW
+    return read_chunks(backend, shard, window=window, bases=bases, give=give, probe=backend.stat)
+
+
+def _parts_of(shard: Shard) -> Iterator[Shard]:
+    """Divide a shard between reads into parts of about some bytes: so the reads are those of the whole shard."""
+    members: list[Any] = []
+    n_bytes = 0
+    entries = shard.entries
+    for extent in plan_reads(shard.pack, entries["offset"], entries["stored_bytes"]):
+        members.append(extent.members)
+        n_bytes += extent.stop - extent.start
+        if n_bytes >= _PART_BYTES:
+            yield shard.take(np.concatenate(members))
+            members, n_bytes = [], 0
+    if members:
+        yield shard.take(np.concatenate(members))
+
+
+def _read_part(place: StoreAt, part: tuple[Shard, Any, Set[bytes]]) -> list[tuple[int, list[Look]]]:
+    """Read a part in a worker."""
+    shard, begins, wanted_bases = part
+    backend = place.open()
+    return [
+        (n_bytes, [_sendable(look) for look in looks])
+        for n_bytes, looks in _read_here(backend, shard, begins, wanted_bases, Bases(backend))
+    ]
+
+
+def _sendable(look: Look) -> Look:
+    """Return a chunk that was read without views of memory."""
+    payload = look.payload
+    if payload is None:
+        return replace(look, stored=b"")
+    return replace(look, stored=b"", payload=payload._replace(data=bytes(payload.data)))
 
 
 def _begins_row(packs: Any, entries: Any) -> Any:

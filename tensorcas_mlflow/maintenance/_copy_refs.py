@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests, hex_of, unique_rows
+from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.text import content_text, count_text, size_text
@@ -83,9 +85,9 @@ class CopyPlan(PrintedPlan):
             f"{count_text(self.n_chunks, 'chunk')} to move ({size_text(self.chunk_bytes)})"
         )
 
-    def execute(self, *, watch: Watcher = ignore) -> CopyReport:
+    def execute(self, *, engine: Engine | None = None, watch: Watcher = ignore) -> CopyReport:
         """Execute the plan; see `copy_refs`. Refs that changed since are compared anew."""
-        return copy_refs(self.source, self.destination, self.refs, replace=self.replace, watch=watch)
+        return copy_refs(self.source, self.destination, self.refs, replace=self.replace, engine=engine, watch=watch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +267,13 @@ def plan_copy(source: Store, destination: Store, refs: Sequence[Ref], *, replace
 
 
 def copy_refs(
-    source: Store, destination: Store, refs: Sequence[Ref], *, replace: bool = False, watch: Watcher = ignore
+    source: Store,
+    destination: Store,
+    refs: Sequence[Ref],
+    *,
+    replace: bool = False,
+    engine: Engine | None = None,
+    watch: Watcher = ignore,
 ) -> CopyReport:
     """Copy checkpoints and files, moving only chunks that the destination lacks.
 
@@ -278,20 +286,24 @@ def copy_refs(
         destination: Manifests of another store id are rewritten to its id.
         refs: Refs of the source, in the order in which to copy them.
         replace: Whether to replace other refs that the destination has at their keys.
+        engine: Workers that read, decode and compare chunks; by default this process does, on all cores. This process
+            alone writes, and the destination is the same.
         watch: Told the progress.
 
     Raises:
-        BackendError: One of the storages failed; what was committed stays.
+        BackendError: One of the storages failed; what was committed stays. Or a worker does not find the source.
+        DirectAccessError: There are workers, and the source is reached through an MLflow server.
     """
-    copier = _Copier(source, destination, refs, watch=watch)
-    for ref, found in compare(source, destination, refs, replace=replace):
-        if isinstance(found, RefToCopy):
-            copier.add(found)
-        elif isinstance(found, Failure):
-            copier.fail(found)
-        else:
-            copier.pass_by(ref, found)
-    copier.flush()
+    copier = _Copier(source, destination, refs, engine=engine, watch=watch)
+    with nullcontext() if engine is None else engine.kept():
+        for ref, found in compare(source, destination, refs, replace=replace):
+            if isinstance(found, RefToCopy):
+                copier.add(found)
+            elif isinstance(found, Failure):
+                copier.fail(found)
+            else:
+                copier.pass_by(ref, found)
+        copier.flush()
     return copier.report()
 
 
@@ -322,14 +334,16 @@ class _Moving:
 class _Copier:
     """One copy under way."""
 
-    def __init__(self, source: Store, destination: Store, refs: Sequence[Ref], *, watch: Watcher) -> None:
+    def __init__(
+        self, source: Store, destination: Store, refs: Sequence[Ref], *, engine: Engine | None, watch: Watcher
+    ) -> None:
         self._source = source
         self._destination = destination
         self._n = len(refs)
         self._refs = refs
         self._all_needed: Digests | None = None
         self._watch = watch
-        self._reader = CopyReader(source, on_read=self._note_read)
+        self._reader = CopyReader(source, on_read=self._note_read, engine=engine)
         self._n_done = self._n_copied = self._n_there = 0
         self._read_bytes = self._written_bytes = 0
         self._kept: list[str] = []

@@ -10,6 +10,7 @@ import errno
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -17,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
 from tensorcas_mlflow.base.text import content_text, count_text, size_text
@@ -34,6 +36,7 @@ from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
 from tensorcas_mlflow.maintenance._gc_survey import Survey, is_damaged, learn, read_manifest, survey
+from tensorcas_mlflow.maintenance._workers import Readers
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -312,6 +315,8 @@ def plan_gc(
     without: Collection[str] = (),
     quarantine_s: float = DEFAULT_QUARANTINE_S,
     avoid: Set[str] = frozenset(),
+    engine: Engine | None = None,
+    watch: Watcher = ignore,
 ) -> GcPlan:
     """Plan a collection of what nothing needs any more. Changes nothing.
 
@@ -329,6 +334,9 @@ def plan_gc(
             are there, it spares what they need.
         quarantine_s: Seconds after which damaged bytes in quarantine are deleted.
         avoid: Packs whose copies, and deltas against them, go where a chunk has several.
+        engine: Workers that read manifests and the tables of packs; by default this process does, on all cores. The
+            plan is the same. This process alone carries it out.
+        watch: Told the manifests that workers have read, and then the tables.
 
     Raises:
         PendingSavesError: Saves through an MLflow server are under way, which ``abandon`` does not name.
@@ -349,7 +357,16 @@ def plan_gc(
     p.check_index(store.backend)
     census = Census(store.backend)
     census.load()
-    state = survey(store.backend, grace_s, count_stale=False, abandon=abandon, without=without, census=census)
+    with nullcontext() if engine is None else engine.kept():
+        state = survey(
+            store.backend,
+            grace_s,
+            count_stale=False,
+            abandon=abandon,
+            without=without,
+            census=census,
+            readers=None if engine is None else Readers(store, engine, watch),
+        )
     if state.unfenced:
         raise PendingSavesError(store.uri, tuple((intent.id, _who(intent)) for intent in state.unfenced))
     unknown = sorted(set(abandon) - {key.rpartition("/")[2] for key in state.stale} - state.damaged_refs)

@@ -16,7 +16,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.layout import MAX_BYTES, Entries, Manifest, Mask, Ref, RefSeen, list_blobs, pack_key
+from tensorcas_mlflow.layout import ENTRY, MAX_BYTES, Entries, Manifest, Mask, Ref, RefSeen, list_blobs, pack_key
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     NO_DIGESTS,
@@ -24,11 +24,15 @@ from tensorcas_mlflow.maintenance._inventory import (
     DigestSet,
     Inventory,
     copies_in,
+    inventory_of_packs,
     list_manifests,
     read_tables,
 )
+from tensorcas_mlflow.maintenance._workers import Readers
 from tensorcas_mlflow.store import protocol as p
 
+_MANIFESTS_EACH, _PACKS_EACH = 256, 256
+"""Manifests and tables of packs that a worker reads at once. It holds their distinct chunks."""
 _INTENT_READS = 3
 _INTENT_PAUSE_S = 0.01
 _STEP = re.compile(r"(.*/@)([0-9]{1,18})")
@@ -116,6 +120,7 @@ def survey(
     abandon: Collection[str] = (),
     without: Collection[str] = (),
     census: Census | None = None,
+    readers: Readers | None = None,
 ) -> Survey:
     """Survey a store.
 
@@ -133,6 +138,7 @@ def survey(
         abandon: Ids of intents that may be aborted whatever their age, and keys of damaged refs that count as gone.
         without: Keys of refs that count as gone, to see what would be needed without them.
         census: Census of the store; it learns what has to be read.
+        readers: Workers that read the manifests and the tables of packs; by default this process does.
 
     Raises:
         CorruptError: A blob cannot be read that says what is needed.
@@ -187,7 +193,7 @@ def survey(
             half_committed.append(intent)
     damaged = frozenset(key for key in abandon if key.startswith("refs/") and is_damaged(backend, key))
     refs = _read_refs(backend, census, but={*damaged, *without})
-    _learn_needed(backend, census, refs, half_committed)
+    _learn_needed(backend, census, refs, half_committed, readers)
     live_manifests.update(refs.holders)
 
     lists = p.read_condemned(backend).lists
@@ -196,7 +202,7 @@ def survey(
     _check_there(backend, census, refs, manifests)
     blind = _kept_by_damaged(backend, census, refs, manifests)
     live_manifests |= blind
-    sizes, unreadable = _read_packs(backend, census)
+    sizes, unreadable = _read_packs(backend, census, readers)
     inventory = census.inventory
     # An intent needs all of its digests. A manifest is needed if a ref names it, or an intent that lists no digests.
     named = inventory.chunks_of({*refs.holders, *blind, *(intent.manifest for intent in half_committed)})
@@ -364,16 +370,39 @@ def _kept_by_damaged(backend: Backend, census: Census, refs: _Refs, manifests: M
     return kept
 
 
-def _learn_needed(backend: Backend, census: Census, refs: _Refs, half_committed: Sequence[p.Intent]) -> None:
+def _learn_needed(
+    backend: Backend, census: Census, refs: _Refs, half_committed: Sequence[p.Intent], readers: Readers | None
+) -> None:
     """Read every manifest that a ref needs, or an intent that lists no digests, and that the census does not know.
 
     Raises:
         CorruptError: One cannot be read, and is still needed.
     """
     holders = [(name, keys) for name, keys in refs.holders.items() if name not in census.manifests]
-    learn(census, backend.map_requests(lambda held: _of_refs(backend, *held), holders))
+    if readers is None:
+        _learn_holders(backend, census, holders)
+    else:
+        for part in readers.each(_read_holders, holders, _MANIFESTS_EACH, _bytes_of):
+            census.learn_part(part)
     intents = [intent for intent in half_committed if intent.manifest not in census.manifests]
     learn(census, backend.map_requests(partial(_of_intent, backend), intents))
+
+
+def _learn_holders(backend: Backend, census: Census, holders: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Teach a census some manifests, given with the keys of their refs."""
+    learn(census, backend.map_requests(lambda held: _of_refs(backend, *held), holders))
+
+
+def _read_holders(backend: Backend, holders: Sequence[tuple[str, Sequence[str]]]) -> Inventory:
+    """Read some manifests in a worker."""
+    census = Census(backend)
+    _learn_holders(backend, census, holders)
+    return census.inventory
+
+
+def _bytes_of(part: Inventory) -> int:
+    """Return the bytes of the manifests and of the entries of packs that were read."""
+    return int(part.manifest_bytes.sum()) + len(part.entry_pack) * ENTRY.itemsize
 
 
 def learn(census: Census, manifests: Iterable[tuple[str, Manifest, int] | None]) -> None:
@@ -465,24 +494,52 @@ def _gone(name: str, needed_by: str) -> CorruptError:
     return CorruptError(f"manifests/{name}", f"it is gone, and {needed_by} needs it")
 
 
-def _read_packs(backend: Backend, census: Census) -> tuple[dict[str, int], dict[str, CorruptError]]:
-    """List the packs, and teach the census the tables of those it does not know.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    """Tables of some packs."""
 
-    Returns:
-        Sizes of the packs, by name; and the errors of those whose table is damaged.
-    """
-    sizes = dict(p.list_packs(backend))
-    unknown = {name: size for name, size in sizes.items() if census.packs.get(name) != size}
+    known: Inventory
+    gone: Sequence[str]
+    """Packs that do not exist any more."""
+    unreadable: Mapping[str, CorruptError]
+    """Errors of those whose table is damaged, by name."""
+
+
+def _read_tables(backend: Backend, packs: Sequence[tuple[str, int]]) -> _Tables:
+    """Read the tables of packs, given by name and size."""
     tables: dict[str, Entries] = {}
+    gone: list[str] = []
     unreadable: dict[str, CorruptError] = {}
-    for name, found in read_tables(backend, unknown):
+    for name, found in read_tables(backend, dict(packs)):
         if found is None:
-            del sizes[name]
+            gone.append(name)
         elif isinstance(found, CorruptError):
             unreadable[name] = found
         elif isinstance(found, FormatError | BackendError):
             raise found
         else:
             tables[name] = found
-    census.learn_packs(tables, sizes)
+    return _Tables(known=inventory_of_packs(tables, dict(packs)), gone=gone, unreadable=unreadable)
+
+
+def _read_packs(
+    backend: Backend, census: Census, readers: Readers | None
+) -> tuple[dict[str, int], dict[str, CorruptError]]:
+    """List the packs, and teach the census the tables of those it does not know.
+
+    Returns:
+        Sizes of the packs, by name; and the errors of those whose table is damaged.
+    """
+    sizes = dict(p.list_packs(backend))
+    unknown = [(name, size) for name, size in sizes.items() if census.packs.get(name) != size]
+    unreadable: dict[str, CorruptError] = {}
+    if readers is None:
+        parts: Iterable[_Tables] = [_read_tables(backend, unknown)] if unknown else []
+    else:
+        parts = readers.each(_read_tables, unknown, _PACKS_EACH, lambda part: _bytes_of(part.known))
+    for part in parts:
+        for name in part.gone:
+            del sizes[name]
+        unreadable.update(part.unreadable)
+        census.learn_part(part.known)
     return sizes, unreadable

@@ -330,7 +330,7 @@ def merge_inventories(parts: Sequence[Inventory]) -> Inventory:
     first = np.cumsum([0, *(len(part.manifests) for part in apart)])
     pack = np.cumsum([0, *(len(part.packs) for part in apart)])
     numbered = list(enumerate(apart))
-    base_packs = list(dict.fromkeys(name for part in apart for name in part.base_packs))
+    base_packs = sorted({name for part in apart for name in part.base_packs})
     base_number = {name: np.uint32(at) for at, name in enumerate(base_packs)}
     bases = [
         _moved(part.entry_base, part.entry_base_pack, chunk[begin[n] : begin[n + 1]], part.base_packs, base_number)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -20,6 +21,7 @@ from itertools import chain
 import numpy as np
 
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.text import content_text, count_text, size_text
@@ -33,6 +35,7 @@ from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_encode import (
     BLOCK_BYTES,
     Block,
+    Encoders,
     blocks_of_group,
     blocks_of_plain,
     payloads_of,
@@ -56,7 +59,12 @@ exceeds what is needed."""
 
 
 def write_unit(
-    store: Store, done_chunks: DoneChunks, blocks: Sequence[Block], effort: Effort, on_done: Callable[[int], None]
+    store: Store,
+    done_chunks: DoneChunks,
+    blocks: Sequence[Block],
+    effort: Effort,
+    on_done: Callable[[int], None],
+    encoders: Encoders | None = None,
 ) -> int:
     """Encode some blocks into new packs, which are durable and in the index when this returns.
 
@@ -66,6 +74,7 @@ def write_unit(
         blocks: Blocks to encode.
         effort: Effort for each chunk.
         on_done: Told the bytes of chunks as they are done.
+        encoders: Workers that read and encode; by default this process does.
 
     Returns:
         Bytes of the new packs.
@@ -85,7 +94,7 @@ def write_unit(
         while (block := next(waiting, None)) is not None:
             name, writer = p.new_pack_name(store.backend), PackWriter()
             some = chain([block], waiting)
-            payloads = _until_full(store, done_chunks, some, relied, name, effort, on_done)
+            payloads = _until_full(store, done_chunks, some, relied, name, effort, on_done, encoders)
             first = next(payloads, None)
             if first is None:
                 break
@@ -111,13 +120,14 @@ def _until_full(
     pack: str,
     effort: Effort,
     on_done: Callable[[int], None],
+    encoders: Encoders | None,
 ) -> Iterator[Payload]:
     """Yield the payloads of one pack: whole blocks, so that no delta has its base in the next pack."""
     n_bytes = 0
     taken: set[bytes] = set()
     for block in blocks:
         work = work_of(block, done_chunks, relied, taken)
-        for payload in payloads_of(store, work, pack, effort):
+        for payload in payloads_of(store, work, pack, effort, encoders):
             n_bytes += memoryview(payload.data).nbytes
             yield payload
         if work.jobs:
@@ -201,23 +211,32 @@ class OptimizePlan(PrintedPlan):
         what = f"{chunks} of {size_text(self.n_bytes)}, which take {size_text(self.n_stored_bytes)}"
         return f"to optimize: {what}, in {len(self.labels)} of {content_text(self.n_refs)}"
 
-    def execute(self, *, watch: Watcher = ignore) -> OptimizeReport:
+    def execute(self, *, engine: Engine | None = None, watch: Watcher = ignore) -> OptimizeReport:
         """Execute the plan, then collect the copies that it replaced.
 
         Others may save, load, drop and collect meanwhile. The next run optimizes what they commit.
 
         Args:
+            engine: Workers that read and encode chunks; by default this process does, on all cores. This process alone
+                writes, and the packs are the same.
             watch: Told the bytes of chunks that are done.
 
         Raises:
             BackendError: The storage failed; nothing is lost, and the next run goes on from there.
             FormatError: The collection refuses to work; see `plan_gc`.
         """
-        return _execute(self, watch)
+        with nullcontext() if engine is None else engine.kept():
+            return _execute(self, None if engine is None else Encoders(self.store, engine), watch)
 
 
 def plan_optimize(
-    store: Store, *, effort: Effort = Effort.SMALL, for_restore: bool = False, pins: Collection[str] = ()
+    store: Store,
+    *,
+    effort: Effort = Effort.SMALL,
+    for_restore: bool = False,
+    pins: Collection[str] = (),
+    engine: Engine | None = None,
+    watch: Watcher = ignore,
 ) -> OptimizePlan:
     """Plan an optimization. Changes nothing.
 
@@ -231,6 +250,8 @@ def plan_optimize(
         effort: Effort for each chunk. A chunk that was optimized with no less is done.
         for_restore: Whether the latest and the pinned steps are to be restored fast, for some more bytes.
         pins: The pinned ones, with `for_restore`: each by its key, its artifact path, or the id of its model.
+        engine: Workers that read manifests and the tables of packs; see `plan_gc`.
+        watch: Told what they have read.
 
     Raises:
         CheckpointNotFoundError: The store has no checkpoint or file of a pin.
@@ -244,7 +265,7 @@ def plan_optimize(
     if pins and not for_restore:
         raise ValueError("pins serve an optimization for restore: pass for_restore=True")
     done_chunks = DoneChunks(store.backend, int(effort))
-    gc = plan_gc(store, prefer=done_chunks.optimized_packs())
+    gc = plan_gc(store, prefer=done_chunks.optimized_packs(), engine=engine, watch=watch)
     refs = in_order(p.read_refs(store.backend))
     inventory = gc.census.inventory
     shallow = restored_fast(refs, pins) if for_restore else []
@@ -254,7 +275,9 @@ def plan_optimize(
         shallow=inventory.digests[needed & inventory.chunks_of({ref.manifest for ref in shallow})],
     )
     if shallow and done_chunks.wasteful:  # a copy there is worth less than one elsewhere
-        gc = plan_gc(store, prefer=done_chunks.optimized_packs(), avoid=done_chunks.wasteful)
+        gc = plan_gc(
+            store, prefer=done_chunks.optimized_packs(), avoid=done_chunks.wasteful, engine=engine, watch=watch
+        )
     todo = needed & ~done_chunks.are_done(inventory.digests)
     unfinished = _manifests_with(inventory, todo)
     n_bytes, n_stored_bytes = done_chunks.sizes_of(inventory.digests[todo])
@@ -324,7 +347,7 @@ def in_order(refs: Sequence[Ref]) -> list[Ref]:
     return sorted(refs, key=lambda ref: (began[ref.run_id], ref.run_id or "", ref.created, ref.key))
 
 
-def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
+def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> OptimizeReport:
     store, done_chunks, effort = plan.store, plan.done_chunks, plan.effort
     before_bytes = done_chunks.n_bytes
     done_bytes = written_bytes = waiting_bytes = 0
@@ -339,7 +362,7 @@ def _execute(plan: OptimizePlan, watch: Watcher) -> OptimizeReport:
         written_before = written_bytes
         for window in _windows(store, done_chunks, p.read_refs(store.backend)):
             for unit in units_of(_blocks(store, done_chunks, window), UNIT_BYTES):
-                n_bytes = write_unit(store, done_chunks, unit, effort, note)
+                n_bytes = write_unit(store, done_chunks, unit, effort, note, encoders)
                 written_bytes += n_bytes
                 waiting_bytes += n_bytes
                 if waiting_bytes >= COLLECT_BYTES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
+from tensorcas_mlflow.base.engines import Engine, map_in_order
 from tensorcas_mlflow.codecs import (
     DELTA,
     PLANES,
@@ -30,6 +32,7 @@ from tensorcas_mlflow.layout import MAX_DEPTH, Base, Payload
 from tensorcas_mlflow.maintenance._optimize_done import SHALLOW_DEPTH, DoneChunks
 from tensorcas_mlflow.maintenance._optimize_tracks import LEAST_DELTA_BYTES, Group, Plain
 from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, StoredVersion, Tree
+from tensorcas_mlflow.maintenance._workers import StoreAt
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -185,6 +188,8 @@ _CLEARLY_SMALLER = 0.97
 _LEAST_GAIN = 0.97
 """Share of its size below which a chunk is stored encoded. A raw chunk can be memory-mapped."""
 _TEXT_LEVEL = 19
+_LEAST_PART_BYTES = 1 << 20
+"""Decoded bytes of chunks for which a worker's task is worth its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +222,92 @@ class Work:
         return sum(job.n_bytes for job in self.jobs)
 
 
-def payloads_of(store: Store, work: Work, pack: str, effort: Effort) -> Iterator[Payload]:
+_Encoded = tuple[Codec, int, Buffer]
+"""Codec, element size and payload of a chunk."""
+
+
+class Encoders:
+    """Workers that read and encode chunks of one store."""
+
+    def __init__(self, store: Store, engine: Engine) -> None:
+        """Start nothing yet.
+
+        Raises:
+            DirectAccessError: The store is reached through an MLflow server.
+        """
+        self._place = StoreAt.of(store)
+        self._engine = engine
+
+    def encode(self, work: Work, effort: Effort) -> list[_Encoded | None]:
+        """Return for each chunk its encoding; None if it cannot be read."""
+        encoded: list[_Encoded | None] = [None] * len(work.jobs)
+        n_bytes = max(_LEAST_PART_BYTES, work.n_bytes // (2 * self._engine.n_workers))
+        parts = list(_parts_of(work, n_bytes))
+        items = ((Work(*_chosen(work, part)), effort) for part in parts)
+        for part, found in zip(
+            parts, map_in_order(self._engine, partial(_encode_in_worker, self._place), items), strict=True
+        ):
+            for at, each in zip(part, found, strict=True):
+                encoded[at] = each
+        return encoded
+
+
+def _parts_of(work: Work, n_bytes: int) -> Iterator[list[int]]:
+    """Divide chunks, by number, into parts of about some bytes; a delta is in the part of its base."""
+    group_of: dict[bytes, list[int]] = {}
+    groups: list[list[int]] = []
+    for at, job in enumerate(work.jobs):
+        group = None if job.base is None else group_of.get(job.base)
+        if group is None:
+            groups.append(group := [])
+        group.append(at)
+        group_of[job.digest] = group
+    part: list[int] = []
+    part_bytes = 0
+    for group in groups:
+        part += group
+        part_bytes += sum(work.jobs[at].n_bytes for at in group)
+        if part_bytes >= n_bytes:
+            yield part
+            part, part_bytes = [], 0
+    if part:
+        yield part
+
+
+def _chosen(work: Work, part: Sequence[int]) -> tuple[Sequence[_Job], Mapping[bytes, Base]]:
+    """Return some chunks of a work, and those that are done and are bases of theirs."""
+    jobs = [work.jobs[at] for at in part]
+    bases = {job.base for job in jobs if job.base is not None}
+    return jobs, {digest: base for digest, base in work.outside.items() if digest in bases}
+
+
+def _encode_in_worker(place: StoreAt, item: tuple[Work, Effort]) -> list[_Encoded | None]:
+    """Read and encode a part of a block."""
+    work, effort = item
+    encoded = _encode_all(place.open_store(), work, effort)
+    return [None if each is None else (each[0], each[1], bytes(each[2])) for each in encoded]
+
+
+def _encode_all(store: Store, work: Work, effort: Effort) -> Iterator[_Encoded | None]:
+    """Read, check and encode chunks; None for one that cannot be read."""
+    jobs, outside = work.jobs, work.outside
+    digests = np.frombuffer(b"".join(job.digest for job in jobs), np.uint8).reshape(-1, DIGEST_BYTES)
+    raws: dict[bytes, Buffer] = {**read_by_digest(store, digests, [job.n_bytes for job in jobs])}
+    named = {job.base: job.n_bytes for job in jobs if job.base is not None and job.base in outside}
+    raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])
+
+    def encode(job: _Job) -> _Encoded | None:
+        raw = raws.get(job.digest)
+        if raw is None:
+            return None
+        return _encode(raw, None if job.base is None else raws.get(job.base), job, effort)
+
+    return threads.ordered_map(encode, jobs)
+
+
+def payloads_of(
+    store: Store, work: Work, pack: str, effort: Effort, encoders: Encoders | None = None
+) -> Iterator[Payload]:
     """Read, check and encode chunks.
 
     Args:
@@ -225,25 +315,20 @@ def payloads_of(store: Store, work: Work, pack: str, effort: Effort) -> Iterator
         work: Chunks to encode.
         pack: Name of the pack that the payloads go into.
         effort: Effort for each chunk.
+        encoders: Workers that read and encode; by default this process does.
 
     Yields:
         Payloads, those of a version together and after all their bases, without chunks that cannot be read.
     """
-    jobs, outside = work.jobs, work.outside
-    digests = np.frombuffer(b"".join(job.digest for job in jobs), np.uint8).reshape(-1, DIGEST_BYTES)
-    raws: dict[bytes, Buffer] = {**read_by_digest(store, digests, [job.n_bytes for job in jobs])}
-    named = {job.base: job.n_bytes for job in jobs if job.base is not None and job.base in outside}
-    raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])
-
-    def encode(job: _Job) -> tuple[Codec, int, Buffer]:
-        return _encode(raws[job.digest], None if job.base is None else raws.get(job.base), job, effort)
-
-    there = [job for job in jobs if job.digest in raws]
+    made = _encode_all(store, work, effort) if encoders is None else encoders.encode(work, effort)
     depths: dict[bytes, int] = {}
-    for job, (codec, typesize, data) in zip(there, threads.ordered_map(encode, there), strict=True):
+    for job, encoded in zip(work.jobs, made, strict=True):
+        if encoded is None:
+            continue
+        codec, typesize, data = encoded
         base = None
         if codec is DELTA and job.base is not None:
-            base = outside.get(job.base) or Base(pack=pack, digest=job.base, depth=depths[job.base])
+            base = work.outside.get(job.base) or Base(pack=pack, digest=job.base, depth=depths[job.base])
         depths[job.digest] = 0 if base is None else base.depth + 1
         yield Payload(
             digest=job.digest,
@@ -314,7 +399,7 @@ def work_of(block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[
     return Work(jobs, outside)
 
 
-def _encode(raw: Buffer, base: Buffer | None, job: _Job, effort: Effort) -> tuple[Codec, int, Buffer]:
+def _encode(raw: Buffer, base: Buffer | None, job: _Job, effort: Effort) -> _Encoded:
     if base is None:
         return _encode_plain(raw, job, effort)
     delta = DELTA.encode_as(raw, job.itemsize, base, job.transform, effort)
@@ -326,9 +411,9 @@ def _encode(raw: Buffer, base: Buffer | None, job: _Job, effort: Effort) -> tupl
     return plain
 
 
-def _encode_plain(raw: Buffer, job: _Job, effort: Effort) -> tuple[Codec, int, Buffer]:
+def _encode_plain(raw: Buffer, job: _Job, effort: Effort) -> _Encoded:
     """Try the codecs that may fit, and return the smallest result; raw if that gains little."""
-    made: list[tuple[Codec, int, Buffer]] = []
+    made: list[_Encoded] = []
     if job.is_text:
         made.append((ZSTD, 1, ZSTD.encode_at(raw, _TEXT_LEVEL) if effort is Effort.SMALL else ZSTD.encode(raw, 1)))
     elif job.n_bytes >= 32:

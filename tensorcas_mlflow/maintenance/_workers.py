@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
+from typing import TypeVar
 from uuid import uuid4
 
 from tensorcas_mlflow.backends import Backend, Root, open_backend
-from tensorcas_mlflow.base.engines import Engine
+from tensorcas_mlflow.base.engines import Engine, map_in_order
+from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.errors import BackendError, CorruptError, DirectAccessError, NotFoundError
 from tensorcas_mlflow.maintenance._chunks import SHARD_BYTES, Checked, Shard, check_chunks, divide, merge_checks
 from tensorcas_mlflow.store import Store
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _LEAST_BYTES = 16 << 20
 """Stored bytes of a shard for which a task is worth its start."""
@@ -50,6 +55,14 @@ class StoreAt:
         """
         return _open(self)
 
+    def open_store(self) -> Store:
+        """Open the store, to read chunks by their digests.
+
+        Raises:
+            BackendError: This machine finds no store there, or another one.
+        """
+        return _open_store(self)
+
 
 @lru_cache(maxsize=1)  # a worker opens its store once, and gets many shards of it
 def _open(place: StoreAt) -> Backend:
@@ -65,6 +78,11 @@ def _open(place: StoreAt) -> Backend:
         reason = f"it is store {place.id}, and a worker on {socket.gethostname()} finds {found}: use no workers there"
         raise BackendError("open", place.uri, reason)
     return backend.past_damage() if place.is_past_damage else backend
+
+
+@lru_cache(maxsize=1)
+def _open_store(place: StoreAt) -> Store:
+    return Store.open_backend(_open(place))
 
 
 def _check(place: StoreAt, shard: Shard, *, decode: bool) -> tuple[Checked, int]:
@@ -111,3 +129,48 @@ def check_all(
         checked = merge_checks(checked, part)
         on_read(n_read)
     return checked
+
+
+class Readers:
+    """Workers that read blobs of one store."""
+
+    def __init__(self, store: Store, engine: Engine, watch: Watcher = ignore) -> None:
+        """Start nothing yet.
+
+        Args:
+            store: The store.
+            engine: The workers.
+            watch: Told the items of each call of `each` that are done.
+
+        Raises:
+            DirectAccessError: The store is reached through an MLflow server.
+        """
+        self._place = StoreAt.of(store)
+        self._engine = engine
+        self._watch = watch
+        self._done_bytes = 0
+
+    def each(
+        self, read: Callable[[Backend, list[T]], R], items: Sequence[T], n_each: int, bytes_of: Callable[[R], int]
+    ) -> Iterator[R]:
+        """Apply a picklable function to the store's backend and some items at a time, in the order of the items.
+
+        Args:
+            read: The function.
+            items: The items.
+            n_each: Items of one call, at most; fewer if there would be too few calls for the workers.
+            bytes_of: Returns the bytes that made a result, for the progress.
+        """
+        n = min(n_each, -(-len(items) // (_TASKS_EACH * self._engine.n_workers)) or 1)
+        parts = [list(items[at : at + n]) for at in range(0, len(items), n)]
+        n_done = 0
+        results = map_in_order(self._engine, partial(_read, self._place, read), parts)
+        for part, result in zip(parts, results, strict=True):
+            self._done_bytes += bytes_of(result)
+            n_done += len(part)
+            self._watch(Progress(done_bytes=self._done_bytes, n_done=n_done, n=len(items)))
+            yield result
+
+
+def _read(place: StoreAt, read: Callable[[Backend, list[T]], R], items: list[T]) -> R:
+    return read(place.open(), items)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.base.engines import MOST_DEATHS, Engine, LocalProcesses, in_order, open_engine
+from tensorcas_mlflow.base.engines import MOST_DEATHS, Engine, LocalProcesses, in_order, map_in_order, open_engine
 from tensorcas_mlflow.errors import BackendError, StarvedError
 from tests.engines import cluster_of_two
 
@@ -127,6 +127,42 @@ def test_items_are_drawn_as_workers_become_free(engine: Engine) -> None:
 
     assert len(drawn) <= 8
     assert len(list(results)) == 39
+
+
+def slow_at_first(number: int) -> int:
+    time.sleep(0.2 if number == 0 else 0)
+    return number
+
+
+def test_results_come_in_the_order_of_the_items_and_few_are_held(engine: Engine) -> None:
+    drawn: list[int] = []
+    results = map_in_order(engine, slow_at_first, (drawn.append(number) or number for number in range(20)))
+    first = next(results)
+
+    assert first == 0
+    assert len(drawn) <= 4
+    assert list(results) == list(range(1, 20))
+
+
+def test_kept_processes_work_for_several_calls_and_end_then() -> None:
+    engine = LocalProcesses(2)
+    with engine.kept():
+        first = {process for _, (process, _) in engine.map(process_of, range(8))}
+        second = {process for _, (process, _) in engine.map(process_of, range(8))}
+
+    assert second == first
+    for process in first:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_process_that_dies_while_it_is_kept_is_replaced(tmp_path: Path) -> None:
+    engine = LocalProcesses(1)
+    with engine.kept():
+        [(_, (process, _))] = engine.map(process_of, [0])
+        os.kill(process, signal.SIGKILL)
+
+        assert list(engine.map(square, [3])) == [(0, 9)]
 
 
 def test_result_that_cannot_be_sent_is_an_error() -> None:
