@@ -45,7 +45,7 @@ def is_parquet(head: memoryview) -> bool:
 def split_parquet(tape: Tape) -> Iterator[PlainBytes]:
     """Announce pages, with cuts between them, up to the first bytes that are no page.
 
-    Small pages stay together.
+    Small pages stay together, and the first page stays with the four bytes before it.
 
     Raises:
         FormatError: The pages are too small to be worth a search.
@@ -56,7 +56,7 @@ def split_parquet(tape: Tape) -> Iterator[PlainBytes]:
         n_pages += 1
         if n_pages > _FREE_PAGES + tape.position // _BYTES_A_PAGE:
             raise FormatError(f"{n_pages} pages in {tape.position} bytes")
-        is_cut = n_bytes >= _LEAST_BYTES or n_since_cut >= _LEAST_BYTES
+        is_cut = n_pages > 1 and (n_bytes >= _LEAST_BYTES or n_since_cut >= _LEAST_BYTES)
         yield PlainBytes(n_bytes=n_bytes, starts_piece=is_cut)
         n_since_cut = n_bytes if is_cut else n_since_cut + n_bytes
     if n_rest := len(tape.peek(_HEADER_BYTES)):

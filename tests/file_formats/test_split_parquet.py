@@ -85,6 +85,19 @@ def test_a_table_of_many_small_columns_has_few_pieces() -> None:
     assert 2 <= n_pieces <= sum(len(taken) for _, taken in parts) // (16 << 10) + 1
 
 
+def test_large_pages_begin_pieces_and_the_first_stays_with_the_bytes_before_it() -> None:
+    table = pa.table({"a": DRAW.normal(size=100_000)})
+    parts = take_apart(file_of(table, use_dictionary=False, data_page_size=100_000))
+    sizes = [len(taken) for _, taken in parts]
+
+    assert sizes[0] == 4
+    assert min(sizes[1:-2]) > 16 << 10
+    assert [part.starts_piece for part, _ in parts if isinstance(part, PlainBytes)] == [
+        *(False, False),
+        *[True] * (len(parts) - 2),
+    ]
+
+
 def test_the_description_of_a_file_begins_a_piece() -> None:
     data = file_of()
     end = max(end for _, end in columns_of(data))
