@@ -251,7 +251,8 @@ def _work(pipe: Connection, n_threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         while True:
-            outcome = _attempt(*pipe.recv(), n_threads)
+            function, item = pipe.recv()
+            outcome = _attempt(function, item, n_threads)
             try:
                 answer = pickle.dumps(outcome)
             except Exception as error:  # noqa: BLE001 -- the caller has to learn why there is no answer

@@ -70,6 +70,8 @@ class Origin:
     n_chunks: int
     n_new_chunks: int
     """Chunks absent from all examined checkpoints; 0 if the tensor is shared."""
+    was_before: bool
+    """Whether the step before has a tensor of this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,7 @@ def look_back(store: Store, ref: Ref, manifest: Manifest) -> EarlierContents:
         rows_of.setdefault(content, []).append(at)
     seen = _Seen(manifest)
     found: dict[int, str] = {}
+    names_before: frozenset[str] = frozenset()
     n_rows = n_looked_at = 0
     earlier = [*((other, True) for other in series), *((other, False) for other in others)]
     # The latest step comes first, so the earliest step with a tensor is recorded last and stays. Tensors of the series
@@ -121,13 +124,15 @@ def look_back(store: Store, ref: Ref, manifest: Manifest) -> EarlierContents:
         n_looked_at += 1
         n_rows += len(held.rows)
         seen.add(held.digests)
+        if is_of_series and other is series[0]:
+            names_before = frozenset(held.columns.names.to_list())
         label = _label(other, ref, in_series=is_of_series)
         for content in held.columns.contents():
             for at in rows_of.get(content, ()):
                 if is_of_series or at not in found:
                     found[at] = label
     return EarlierContents(
-        origins=seen.origins(found),
+        origins=seen.origins(found, [name in names_before for name in manifest.columns.names.to_list()]),
         new_chunks=seen.new_chunks(),
         n_new_bytes=seen.n_new_bytes(),
         n_looked_at=n_looked_at,
@@ -151,15 +156,18 @@ class _Seen:
         if len(unknown) and len(digests):
             self._seen[unknown] = np.isin(self._keys[unknown], as_keys(digests))
 
-    def origins(self, found: dict[int, str]) -> list[Origin]:
+    def origins(self, found: Mapping[int, str], were_before: Sequence[bool]) -> list[Origin]:
         n_new = np.concatenate(([0], np.cumsum(~self._seen)))
         return [
             Origin(
                 shared_with=found.get(at),
                 n_chunks=int(end - begin),
                 n_new_chunks=0 if at in found else int(n_new[end] - n_new[begin]),
+                was_before=was_before,
             )
-            for at, (begin, end) in enumerate(pairwise(self._chunk_at.tolist()))
+            for at, ((begin, end), was_before) in enumerate(
+                zip(pairwise(self._chunk_at.tolist()), were_before, strict=True)
+            )
         ]
 
     def new_chunks(self) -> Digests:
@@ -516,7 +524,7 @@ def _before(origin: Origin) -> tuple[str, str]:
     if origin.n_chunks == 0:
         return "shared", "empty"
     if origin.n_new_chunks == origin.n_chunks:
-        return "new", "new at this step"
+        return ("part", "changed in all chunks") if origin.was_before else ("new", "new at this step")
     if origin.n_new_chunks == 0:
         return "part", f"rearranged: all of {origin.n_chunks:,} chunks are known"
     return "part", f"in part: {origin.n_new_chunks:,} of {origin.n_chunks:,} chunks are new"

@@ -122,7 +122,7 @@ def test_models_of_one_run_are_steps_of_each_other(store: Store) -> None:
     shown = page(store, ref)
 
     assert shown.before("frozen") == "shared with step 1"
-    assert shown.before("head") == "new at this step"
+    assert shown.before("head") == "changed in all chunks"
     assert "Model m-3, step 3" in shown.texts
     assert "of run r1" in shown.text
 
@@ -162,7 +162,7 @@ def test_steps_that_came_as_files_are_steps_of_each_other(store: Store, tmp_path
 
     assert "Run r1, step 10" in shown.texts
     assert shown.before("frozen") == "shared with step 8"
-    assert shown.before("head") == "new at this step"
+    assert shown.before("head") == "changed in all chunks"
 
 
 @pytest.mark.usefixtures("store_of_files")
@@ -323,7 +323,7 @@ def test_page_of_tensors_that_cannot_be_read_says_no_amounts(store: Store, tmp_p
     shown = page(store, ref)
 
     assert shown.facts["values"] is None
-    assert shown.before("a") == "new at this step"
+    assert shown.before("a") == "changed in all chunks"
 
 
 # --- through MLflow
@@ -339,7 +339,7 @@ def test_a_page_is_downloaded_from_a_run(cas_experiment: str, tmp_path: Path) ->
 
     assert f"{run.info.run_name}, checkpoint, step 1" in shown.texts
     assert shown.before("frozen") == "shared with step 0"
-    assert shown.before("weights") == "new at this step"
+    assert shown.before("weights") == "changed in all chunks"
 
 
 def test_page_links_to_run_and_neighbors_and_has_its_listed_size(cas_experiment: str) -> None:
