@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -32,10 +32,12 @@ from tensorcas_mlflow.backends._log_records import (
     meta_bytes,
     read_tombstones,
 )
-from tensorcas_mlflow.backends._log_watch import LogWatch
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import CorruptError, FormatError, RefusedError
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.backends._log_watch import LogWatch
 
 _COMMITS = "refs"
 """First segment of the keys of blobs that commits create."""
@@ -244,6 +246,8 @@ class LogView:
         if self._watch is None:
             is_wanted = self.may_watch and not self._salvages
             if is_wanted and self._n_looks >= _WATCHED_AT and len(self._logs) >= _WATCHED_LOGS:
+                from tensorcas_mlflow.backends._log_watch import LogWatch
+
                 # Before the files are looked at: later changes are reported.
                 self._watch = LogWatch.begin(self.folder.path)
                 self._n_looks = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from types import ModuleType
 from typing import ClassVar
 
@@ -35,11 +34,9 @@ class Codec(ABC):
     takes_base: ClassVar[bool] = False
     """True if the codec encodes a chunk as its difference from a base, which is another chunk of the same size."""
 
-    def __reduce__(self) -> tuple[Callable[[int], Codec], tuple[int]]:
-        """Send it to another process by its number: there is one object of each codec."""
-        from tensorcas_mlflow.codecs._choose import codec_numbered
-
-        return codec_numbered, (self.number,)
+    def __reduce__(self) -> str:
+        """Send it to another process by the name of its variable: there is one object of each codec."""
+        return self.name.replace("-", "_").upper()
 
     @abstractmethod
     def encode(self, raw: Buffer, itemsize: int, base: Buffer | None = None) -> Buffer:

@@ -136,7 +136,13 @@ def slow_at_first(number: int) -> int:
 
 def test_results_come_in_the_order_of_the_items_and_few_are_held(engine: Engine) -> None:
     drawn: list[int] = []
-    results = map_in_order(engine, slow_at_first, (drawn.append(number) or number for number in range(20)))
+
+    def items() -> Iterator[int]:
+        for number in range(20):
+            drawn.append(number)
+            yield number
+
+    results = map_in_order(engine, slow_at_first, items())
     first = next(results)
 
     assert first == 0

@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         fault="a base that has rotted in the pack a delta would name, and is sound in another",
         test="test_a_copy_that_has_rotted_is_no_base_though_another_is_sound",
-        definition="payloads_of",
+        definition="_encode_all",
         before="raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])",
         after="""
             found = np.frombuffer(b"".join(named), np.uint8).reshape(-1, DIGEST_BYTES)
@@ -102,8 +102,8 @@ MUTANTS = (
     Mutant(
         fault="a store of deltas that is copied",
         test="test_a_copy_of_an_optimized_store_takes_the_room_of_its_source",
-        definition="CopyReader._payload",
-        before='is_delta(entry) and entry["base_digest"].tobytes() in self._wanted_bases',
+        definition="_read_here",
+        before='is_delta(entry) and entry["base_digest"].tobytes() in wanted_bases',
         after="False",
     ),
     Mutant(
