@@ -51,7 +51,7 @@ _BASE = np.dtype([("row", "<u4"), *_BASE_FIELDS])
 """The base of one entry, in a table of version 2."""
 DELTA = 3
 """The number of the codec `delta`: the only one with another chunk needed for decoding."""
-MAX_DEPTH = 8
+MAX_DEPTH = 64
 """Decoding a chunk needs at most so many others."""
 
 _FOOTER = struct.Struct("<8sIIQII32s")

@@ -70,14 +70,13 @@ _LEAST_GROUPED_BYTES = 32 << 10
 """Groups have headers and codes of their own, too expensive for fewer bytes."""
 _GROUPED_SHARE = 0.96
 """If a delta takes more than this share of the chunk's size without a base, groups save nothing and take time."""
-MAX_SAVED_DEPTH = 7
-"""Maximum number of other chunks needed to decode one that a save stores; the format allows one more. A step takes
-twice as long to restore as one stored in full if its chain is this long and each step changes one word in a hundred
-(``docs/design/codecs.md``)."""
+MAX_SAVED_DEPTH = 32
+"""Maximum number of other chunks needed to decode one that a save stores; the format allows 64. Each delta also costs
+the lookup and the read of one more pack (``docs/design/codecs.md``)."""
 MAX_PASSES = 2 + 1e-9
 """Maximum cost of decoding a chunk besides its base in full, in deltas of many words: each is one pass over a chunk. It
 leaves room for the rounding of sums."""
-_PASSES_OF_SHARE = 24.0
+_PASSES_OF_SHARE = 16.0
 """Passes that a sparse delta takes for each share of its chunk, measured (``docs/design/codecs.md``)."""
 _MOST_CHOICES = 4096
 _STEPS_OF_CHOICE = 3

@@ -204,7 +204,7 @@ def test_a_segment_of_a_later_release_is_refused_with_its_version() -> None:
         read_segment(KEY, with_foot(version=9))
 
 
-@pytest.mark.parametrize("fields", [{"pack": 2}, {"offset": 1 << 60}, {"depth": 9}, {"codec": 0}], ids=repr)
+@pytest.mark.parametrize("fields", [{"pack": 2}, {"offset": 1 << 60}, {"depth": 65}, {"codec": 0}], ids=repr)
 def test_an_impossible_row_is_damage_and_never_found(fields: dict[str, int]) -> None:
     at = int(np.flatnonzero(DELTAS.entries["codec"])[0])
     made, pack = DELTAS.entries.copy(), DELTAS.pack.copy()

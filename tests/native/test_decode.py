@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from tensorcas_mlflow.chunk_io._decode import (
     decode_chain,
 )
 from tensorcas_mlflow.chunk_io._plan import Target
-from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD
+from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD, Transform
 from tensorcas_mlflow.errors import CorruptChunkError
-from tensorcas_mlflow.layout import ENTRY, RefTarget
+from tensorcas_mlflow.layout import ENTRY, MAX_DEPTH, RefTarget
 from tensorcas_mlflow.store import Store
 from tests.native.chains import Chain, chains, floats, tables
 
@@ -89,15 +88,28 @@ def test_core_decodes_every_codec_to_the_bytes_of_the_chunk(n_bytes: int) -> Non
         assert run_python(chunk, chain) == chunk
 
 
-def test_chain_of_the_greatest_depth_is_decoded() -> None:
-    n_bytes = 10_001
-    states = [floats(n_bytes, seed) for seed in range(2, 11)]
-    chain: Chain = [(ZSTD, bytes(ZSTD.encode(states[0], 4)))]
-    for base, chunk in pairwise(states):
-        chain.insert(0, (DELTA, bytes(DELTA.encode(chunk, 4, base))))
+def few_changed(base: bytes, seed: int) -> bytes:
+    """Return single precision numbers of which one in a hundred differs from the base's."""
+    words = np.frombuffer(base, np.uint32).copy()
+    words[np.random.default_rng(seed).random(len(words)) < 0.01] += np.uint32(seed)
+    return words.tobytes()
 
-    assert len(chain) == 9
-    assert run_core(states[-1], chain) == states[-1]
+
+@pytest.mark.parametrize("n_sparse", [0, 1, 3, MAX_DEPTH])
+def test_chain_of_the_greatest_depth_is_decoded(n_sparse: int) -> None:
+    """Sparse deltas change the memory of their base, and others are made next to it."""
+    n_bytes = 10_000
+    base = floats(n_bytes, 2)
+    chain: Chain = [(ZSTD, bytes(ZSTD.encode(base, 4)))]
+    for number in range(MAX_DEPTH):
+        is_sparse = number % (n_sparse + 1) > 0
+        chunk = few_changed(base, number + 1) if is_sparse else floats(n_bytes, number + 3)
+        transform = Transform.SPARSE if is_sparse else Transform.GROUPED
+        chain.insert(0, (DELTA, bytes(DELTA.encode_as(chunk, 4, base, transform))))
+        base = chunk
+
+    assert run_core(base, chain) == run_python(base, chain) == base
+    assert run_core(base, chain, verify=False) == base
 
 
 @pytest.mark.parametrize("change", [0x01, 0x80, 0xFF])
@@ -266,13 +278,21 @@ def test_damaged_chunk_does_not_reach_the_memory_it_is_read_into(tmp_path: Path,
 
 @pytest.mark.parametrize("n_bytes", [400, 30_000])
 @pytest.mark.parametrize("damaged", [None, 0, 1, 2, 3, 4])
-def test_chains_that_share_links_are_decoded_as_if_they_shared_none(n_bytes: int, damaged: int | None) -> None:
+@pytest.mark.parametrize("transform", [Transform.GROUPED, Transform.SPARSE])
+def test_chains_that_share_links_are_decoded_as_if_they_shared_none(
+    n_bytes: int, damaged: int | None, transform: Transform
+) -> None:
     """A tree of versions: 1 and 4 are deltas against 0, and 2 and 3 against 1."""
     assert native.core is not None
     base_of = {1: 0, 2: 1, 3: 1, 4: 0}
     versions = [floats(n_bytes, seed) for seed in range(5)]
+    if transform is Transform.SPARSE:
+        for version, base in base_of.items():
+            versions[version] = few_changed(versions[base], version)
     payloads = [bytes(PLANES.encode(versions[0], 4))]
-    payloads += [bytes(DELTA.encode(versions[version], 4, versions[base])) for version, base in base_of.items()]
+    payloads += [
+        bytes(DELTA.encode_as(versions[version], 4, versions[base], transform)) for version, base in base_of.items()
+    ]
     if damaged is not None:
         payloads[damaged] = payloads[damaged][:-1] + bytes([payloads[damaged][-1] ^ 64])
     chains = {0: [0], 1: [1, 0], 2: [2, 1, 0], 3: [3, 1, 0], 4: [4, 0]}

@@ -31,7 +31,7 @@
 enum { RAW = 0, ZSTD = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };
 enum { PLAIN = 0, GROUPED = 1, DECAYED = 2, SPARSE = 3, LONG_GAP = 255 };
 enum { PAGE = 4096, HUGE_PAGE = 2 << 20, KEPT_BYTES = 16 << 20, MOST_GROUPS = 15, MOST_WIDTH = 8, MOST_PENDING = 64 };
-enum { MOST_CHUNK_BYTES = 64 << 20, MOST_LINKS = 9 };
+enum { MOST_CHUNK_BYTES = 64 << 20, MOST_LINKS = 65, MOST_LEVELS = 8 };
 
 #define MOST_PART_BYTES ((uint64_t)2 << 30)
 
@@ -90,7 +90,7 @@ static void give_back(Slab *slab) {
 typedef struct {
     TcLink link;
     size_t n_bytes;
-    const uint8_t *made;
+    const uint8_t *made; /* NULL if another link was made in the same memory later */
 } Held;
 
 /* The memory of one thread for the chunk it decodes; each area is as long as the longest chunk. */
@@ -100,13 +100,16 @@ typedef struct {
     uint8_t *planes;
     uint8_t *grouped;
     uint8_t *classes;
-    uint8_t *levels; /* an area for each link of a chain, its end first */
+    uint8_t *levels; /* areas for the links of a chain that stay for the next one, `n_levels` of them, used in turn */
+    size_t n_levels, next_level;
     size_t n_bytes;  /* of each area */
     Held held[MOST_LINKS]; /* the chain decoded last, its end first: the next chunk may share its beginning */
     size_t n_held;
 } Areas;
 
 enum { N_AREAS = 4 }; /* besides the levels */
+
+static size_t levels_of(size_t n_links) { return n_links < MOST_LEVELS ? n_links : MOST_LEVELS; }
 
 static uint32_t u32_at(const uint8_t *from) {
     uint32_t number;
@@ -283,7 +286,34 @@ static void decay(const uint8_t *words, size_t n_words, uint32_t n_steps, uint32
     }
 }
 
-/* Decode a sparse delta, from behind its first two bytes on: copy the base, and change some words. */
+/* Change words of `out` by zigzag differences, at the places that the gaps state; return 0 if there are other numbers of both, or a
+ * place is behind the words. */
+#define DEFINE_CHANGE(name, word_type)                                                                                          \
+    static int name(const uint8_t *gaps, size_t n_gap_bytes, const uint8_t *differences, size_t n_changed, size_t n_words,      \
+                    uint8_t *out) {                                                                                             \
+        size_t place = 0, n_placed = 0;                                                                                         \
+        for (size_t at = 0; at < n_gap_bytes; at++) {                                                                           \
+            place += gaps[at];                                                                                                  \
+            if (gaps[at] == LONG_GAP)                                                                                           \
+                continue;                                                                                                       \
+            if (n_placed == n_changed || place >= n_words)                                                                      \
+                return 0;                                                                                                       \
+            word_type word, difference;                                                                                         \
+            memcpy(&word, out + place * sizeof word, sizeof word);                                                              \
+            memcpy(&difference, differences + n_placed++ * sizeof word, sizeof word);                                           \
+            word = (word_type)(word + ((word_type)(difference >> 1) ^ (word_type)(0 - (difference & 1))));                      \
+            memcpy(out + place++ * sizeof word, &word, sizeof word);                                                            \
+        }                                                                                                                       \
+        return n_placed == n_changed;                                                                                           \
+    }
+DEFINE_CHANGE(change_1, uint8_t)
+DEFINE_CHANGE(change_2, uint16_t)
+DEFINE_CHANGE(change_4, uint32_t)
+DEFINE_CHANGE(change_8, uint64_t)
+#undef DEFINE_CHANGE
+
+/* Decode a sparse delta, from behind its first two bytes on: copy the base, and change some words. `out` may be the base, which is
+ * then lost, also if the payload is malformed. */
 static int decode_sparse(Areas *areas, unsigned inner, size_t width, const uint8_t *stored, size_t n_stored,
                          const uint8_t *base, uint8_t *out, size_t n_bytes) {
     size_t n_words = n_bytes / width, tail = n_bytes % width, begin = 12;
@@ -301,22 +331,14 @@ static int decode_sparse(Areas *areas, unsigned inner, size_t width, const uint8
         return status;
     if (n_gap_bytes > 0 && gaps[n_gap_bytes - 1] == LONG_GAP)
         return CHUNK_MALFORMED;
-    memcpy(out, base, n_bytes - tail);
+    if (out != base)
+        memcpy(out, base, n_bytes - tail);
     memcpy(out + n_bytes - tail, stored + n_stored - tail, tail);
-    size_t place = 0, n_placed = 0;
-    for (size_t at = 0; at < n_gap_bytes; at++) {
-        place += gaps[at];
-        if (gaps[at] == LONG_GAP)
-            continue;
-        if (n_placed == n_changed || place >= n_words)
-            return CHUNK_MALFORMED;
-        uint64_t word = 0, difference = 0;
-        memcpy(&word, base + place * width, width);
-        memcpy(&difference, differences + n_placed++ * width, width);
-        word += (difference >> 1) ^ (0 - (difference & 1));
-        memcpy(out + place++ * width, &word, width);
-    }
-    return n_placed == n_changed ? CHUNK_GOOD : CHUNK_MALFORMED;
+    int is_good = width == 1   ? change_1(gaps, n_gap_bytes, differences, n_changed, n_words, out)
+                  : width == 2 ? change_2(gaps, n_gap_bytes, differences, n_changed, n_words, out)
+                  : width == 4 ? change_4(gaps, n_gap_bytes, differences, n_changed, n_words, out)
+                               : change_8(gaps, n_gap_bytes, differences, n_changed, n_words, out);
+    return is_good ? CHUNK_GOOD : CHUNK_MALFORMED;
 }
 
 static int decode_delta(Areas *areas, const uint8_t *stored, size_t n_stored, const uint8_t *base, uint8_t *out,
@@ -414,33 +436,58 @@ static int is_held(const Areas *areas, size_t level, const TcLink *link, size_t 
            held->link.begin == link->begin && held->link.n_stored == link->n_stored && held->link.codec == link->codec;
 }
 
+/* Forget what was made in some memory, since another link is made there now. */
+static void forget(Areas *areas, const uint8_t *memory) {
+    for (size_t level = 0; level < areas->n_held; level++)
+        if (areas->held[level].made == memory)
+            areas->held[level].made = NULL;
+}
+
+/* Return the memory to make a link in: that of its base for a sparse delta, which changes few words, and else another level. */
+static uint8_t *level_for(Areas *areas, const TcLink *link, const uint8_t *payload, const uint8_t *base) {
+    uint8_t *levels = areas->levels, *out;
+    int is_sparse = link->codec == DELTA && link->n_stored > 1 && (payload[1] & 15) == SPARSE;
+    if (is_sparse && base >= levels && base < levels + areas->n_levels * areas->n_bytes)
+        out = levels + (base - levels);
+    else
+        do {
+            out = levels + areas->next_level * areas->n_bytes;
+            areas->next_level = (areas->next_level + 1) % areas->n_levels;
+        } while (out == base);
+    forget(areas, out);
+    return out;
+}
+
 /* Decode the chain of a chunk; set `made` to the chunk: in `areas->out + n_pending`, in the levels, or in the memory of its
- * read. What the chain shares with the chain before is not decoded again. */
+ * read. What the chain shares with the chain before is not decoded again, as far as it is still there. */
 static int decode_chain(const TcBatch *batch, const TcChunk *chunk, const uint8_t *const *stored, uint32_t first_read,
                         Areas *areas, size_t n_pending, const uint8_t **made) {
     const TcLink *links = batch->links + chunk->first_link;
-    size_t n_bytes = chunk->n_bytes, level = 0;
-    const uint8_t *base = NULL;
-    for (uint32_t number = chunk->n_links; number-- > 0; level++) {
+    size_t n_bytes = chunk->n_bytes, n_links = chunk->n_links, n_shared = 0;
+    for (size_t number = 0; number < n_links; number++) {
         const TcLink *link = links + number;
         if (stored[link->read - first_read] == NULL)
             return CHUNK_UNREAD;
-        const uint8_t *payload = stored[link->read - first_read] + link->begin;
-        if (link->checks && !is_as_written(link, payload))
+        if (link->checks && !is_as_written(link, stored[link->read - first_read] + link->begin))
             return CHUNK_DIFFERS;
-        if (is_held(areas, level, link, n_bytes)) {
-            base = areas->held[level].made;
-            continue;
-        }
-        areas->n_held = level;
+    }
+    while (n_shared < n_links && is_held(areas, n_shared, links + (n_links - 1 - n_shared), n_bytes))
+        n_shared++;
+    while (n_shared > 0 && areas->held[n_shared - 1].made == NULL)
+        n_shared--;
+    areas->n_held = n_shared;
+    const uint8_t *base = n_shared > 0 ? areas->held[n_shared - 1].made : NULL;
+    for (size_t level = n_shared; level < n_links; level++) {
+        const TcLink *link = links + (n_links - 1 - level);
+        const uint8_t *payload = stored[link->read - first_read] + link->begin;
         if (link->codec == RAW) {
             if (link->n_stored != n_bytes)
                 return CHUNK_MALFORMED;
             base = payload;
         } else {
             /* A chunk that waits for others to be verified with it does not stay for the next chain. */
-            int stays = number > 0 || n_bytes > areas->n_bytes / 2;
-            uint8_t *out = stays ? areas->levels + level * areas->n_bytes : areas->out + n_pending;
+            int stays = level + 1 < n_links || n_bytes > areas->n_bytes / 2;
+            uint8_t *out = stays ? level_for(areas, link, payload, base) : areas->out + n_pending;
             int status = decode_one(areas, link->codec, payload, link->n_stored, base, out, n_bytes);
             if (status != CHUNK_GOOD)
                 return status;
@@ -503,6 +550,7 @@ static void do_part(void *context, size_t index, size_t slot) {
         .grouped = area + 2 * work->area_bytes,
         .classes = area + 3 * work->area_bytes,
         .levels = area + N_AREAS * work->area_bytes,
+        .n_levels = work->n_areas - N_AREAS,
         .n_bytes = work->area_bytes,
     };
     for (uint32_t number = part->first_read; number < part->last_read; number++)
@@ -593,7 +641,7 @@ int tc_decode(const TcBatch *batch, size_t n_workers) {
     if (n_workers > batch->n_parts)
         n_workers = batch->n_parts;
     n_workers = n_workers < 1 ? 1 : n_workers > TC_MOST_THREADS ? TC_MOST_THREADS : n_workers;
-    work.n_areas = N_AREAS + most_links;
+    work.n_areas = N_AREAS + levels_of(most_links);
     work.slab = take_slab(n_workers * (work.reads_bytes + work.n_areas * work.area_bytes));
     work.stored = malloc(n_workers * work.most_reads * sizeof *work.stored);
     int has_room = work.slab != NULL && work.stored != NULL;
@@ -638,7 +686,7 @@ int tc_decode_part(TcDecoder *decoder, const TcBatch *batch, size_t number, cons
         return CHUNK_MALFORMED;
     const TcChunk *chunk = batch->chunks + part->first_chunk;
     size_t area_bytes = ((size_t)chunk->n_bytes + 2 * PAGE - 1) / PAGE * PAGE;
-    size_t areas_bytes = (N_AREAS + (size_t)chunk->n_links) * area_bytes, needed = areas_bytes;
+    size_t n_levels = levels_of(chunk->n_links), areas_bytes = (N_AREAS + n_levels) * area_bytes, needed = areas_bytes;
     for (uint32_t read = part->first_read; read < part->last_read; read++)
         needed += room_of(batch->reads + read);
     if (decoder->n_bytes < needed) {
@@ -658,6 +706,7 @@ int tc_decode_part(TcDecoder *decoder, const TcBatch *batch, size_t number, cons
         .grouped = area + 2 * area_bytes,
         .classes = area + 3 * area_bytes,
         .levels = area + N_AREAS * area_bytes,
+        .n_levels = n_levels,
         .n_bytes = area_bytes,
     };
     for (uint32_t read = part->first_read; read < part->last_read; read++)
