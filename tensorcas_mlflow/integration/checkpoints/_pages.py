@@ -1,8 +1,8 @@
 """The page of a series beside its steps, ``history.html``: written in the background, for MLflow's UI to show.
 
 A page costs little by construction: after each writing comes a pause of fifty times its duration. Steps that come
-meanwhile wait; of more than `_MOST_WAITING` the page leaves some out, and says so. `mlflow.tensorcas.wait` and the end
-of the process write what is waiting.
+meanwhile wait for the next one. `mlflow.tensorcas.wait` and the end of the process write what is waiting. If more than
+`_MOST_WAITING` steps come during one writing, the page leaves some out, and says so.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Waiting(NamedTuple):
 
 
 class _History:
-    """The page of one series, as far as this process knows it. Its facts belong to the job that writes."""
+    """The page of one series, as far as this process knows it."""
 
     def __init__(self, series: Series, folder: str | None) -> None:
         self.series = series
@@ -73,6 +73,8 @@ class _History:
         self.n_left_out = 0
         """Steps that the page leaves out."""
         self.facts: SeriesFacts | None = None
+        self.turn = Lock()
+        """Held while the facts are read or changed."""
 
 
 _histories: OrderedDict[tuple[str, str], _History] = OrderedDict()
@@ -100,6 +102,8 @@ def note_step(series: Series, folder: str | None, step: int, manifest: Manifest,
             history = _histories[key] = _History(series, folder)
             if len(_histories) > _MOST_SERIES:
                 _histories.popitem(last=False)
+        if len(history.waiting) >= _MOST_WAITING:
+            _take_waiting(history)
         if len(history.waiting) >= _MOST_WAITING:
             history.waiting.pop()
             history.n_unseen += 1
@@ -140,7 +144,33 @@ def _queue(history: _History) -> None:
     pages.submit(lambda: _write(history), begin_s=lambda: history.next_s)
 
 
+def _take_waiting(history: _History) -> None:
+    """Add the waiting steps to the facts of a page that is not being written now."""
+    if history.turn.acquire(blocking=False):
+        try:
+            with as_warning("the page of a series of checkpoints leaves out some steps"):
+                if history.facts is not None and _add(history.facts, history.waiting):
+                    history.waiting = []
+        finally:
+            history.turn.release()
+
+
+def _add(facts: SeriesFacts, steps: list[_Waiting]) -> bool:
+    """Add steps to the facts of a series; return False, and add none, if they do not follow those before."""
+    numbers = [facts.steps[-1].step if facts.steps else -(2**63), *(each.step for each in steps)]
+    if any(before >= after for before, after in pairwise(numbers)):
+        return False
+    for each in steps:
+        facts.add(each.step, each.created, each.manifest, stored_bytes=each.stored_bytes)
+    return True
+
+
 def _write(history: _History) -> None:
+    with history.turn:
+        _write_in_turn(history)
+
+
+def _write_in_turn(history: _History) -> None:
     with _lock:
         waiting, history.waiting = history.waiting, []
         history.is_queued = False
@@ -180,13 +210,9 @@ def _facts_with(history: _History, waiting: list[_Waiting], n_unseen: int) -> Se
     newest = max(
         [*(each.step for each in waiting), *(each.step for each in (facts.steps if facts else ()))], default=2**63
     )
-    if facts is not None:
-        steps = [facts.steps[-1].step if facts.steps else -(2**63), *(each.step for each in waiting)]
-        if all(before < after for before, after in pairwise(steps)):
-            for each in waiting:
-                facts.add(each.step, each.created, each.manifest, stored_bytes=each.stored_bytes)
-            history.n_left_out += n_unseen
-            return facts
+    if facts is not None and _add(facts, waiting):
+        history.n_left_out += n_unseen
+        return facts
     history.facts = None
     facts = SeriesFacts()
     known = {each.step: each for each in waiting}

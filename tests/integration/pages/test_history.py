@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import struct
+import time
 import zlib
 from base64 import b64decode
 from pathlib import Path
@@ -328,6 +329,21 @@ def test_failure_to_write_a_page_costs_no_checkpoint(
         mlflow.tensorcas.wait()
         assert "the page of a series of checkpoints cannot be written: no space left" in caplog.text
         assert mlflow.tensorcas.load_checkpoint(run.info.run_id).keys() == state_of(1).keys()
+
+
+def test_steps_between_two_writings_of_a_page_are_all_on_it(plain_experiment: str) -> None:
+    with mlflow.start_run() as run:
+        mlflow.tensorcas.log_checkpoint({"w": np.zeros(3)}, step=0)
+        mlflow.tensorcas.wait()
+        (history,) = (each for each in _pages._histories.values() if each.series.run.run_id == run.info.run_id)
+        history.next_s = time.monotonic() + 3600
+        for step in range(1, 100):
+            mlflow.tensorcas.log_checkpoint({"w": np.full(3, step)}, step=step)
+            assert len(history.waiting) <= 64
+    page = page_of(run.info.run_id)
+
+    assert len(steps_of(page)) == 100
+    assert "Not shown" not in page.text
 
 
 def test_many_quick_steps_write_few_pages_and_hold_few_manifests(
