@@ -109,6 +109,8 @@ def experiment(content: ExperimentPage, links: Links) -> Page:
 
 def _experiment(content: ExperimentPage, links: Links) -> Iterator[str]:
     yield f"<p>{link(links.mlflow_experiment(content.id), 'Show it in MLflow')}</p>\n"
+    if content.is_pending and not content.owned.refs:
+        return
     yield totals(_owned_items(content.owned))
     yield f"<h2>Runs</h2>\n{_WORDS}"
     sorts: tuple[tuple[Sort, str, str], ...] = (
@@ -176,10 +178,11 @@ def _run(content: RunPage, links: Links) -> Iterator[str]:
         f"<p>of experiment {link(links.to('experiment', id=content.experiment_id), content.experiment_name)}. "
         f"{link(links.mlflow_run(content.experiment_id, content.id), 'Show it in MLflow')}</p>\n"
     )
+    if content.is_pending and not content.refs:
+        return
     yield totals(_owned_items(content.owned))
     if not content.refs:
-        if not content.is_pending:
-            yield "<p>The stores of this server hold nothing of this run.</p>\n"
+        yield "<p>The stores of this server hold nothing of this run.</p>\n"
         return
     yield _WORDS
     most = max(each.owned.exclusive_bytes + each.owned.shared_bytes for each in content.refs)

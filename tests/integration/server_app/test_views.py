@@ -17,6 +17,7 @@ from tensorcas_mlflow.integration.server_app._content import (
     OverviewPage,
     RoundLine,
     RunLine,
+    RunPage,
     StepLine,
     StoreHealth,
     StoreLine,
@@ -107,6 +108,19 @@ def test_page_asks_again_only_while_figures_are_computed() -> None:
 
     assert 'http-equiv="refresh"' in html(views.overview(pending, LINKS))
     assert 'http-equiv="refresh"' not in html(views.overview(pending._replace(is_pending=False), LINKS))
+
+
+def test_page_says_nothing_of_an_experiment_or_run_before_its_figures_are_known() -> None:
+    nothing = OwnedBytes(0, 0, 0, 0)
+    pages = [
+        views.experiment(ExperimentPage("1", "one", nothing, [], 0, [], 0, 1, "freed", 1, True), LINKS),
+        views.run(RunPage("a", "ant", "1", "one", nothing, [], 0, 1, True), LINKS),
+    ]
+
+    for page in pages:
+        assert "0 B" not in html(page)
+        assert "nothing" not in html(page)
+        assert "No run" not in html(page)
 
 
 def test_lists_lead_to_their_next_and_previous_pages() -> None:
