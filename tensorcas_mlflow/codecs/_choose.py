@@ -221,6 +221,11 @@ def choose_transform(
         size = len(DELTA.encode_as(*piece, Transform.SPARSE))
         if size < least + memoryview(piece[0]).nbytes // _SPARSE_WORTH:
             chosen, least = (Transform.SPARSE, 1), size
+            # The tables of Zstandard's codes take a larger share of a part than of the chunk.
+            whole = (raw, width, base) if is_sparse(raw, width, base) else piece
+            few = [len(DELTA.encode_as(*whole, each)) for each in (Transform.NUDGED, Transform.SPARSE)]
+            if few[0] <= few[1]:
+                chosen, least = (Transform.NUDGED, 1), min(least, len(DELTA.encode_as(*piece, Transform.NUDGED)))
     for transform, unit in ways:
         if (transform, unit) == ways[-1] and least < _ENOUGH * plain and not at_any_cost:
             break

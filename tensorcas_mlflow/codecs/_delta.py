@@ -18,6 +18,7 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs._codec import RAW, Codec, compiled_encoder
+from tensorcas_mlflow.codecs._nudged import LEAST_SPARSE_WORDS, decode_nudged, encode_nudged
 from tensorcas_mlflow.codecs._planes import (
     FEW_WORDS,
     PLANES,
@@ -58,8 +59,6 @@ _LEAST_SHARE = 0.15
 _MOST_UNITS = 1 << 20
 _DECAY = struct.Struct("<IH")
 _SPARSE = struct.Struct("<III")
-_LEAST_SPARSE_WORDS = 4
-"""`Transform.SPARSE` is used if at most one word in so many differs."""
 _LONG_GAP = 255
 """A byte of a gap with this value says that the gap goes on."""
 
@@ -75,6 +74,8 @@ class Transform(IntEnum):
     """Differences from the base after weight decay, in the order of the words; for single precision."""
     SPARSE = 3
     """Places and differences of the changed words alone; for steps that change few."""
+    NUDGED = 4
+    """As `SPARSE`, in bits of fixed fields; for steps that change few words, and most of them by one unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,7 @@ def is_sparse(raw: Buffer, width: int, base: Buffer) -> bool:
     """Tell whether few words of a chunk differ from its base, so that `Transform.SPARSE` applies."""
     words, _ = words_in(np.frombuffer(raw, np.uint8), width)
     base_words, _ = words_in(np.frombuffer(base, np.uint8), width)
-    return bool(np.count_nonzero(words != base_words) <= len(words) // _LEAST_SPARSE_WORDS)
+    return bool(np.count_nonzero(words != base_words) <= len(words) // LEAST_SPARSE_WORDS)
 
 
 class _Delta(Codec):
@@ -193,10 +194,10 @@ class _Delta(Codec):
             base: As long as the chunk.
             transform: Kind and order of the differences. A chunk that shows no decay gets `Transform.PLAIN` in place of
                 `Transform.DECAYED`, and a chunk with many changed words `Transform.GROUPED` in place of
-                `Transform.SPARSE`.
+                `Transform.SPARSE` and `Transform.NUDGED`.
             effort: Time to spend.
             codings: Codings of the planes of the differences, the least significant bytes first; None to choose them
-                here. `Transform.DECAYED` and `Transform.SPARSE` always choose them here.
+                here. `Transform.DECAYED` and `Transform.SPARSE` always choose them here; `Transform.NUDGED` has none.
             unit: Words per unit of a grouping; None for `UNIT_WORDS`, which is fast, and 1 for the smallest result.
 
         Raises:
@@ -212,10 +213,11 @@ class _Delta(Codec):
             chosen = codings and bytes(codings)
             payload: bytes = encoder.encode_delta(raw, width, base, transform, unit, chosen, effort)
             return payload
-        if transform is Transform.SPARSE:
-            sparse = _encode_sparse(data, np.frombuffer(base, np.uint8), width, effort)
-            if sparse is not None:
-                return bytes([PLANES.number, transform | _log2(width) << 4]) + sparse
+        if transform in (Transform.SPARSE, Transform.NUDGED):
+            of_base, is_nudged = np.frombuffer(base, np.uint8), transform is Transform.NUDGED
+            few = encode_nudged(data, of_base, width) if is_nudged else _encode_sparse(data, of_base, width, effort)
+            if few is not None:
+                return bytes([RAW.number if is_nudged else PLANES.number, transform | _log2(width) << 4]) + few
             transform, unit = Transform.GROUPED, UNIT_WORDS[width]
         words, tail = words_in(data, width, unit)
         base_words, _ = words_in(np.frombuffer(base, np.uint8), width, unit)
@@ -245,6 +247,11 @@ class _Delta(Codec):
             return
         if transform is Transform.SPARSE:
             _decode_sparse(inner, stored[2:], width, out, base)
+            return
+        if transform is Transform.NUDGED:
+            if inner is not RAW:
+                raise FormatError("a nudged delta has no inner codec")
+            decode_nudged(stored[2:], width, out, base)
             return
         words, tail = words_in(np.frombuffer(out, np.uint8), width)
         base_words, _ = words_in(np.frombuffer(base, np.uint8), width)
@@ -313,7 +320,7 @@ def _encode_sparse(data: Any, base: Any, width: int, effort: Effort) -> bytes | 
     words, tail = words_in(data, width)
     base_words, _ = words_in(base, width)
     places = np.flatnonzero(words != base_words)
-    if len(places) > len(words) // _LEAST_SPARSE_WORDS:
+    if len(places) > len(words) // LEAST_SPARSE_WORDS:
         return None
     differences = np.empty(len(places), words.dtype)
     subtract(words[places], base_words[places], differences)

@@ -239,7 +239,13 @@ class _Forest:
 
 PLAIN_COST = 0.35
 """Nanoseconds a byte to decode `planes`, in one thread of a busy machine; see ``docs/design/codecs.md``."""
-_COSTS = {Transform.PLAIN: 0.8, Transform.GROUPED: 1.6, Transform.DECAYED: 0.85, Transform.SPARSE: 0.25}
+_COSTS = {
+    Transform.PLAIN: 0.8,
+    Transform.GROUPED: 1.6,
+    Transform.DECAYED: 0.85,
+    Transform.SPARSE: 0.25,
+    Transform.NUDGED: 0.25,
+}
 """The same for a delta, without its base."""
 MOST_COST = 2.8
 """Largest cost of decoding. It leaves room for a grouped delta against a plain one, or for three plain ones."""
@@ -314,7 +320,8 @@ def plant(
     def try_delta(pair: tuple[int, int, int]) -> float:
         hop, base, version = pair
         both = list(zip(_known_parts(samples[version]), _known_parts(samples[base]), strict=True))
-        if transforms[hop] is Transform.SPARSE and not all(is_sparse(raw, itemsize, of) for raw, of in both):
+        is_of_few = transforms[hop] in (Transform.SPARSE, Transform.NUDGED)
+        if is_of_few and not all(is_sparse(raw, itemsize, of) for raw, of in both):
             return np.inf
         return sum(len(DELTA.encode_as(raw, itemsize, of, transforms[hop])) for raw, of in both)
 
@@ -369,7 +376,7 @@ def _transforms(sample_bytes: int, itemsize: int, *, is_float: bool) -> list[Tra
         return [Transform.PLAIN]
     # For elements of other sizes `DECAYED` is the same as `PLAIN`.
     decays = [Transform.DECAYED] if itemsize == DECAYED_BYTES else []
-    return [Transform.PLAIN, Transform.GROUPED, *decays, Transform.SPARSE]
+    return [Transform.PLAIN, Transform.GROUPED, *decays, Transform.SPARSE, Transform.NUDGED]
 
 
 def _promising(

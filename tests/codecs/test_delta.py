@@ -1,11 +1,24 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD, Codec, Effort, Transform
+from tensorcas_mlflow.chunk_io._decode import CHUNK, LINK, PART, READ
+from tensorcas_mlflow.codecs import (
+    DELTA,
+    PLANES,
+    RAW,
+    ZSTD,
+    Codec,
+    Effort,
+    Transform,
+    choose_codings,
+    choose_transform,
+)
 from tensorcas_mlflow.errors import FormatError
 
 rng = np.random.default_rng(0)
@@ -174,15 +187,15 @@ def test_changes_of_few_words_take_least_room_in_the_sparse_transform(share: flo
 
     assert stored[1] & 15 == Transform.SPARSE
     assert decoded(stored, base) == raw
-    assert len(stored) < 0.8 * min(
-        len(DELTA.encode_as(raw, 4, base, each)) for each in Transform if each is not Transform.SPARSE
-    )
+    dense = set(Transform) - {Transform.SPARSE, Transform.NUDGED}
+    assert len(stored) < 0.8 * min(len(DELTA.encode_as(raw, 4, base, each)) for each in dense)
 
 
 def test_changes_of_many_words_are_grouped_in_place_of_the_sparse_transform() -> None:
     raw, base = some_changed(0.3)
 
-    assert DELTA.encode_as(raw, 4, base, Transform.SPARSE) == DELTA.encode_as(raw, 4, base, Transform.GROUPED)
+    for transform in (Transform.SPARSE, Transform.NUDGED):
+        assert DELTA.encode_as(raw, 4, base, transform) == DELTA.encode_as(raw, 4, base, Transform.GROUPED)
 
 
 def sparse(n_words: int, gaps: bytes, words: bytes, *, n_of_gaps: int | None = None) -> bytes:
@@ -214,6 +227,126 @@ def sparse(n_words: int, gaps: bytes, words: bytes, *, n_of_gaps: int | None = N
 def test_a_sparse_delta_refuses_places_and_sizes_outside_of_its_chunk(stored: bytes) -> None:
     with pytest.raises(FormatError):
         decoded(stored, bytes(8))
+
+
+def test_the_nudged_words_of_a_delta_are_as_the_format_page_says() -> None:
+    b = np.arange(100, dtype="<u2")
+    x = b.copy()
+    x[[1, 7, 8, 20]] += np.array([1, 65_535, 7, 65_534], "<u2")  # gaps of 1, 5, 0 and 11 words; 7 is 1 + 2^2 + 2
+    # Two low bits of a gap: upper parts 0, 1, 0 and 2 in unary; signs 0, 1, 0 and 1 below low bits 1, 1, 0 and 3.
+    gaps, low = 0b100_1_10_1, 0b111_000_011_010
+    # The third and the fourth are large, with gaps of 2 and 0, and exponents 2 and 0; one low bit, and two bits of 7.
+    of_large, low_of_large, rest = 0b1_1_100_10, 0b00, 0b10
+    said = bytes([2, 1, 4, 2, 1, 1, gaps, low & 255, low >> 8, of_large, low_of_large, rest])
+
+    assert decoded(bytes([RAW.number, 0x14]) + said + b"!", b.tobytes() + b"?") == x.tobytes() + b"!"
+    assert DELTA.encode_as(x.tobytes(), 2, b.tobytes(), Transform.NUDGED)[:2] == bytes([RAW.number, 0x14])
+
+
+def some_nudged(width: int, share: float, large: float, seed: int = 4) -> tuple[bytes, bytes]:
+    """Return a chunk in which a share of the words is one unit off, a share of those further, and its base."""
+    rng = np.random.default_rng(seed)
+    n, dtype = 60_000, np.dtype(f"<u{width}")
+    base = rng.integers(0, 1 << 8 * width - 1, n, dtype)
+    step = np.where(rng.random(n) < large, rng.integers(-100, 101, n), rng.choice([-1, 1], n))
+    return (base + (step * (rng.random(n) < share)).astype(dtype)).tobytes() + b"e", base.tobytes() + b"t"
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("large", [0, 0.05, 1])
+@pytest.mark.parametrize("share", [0, 0.0001, 0.014, 0.2])
+def test_nudged_words_restore_the_chunk_and_are_alike_in_core_and_numpy(
+    width: int, large: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, base = some_nudged(width, share, large)
+    stored = DELTA.encode_as(raw, width, base, Transform.NUDGED)
+    monkeypatch.setattr("tensorcas_mlflow.codecs._codec._ENCODER", None)
+
+    assert DELTA.encode_as(raw, width, base, Transform.NUDGED) == stored
+    assert stored[1] & 15 == Transform.NUDGED
+    assert decoded(stored, base) == raw
+
+
+@pytest.mark.parametrize("share", [0.014, 0.03])
+def test_steps_of_single_units_take_a_tenth_more_than_their_entropy(share: float) -> None:
+    raw, base = some_nudged(2, share, 0)
+    entropy = 60_000 / 8 * (share - share * np.log2(share) - (1 - share) * np.log2(1 - share))
+
+    assert len(DELTA.encode_as(raw, 2, base, Transform.NUDGED)) < 1.1 * entropy
+    codings = choose_codings(raw, 2, base=base)
+    assert choose_transform(raw, 2, base, codings) == (Transform.NUDGED, 1)
+
+
+NUDGED = bytes([RAW.number, 0x14, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        NUDGED[:2],
+        NUDGED[:3],
+        NUDGED,
+        NUDGED + b"\x00\x00\x00",  # three sizes of four
+        NUDGED + b"\xff\xff\xff\xff\xff\x00\x00\x00",  # a varint without an end
+        NUDGED + b"\x80\x80\x80\x80\x80",
+        bytes([PLANES.number, 0x14, 0, 0, 0, 0, 0, 0]),  # an inner codec
+        bytes([RAW.number, 0x14, 32, 0, 0, 0, 0, 0]),
+        bytes([RAW.number, 0x14, 0, 32, 0, 0, 0, 0]),
+        NUDGED + b"\x05\x00\x01\x00\x1f\x00",  # more words than the chunk has
+        NUDGED + b"\x01\x02\x01\x01\x01\x00\x0f",  # more large words than changed ones
+        NUDGED + b"\x01\x00\x00\x00\x00",  # no gap
+        NUDGED + b"\x01\x00\x01\x00\x00\x00",  # a gap without an end
+        NUDGED + b"\x01\x00\x01\x00\x03\x00",  # two gaps for one word
+        NUDGED + b"\x01\x00\x01\x00\x10\x00",  # a place behind the last word
+        NUDGED + b"\x01\x00\x02\x00\x01\x00",  # a field longer than the payload
+        NUDGED + b"\x01\x00\x01\x00\x01\x00\x00",  # a byte too many
+        NUDGED + b"\x01\x01\x01\x00\x01\x00",  # no exponent
+        NUDGED + b"\x01\x01\x01\x01\x01\x00\x01",
+        NUDGED + b"\x01\x01\x01\x01\x01\x00\x07",  # two
+        NUDGED + b"\x01\x01\x01\x01\x01\x00\x06",  # a large word that is not among the changed ones
+        NUDGED + b"\x01\x01\x01\x01\x01\x00\x05",  # an exponent of one, and no bit
+        NUDGED + b"\x01\x01\x01\x03\x01\x00\x01\x00\x02\x00\x00",  # an exponent of sixteen
+    ],
+)
+def test_a_nudged_delta_refuses_places_and_sizes_outside_of_its_chunk(stored: bytes) -> None:
+    with pytest.raises(FormatError):
+        decoded(stored, bytes(8))
+    core_module = pytest.importorskip("tensorcas_mlflow.native._core")
+    assert statuses_of(core_module, stored, bytes(8)) != b"\x00"
+
+
+def statuses_of(core: Any, stored: bytes, base: bytes) -> bytes:
+    """Return the status of a delta in the core's decoder, which compares no digest."""
+    reads = np.array([(0, len(stored), 0, 0), (0, len(base), 1, 0)], READ)
+    nothing = np.zeros(16, "u1")
+    links = np.array([(0, len(stored), 0, DELTA.number, 0, nothing), (0, len(base), 1, RAW.number, 0, nothing)], LINK)
+    chunks = np.array([(0, 0, len(base), 0, 2, np.zeros(32, "u1"))], CHUNK)
+    parts = np.array([(0, 2, 0, 1)], PART)
+    statuses: bytes = core.decode(reads, links, chunks, parts, [stored, base], [bytearray(len(base))], False, 1)
+    return statuses
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+def test_damage_to_a_nudged_delta_is_refused_or_makes_other_bytes_alike_in_core_and_numpy(width: int) -> None:
+    core_module = pytest.importorskip("tensorcas_mlflow.native._core")
+    raw, base = (each[-403:] for each in some_nudged(width, 0.05, 0.3))
+    stored = bytes(DELTA.encode_as(raw, width, base, Transform.NUDGED))
+    assert stored[1] & 15 == Transform.NUDGED
+    damaged = [stored[:n] for n in range(len(stored))]
+    for bit in range(8 * len(stored)):
+        flipped = bytearray(stored)
+        flipped[bit // 8] ^= 1 << bit % 8
+        damaged.append(bytes(flipped))
+    n_refused = 0
+    for each in damaged:
+        try:
+            decoded(each, base)
+        except FormatError:
+            n_refused += 1
+            assert statuses_of(core_module, each, base) != b"\x00"
+        else:
+            assert statuses_of(core_module, each, base) == b"\x00"
+    assert n_refused >= len(stored)
 
 
 def test_units_of_a_delta_are_as_the_format_page_says() -> None:
@@ -258,7 +391,7 @@ def test_a_delta_without_a_base_of_its_size_is_refused(base: bytes | None) -> No
         b"\x02\x20",  # shuffled records
         b"\x05\x20",
         b"\xff\x20",
-        b"\x00\x24",  # a transform of a later release
+        b"\x00\x25",  # a transform of a later release
         b"\x00\x2f",
         b"\x00\x40",  # words of 16 bytes
         b"\x00\xf0",

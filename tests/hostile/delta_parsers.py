@@ -54,7 +54,8 @@ def deltas() -> list[bytes]:
     """Payloads of each transform, and of each inner codec."""
     made = [bytes(DELTA.encode_as(CHUNK, width, BASE, each)) for each in Transform for width in (1, 2, 4, 8)]
     few = BASE[:700] + CHUNK[700:800] + BASE[800:]
-    made += [bytes(DELTA.encode_as(few, width, BASE, Transform.SPARSE)) for width in (1, 2, 4, 8)]
+    of_few = (Transform.SPARSE, Transform.NUDGED)
+    made += [bytes(DELTA.encode_as(few, width, BASE, each)) for each in of_few for width in (1, 2, 4, 8)]
     inner = [bytes([codec.number, 0x20]) + bytes(codec.encode(CHUNK, 4)) for codec in (RAW, ZSTD, PLANES)]
     return made + inner
 

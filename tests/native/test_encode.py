@@ -458,7 +458,7 @@ def test_arguments_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", [("transform", 4), ("unit", 3), ("unit", 8), ("unit", 0), ("itemsize", 3), ("itemsize", 0)], ids=str
+    "place", [("transform", 5), ("unit", 3), ("unit", 8), ("unit", 0), ("itemsize", 3), ("itemsize", 0)], ids=str
 )
 def test_a_recipe_that_no_chooser_writes_is_refused(place: tuple[str, int]) -> None:
     row = recipes_of([STEPS["weights"][:40_000]], [BASES["weights"][:40_000]], 4, Effort.BALANCED).table
@@ -476,7 +476,7 @@ def test_a_recipe_that_no_chooser_writes_is_refused(place: tuple[str, int]) -> N
         ("encode_planes", (b"1234", 0, None, 1)),
         ("encode_planes", (b"1234", 4, b"123", 1)),
         ("encode_delta", (b"1234", 4, b"123", 0, 1, None, 1)),
-        ("encode_delta", (b"1234", 4, b"1234", 4, 1, None, 1)),
+        ("encode_delta", (b"1234", 4, b"1234", 5, 1, None, 1)),
         ("encode_delta", (b"1234", 4, b"1234", -1, 1, None, 1)),
         ("encode_delta", (b"1234", 4, b"1234", 1, 4, None, 1)),
         ("encode_delta", (b"1234", 4, b"1234", 1, 0, None, 1)),

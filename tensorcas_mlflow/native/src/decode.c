@@ -29,7 +29,8 @@
 #include "words.h"
 
 enum { RAW = 0, ZSTD = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };
-enum { PLAIN = 0, GROUPED = 1, DECAYED = 2, SPARSE = 3, LONG_GAP = 255 };
+enum { PLAIN = 0, GROUPED = 1, DECAYED = 2, SPARSE = 3, NUDGED = 4, LONG_GAP = 255 };
+enum { MOST_LOW_BITS = 31 };
 enum { PAGE = 4096, HUGE_PAGE = 2 << 20, KEPT_BYTES = 16 << 20, MOST_GROUPS = 15, MOST_WIDTH = 8, MOST_PENDING = 64 };
 enum { MOST_CHUNK_BYTES = 64 << 20, MOST_LINKS = 65, MOST_LEVELS = 8 };
 
@@ -341,18 +342,178 @@ static int decode_sparse(Areas *areas, unsigned inner, size_t width, const uint8
     return is_good ? CHUNK_GOOD : CHUNK_MALFORMED;
 }
 
+/* A field of bits, the least significant of each byte first. */
+typedef struct {
+    const uint8_t *bytes;
+    size_t n_bytes;
+} Field;
+
+/* Return the 64 bits from a byte on; bits behind the field are zero. */
+static uint64_t bits_at(const Field *field, size_t byte) {
+    uint64_t bits = 0;
+    if (byte < field->n_bytes)
+        memcpy(&bits, field->bytes + byte, field->n_bytes - byte < 8 ? field->n_bytes - byte : 8);
+    return bits;
+}
+
+/* Return `count` bits, at most 57, from a bit on. */
+static uint64_t take_bits(const Field *field, uint64_t at, unsigned count) {
+    uint64_t bits;
+    if (at / 8 + 8 <= field->n_bytes)
+        memcpy(&bits, field->bytes + at / 8, 8);
+    else
+        bits = bits_at(field, (size_t)(at / 8));
+    return bits >> (at & 7) & (((uint64_t)1 << count) - 1);
+}
+
+/* The places of the ones in a field, in order. */
+typedef struct {
+    Field field;
+    uint64_t bits; /* those not yet returned of the eight bytes before `next` */
+    size_t next;
+} Ones;
+
+/* Return the place of the next one, or UINT64_MAX behind the last. */
+static inline uint64_t next_one(Ones *ones) {
+    while (ones->bits == 0) {
+        if (ones->next >= ones->field.n_bytes)
+            return UINT64_MAX;
+        ones->bits = bits_at(&ones->field, ones->next);
+        ones->next += 8;
+    }
+    uint64_t place = 8 * (uint64_t)(ones->next - 8) + (uint64_t)__builtin_ctzll(ones->bits);
+    ones->bits &= ones->bits - 1;
+    return place;
+}
+
+/* Read a number of seven bits a byte, the least significant first, of at most five bytes. Return 0 if there is none. */
+static int read_varint(const uint8_t *stored, size_t n_stored, size_t *at, size_t *number) {
+    *number = 0;
+    for (unsigned shift = 0; shift < 35; shift += 7) {
+        if (*at >= n_stored)
+            return 0;
+        uint8_t byte = stored[(*at)++];
+        *number |= (size_t)(byte & 127) << shift;
+        if (byte < 128)
+            return 1;
+    }
+    return 0;
+}
+
+/* The words of a nudged delta that change by more than one unit. */
+typedef struct {
+    Ones ones;
+    Field low, magnitudes;
+    size_t n_left, n_read;
+    uint64_t upper, sum, at; /* of the gaps' upper parts; of the low ones; bits read of the magnitudes */
+    uint64_t before;         /* the last one's place in its field, and one more */
+    unsigned low_bits, most_exponent;
+} Large;
+
+/* Find the number of the next such word among the changed ones, and its magnitude. Return 0 if the payload is malformed. */
+static int next_large(Large *large, uint64_t *number, uint64_t *magnitude) {
+    uint64_t end = next_one(&large->ones), last = next_one(&large->ones);
+    if (end == UINT64_MAX || last == UINT64_MAX || last - end - 1 > large->most_exponent)
+        return 0;
+    unsigned exponent = (unsigned)(last - end - 1), first = exponent < 32 ? exponent : 32;
+    large->upper += end - large->before;
+    large->before = last + 1;
+    large->sum += take_bits(&large->low, (uint64_t)large->n_read * large->low_bits, large->low_bits);
+    *number = (large->upper << large->low_bits) + large->sum + large->n_read++;
+    *magnitude = ((uint64_t)1 << exponent) + 1 + take_bits(&large->magnitudes, large->at, first);
+    *magnitude += take_bits(&large->magnitudes, large->at + first, exponent - first) << first;
+    large->at += exponent;
+    large->n_left--;
+    return 1;
+}
+
+/* Move the words of a nudged delta; inlined for each width, because a word of any width takes a call to copy. */
+static inline __attribute__((always_inline)) int nudge_words(Ones ones, Field low, Large *large, size_t n_changed,
+                                                             unsigned low_bits, size_t width, uint8_t *out, size_t n_words) {
+    uint64_t sum = 0, of_large = UINT64_MAX, magnitude_of_large = 0;
+    if (large->n_left > 0 && !next_large(large, &of_large, &magnitude_of_large))
+        return CHUNK_MALFORMED;
+    for (size_t number = 0; number < n_changed; number++) {
+        uint64_t one = next_one(&ones), magnitude = 1;
+        if (one == UINT64_MAX)
+            return CHUNK_MALFORMED;
+        uint64_t bits = take_bits(&low, (uint64_t)number * (low_bits + 1), low_bits + 1);
+        sum += bits >> 1;
+        uint64_t place = ((one - number) << low_bits) + sum + number;
+        if (one - number >= n_words || place >= n_words)
+            return CHUNK_MALFORMED;
+        if (number == of_large) {
+            magnitude = magnitude_of_large;
+            if (large->n_left == 0)
+                of_large = UINT64_MAX;
+            else if (!next_large(large, &of_large, &magnitude_of_large))
+                return CHUNK_MALFORMED;
+        }
+        uint64_t word = 0, sign = 0 - (bits & 1);
+        memcpy(&word, out + place * width, width);
+        word += (magnitude ^ sign) - sign;
+        memcpy(out + place * width, &word, width);
+    }
+    /* Each one counts, and a word that moves further than a unit is one of the changed words. */
+    if (next_one(&ones) != UINT64_MAX || next_one(&large->ones) != UINT64_MAX || large->n_left > 0 || of_large != UINT64_MAX ||
+        (large->at + 7) / 8 != large->magnitudes.n_bytes)
+        return CHUNK_MALFORMED;
+    return CHUNK_GOOD;
+}
+
+/* Decode a nudged delta, from behind its first two bytes on: copy the base, and move some words, most by one unit. `out` may be
+ * the base, which is then lost, also if the payload is malformed. */
+static int decode_nudged(const uint8_t *stored, size_t n_stored, size_t width, const uint8_t *base, uint8_t *out,
+                         size_t n_bytes) {
+    size_t n_words = n_bytes / width, tail = n_bytes % width, at = 2, n_changed, n_large, n_gaps, n_of_large;
+    if (n_stored < 2 || stored[0] > MOST_LOW_BITS || stored[1] > MOST_LOW_BITS)
+        return CHUNK_MALFORMED;
+    unsigned low_bits = stored[0];
+    if (!read_varint(stored, n_stored, &at, &n_changed) || !read_varint(stored, n_stored, &at, &n_large) ||
+        !read_varint(stored, n_stored, &at, &n_gaps) || !read_varint(stored, n_stored, &at, &n_of_large))
+        return CHUNK_MALFORMED;
+    if (n_changed > n_words || n_large > n_changed || n_stored - at < tail)
+        return CHUNK_MALFORMED;
+    size_t left = n_stored - at - tail, n_low = (n_changed * (low_bits + 1) + 7) / 8, n_large_low = (n_large * stored[1] + 7) / 8;
+    if (n_gaps > left || n_low > left - n_gaps || n_of_large > left - n_gaps - n_low ||
+        n_large_low > left - n_gaps - n_low - n_of_large)
+        return CHUNK_MALFORMED;
+    Ones ones = {.field = {stored + at, n_gaps}};
+    Field low = {stored + at + n_gaps, n_low};
+    Large large = {
+        .ones = {.field = {low.bytes + n_low, n_of_large}},
+        .low = {low.bytes + n_low + n_of_large, n_large_low},
+        .n_left = n_large,
+        .low_bits = stored[1],
+        .most_exponent = (unsigned)(8 * width - 1),
+    };
+    large.magnitudes = (Field){large.low.bytes + n_large_low, left - n_gaps - n_low - n_of_large - n_large_low};
+    if (out != base)
+        memcpy(out, base, n_bytes - tail);
+    memcpy(out + n_bytes - tail, stored + n_stored - tail, tail);
+    if (width == 1)
+        return nudge_words(ones, low, &large, n_changed, low_bits, 1, out, n_words);
+    if (width == 2)
+        return nudge_words(ones, low, &large, n_changed, low_bits, 2, out, n_words);
+    if (width == 4)
+        return nudge_words(ones, low, &large, n_changed, low_bits, 4, out, n_words);
+    return nudge_words(ones, low, &large, n_changed, low_bits, 8, out, n_words);
+}
+
 static int decode_delta(Areas *areas, const uint8_t *stored, size_t n_stored, const uint8_t *base, uint8_t *out,
                         size_t n_bytes) {
     if (base == NULL || n_stored < 2)
         return CHUNK_MALFORMED;
     unsigned inner = stored[0], transform = stored[1] & 15, log_width = stored[1] >> 4;
-    if ((inner != RAW && inner != ZSTD && inner != PLANES) || transform > SPARSE || log_width > 3)
+    if ((inner != RAW && inner != ZSTD && inner != PLANES) || transform > NUDGED || log_width > 3)
         return CHUNK_MALFORMED;
     size_t width = (size_t)1 << log_width, begin = 2;
     if (transform == GROUPED)
         return decode_groups(areas, inner, width, stored + 2, n_stored - 2, base, out, n_bytes);
     if (transform == SPARSE)
         return decode_sparse(areas, inner, width, stored + 2, n_stored - 2, base, out, n_bytes);
+    if (transform == NUDGED)
+        return inner == RAW ? decode_nudged(stored + 2, n_stored - 2, width, base, out, n_bytes) : CHUNK_MALFORMED;
     size_t n_words = n_bytes / width, tail = n_bytes % width;
     if (transform == DECAYED) {
         begin += 6;
@@ -443,11 +604,12 @@ static void forget(Areas *areas, const uint8_t *memory) {
             areas->held[level].made = NULL;
 }
 
-/* Return the memory to make a link in: that of its base for a sparse delta, which changes few words, and else another level. */
+/* Return the memory to make a link in: that of its base for a sparse or nudged delta, which changes few words, and else another
+ * level. */
 static uint8_t *level_for(Areas *areas, const TcLink *link, const uint8_t *payload, const uint8_t *base) {
     uint8_t *levels = areas->levels, *out;
-    int is_sparse = link->codec == DELTA && link->n_stored > 1 && (payload[1] & 15) == SPARSE;
-    if (is_sparse && base >= levels && base < levels + areas->n_levels * areas->n_bytes)
+    int is_of_few = link->codec == DELTA && link->n_stored > 1 && ((payload[1] & 15) == SPARSE || (payload[1] & 15) == NUDGED);
+    if (is_of_few && base >= levels && base < levels + areas->n_levels * areas->n_bytes)
         out = levels + (base - levels);
     else
         do {

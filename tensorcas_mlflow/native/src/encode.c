@@ -27,7 +27,7 @@ PyMethodDef tc_encode_methods[] = {{NULL, NULL, 0, NULL}};
 #include <zstd.h>
 
 enum { RAW = 0, WHOLE = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };           /* codecs */
-enum { PLAIN = 0, GROUPED = 1, DECAYED = 2, SPARSE = 3 };                     /* transforms */
+enum { PLAIN = 0, GROUPED = 1, DECAYED = 2, SPARSE = 3, NUDGED = 4 };         /* transforms */
 enum { KEEP = 0, ENTROPY = 1, MATCH = 2 };                                    /* codings of planes */
 enum { SMALL_EFFORT = 2 };
 
@@ -772,12 +772,129 @@ static size_t encode_sparse(Worker *worker, const uint8_t *raw, size_t n_bytes, 
     return size + n_tail;
 }
 
+/* Write a number of seven bits a byte; return the place behind it. */
+static size_t put_varint(uint8_t *out, size_t at, size_t number) {
+    for (; number >= 128; number >>= 7)
+        out[at++] = (uint8_t)(number | 128);
+    out[at++] = (uint8_t)number;
+    return at;
+}
+
+/* Set bits in memory that is zero up to eight bytes behind them. */
+static void put_bits(uint8_t *field, uint64_t at, uint64_t bits, unsigned count) {
+    for (unsigned done = 0; done < count; done += 32) {
+        uint64_t word, some = bits >> done & 0xFFFFFFFF;
+        memcpy(&word, field + (at + done) / 8, 8);
+        word |= some << ((at + done) & 7);
+        memcpy(field + (at + done) / 8, &word, 8);
+    }
+}
+
+static void put_one(uint8_t *field, uint64_t at) { field[at / 8] |= (uint8_t)(1 << (at & 7)); }
+
+static unsigned bit_length(uint64_t number) { return number ? 64 - (unsigned)__builtin_clzll(number) : 0; }
+
+/* Choose the number of low bits of gaps; set the sum of their upper parts. */
+static unsigned choose_low_bits(const uint32_t *gaps, size_t count, uint64_t *upper) {
+    uint64_t sum = 0, least = UINT64_MAX;
+    *upper = 0;
+    if (count == 0)
+        return 0;
+    for (size_t at = 0; at < count; at++)
+        sum += gaps[at];
+    unsigned middle = bit_length(sum / count), chosen = 0;
+    for (unsigned bits = middle > 2 ? middle - 2 : 0; bits <= middle && bits < 32; bits++) {
+        uint64_t of_upper = 0;
+        for (size_t at = 0; at < count; at++)
+            of_upper += gaps[at] >> bits;
+        if (of_upper + (uint64_t)bits * count < least)
+            least = of_upper + (uint64_t)bits * count, *upper = of_upper, chosen = bits;
+    }
+    return chosen;
+}
+
+/* Encode the changed words of a chunk, most of which move by one unit; return the size of the payload, or NOT_SMALLER if many
+ * changed or the payload would be longer than the chunk. */
+static size_t encode_nudged(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t width, const uint8_t *base,
+                            uint8_t *out) {
+    size_t n_words = n_bytes / width, n_tail = n_bytes % width, most = n_words / LEAST_SPARSE_WORDS;
+    uint32_t *gaps = (uint32_t *)(void *)area_of(worker, AREA_CLASSES, 2 * (most * sizeof *gaps + 8));
+    uint64_t *magnitudes = (uint64_t *)(void *)area_of(worker, AREA_GROUPED, most * sizeof *magnitudes + 8);
+    uint8_t *signs = area_of(worker, AREA_SHUFFLED, most + 8);
+    if (gaps == NULL || magnitudes == NULL || signs == NULL)
+        return NOT_SMALLER;
+    uint32_t *of_large = gaps + most + 2;
+    size_t n_changed = 0, n_large = 0, before = 0, before_large = 0;
+    uint64_t n_exponents = 0, upper, upper_of_large;
+    for (size_t at = 0; (at = next_change(raw, base, at, n_words, width)) < n_words; before = ++at) {
+        if (n_changed == most)
+            return NOT_SMALLER;
+        uint64_t word = 0, of_base = 0;
+        memcpy(&word, raw + at * width, width);
+        memcpy(&of_base, base + at * width, width);
+        unsigned unused = (unsigned)(64 - 8 * width);
+        uint64_t difference = (word - of_base) << unused, sign = difference >> 63;
+        uint64_t magnitude = (sign ? 0 - difference : difference) >> unused;
+        gaps[n_changed] = (uint32_t)(at - before);
+        signs[n_changed] = (uint8_t)sign;
+        if (magnitude > 1) {
+            of_large[n_large] = (uint32_t)(n_changed - before_large);
+            before_large = n_changed + 1;
+            magnitudes[n_large++] = magnitude - 1;
+            n_exponents += bit_length(magnitude - 1) - 1;
+        }
+        n_changed++;
+    }
+    unsigned low_bits = choose_low_bits(gaps, n_changed, &upper);
+    unsigned low_bits_of_large = choose_low_bits(of_large, n_large, &upper_of_large);
+    size_t n_gaps = (size_t)(upper + n_changed + 7) / 8, n_low = (n_changed * (low_bits + 1) + 7) / 8;
+    size_t n_of_large = (size_t)(upper_of_large + n_exponents + 2 * n_large + 7) / 8;
+    size_t n_large_low = (n_large * low_bits_of_large + 7) / 8, n_magnitudes = (size_t)(n_exponents + 7) / 8, at = 4;
+    out[0] = RAW;
+    out[1] = (uint8_t)(NUDGED | log2_of(width) << 4);
+    out[2] = (uint8_t)low_bits;
+    out[3] = (uint8_t)low_bits_of_large;
+    at = put_varint(out, at, n_changed);
+    at = put_varint(out, at, n_large);
+    at = put_varint(out, at, n_gaps);
+    at = put_varint(out, at, n_of_large);
+    size_t size = at + n_gaps + n_low + n_of_large + n_large_low + n_magnitudes + n_tail;
+    if (size > n_bytes)
+        return NOT_SMALLER;
+    memset(out + at, 0, size - at + 8);
+    uint8_t *field = out + at, *low = field + n_gaps, *large = low + n_low, *large_low = large + n_of_large;
+    uint8_t *rest = large_low + n_large_low;
+    uint64_t place = 0;
+    for (size_t number = 0; number < n_changed; number++, place++) {
+        place += gaps[number] >> low_bits;
+        put_one(field, place);
+        uint64_t bits = signs[number] | (uint64_t)(gaps[number] & (((uint64_t)1 << low_bits) - 1)) << 1;
+        put_bits(low, (uint64_t)number * (low_bits + 1), bits, low_bits + 1);
+    }
+    place = 0;
+    uint64_t done = 0;
+    for (size_t number = 0; number < n_large; number++, place++) {
+        unsigned exponent = bit_length(magnitudes[number]) - 1;
+        place += of_large[number] >> low_bits_of_large;
+        put_one(large, place);
+        place += 1 + exponent;
+        put_one(large, place);
+        put_bits(large_low, (uint64_t)number * low_bits_of_large,
+                 of_large[number] & (((uint64_t)1 << low_bits_of_large) - 1), low_bits_of_large);
+        put_bits(rest, done, magnitudes[number] ^ (uint64_t)1 << exponent, exponent);
+        done += exponent;
+    }
+    memcpy(out + size - n_tail, raw + n_words * width, n_tail);
+    return size;
+}
+
 /* Encode a chunk as a delta; return the size of the payload. */
 static size_t encode_delta(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, const uint8_t *base,
                            int transform, size_t unit, const uint8_t *codings, int effort, uint8_t *out) {
     size_t width = is_word(itemsize) ? itemsize : 1;
-    if (transform == SPARSE) {
-        size_t size = encode_sparse(worker, raw, n_bytes, width, base, effort, out);
+    if (transform == SPARSE || transform == NUDGED) {
+        size_t size = transform == SPARSE ? encode_sparse(worker, raw, n_bytes, width, base, effort, out)
+                                          : encode_nudged(worker, raw, n_bytes, width, base, out);
         if (size != NOT_SMALLER)
             return size;
         transform = GROUPED;
@@ -850,7 +967,7 @@ static void choose_transform(Worker *worker, const uint8_t *raw, size_t n_bytes,
     struct { int transform; size_t unit; } ways[3];
     size_t n_ways = 0, begin = n_bytes > TRIED_BYTES ? (n_bytes - TRIED_BYTES) / 16 * 8 : 0;
     size_t tried = n_bytes - begin < TRIED_BYTES ? n_bytes - begin : TRIED_BYTES;
-    uint8_t *out = area_of(worker, AREA_OTHER_PAYLOAD, tried + OVERHEAD_BYTES);
+    uint8_t *out = area_of(worker, AREA_OTHER_PAYLOAD, n_bytes + OVERHEAD_BYTES);
     *transform = PLAIN;
     *unit = 1;
     if (out == NULL)
@@ -866,8 +983,18 @@ static void choose_transform(Worker *worker, const uint8_t *raw, size_t n_bytes,
     size_t plain = encode_delta(worker, raw + begin, tried, width, base + begin, PLAIN, 1, codings, 1, out), least = plain;
     if (is_sparse(raw + begin, base + begin, tried / width, width)) {
         size_t size = encode_delta(worker, raw + begin, tried, width, base + begin, SPARSE, 1, NULL, 1, out);
-        if (size < least + tried / SPARSE_WORTH)
+        if (size < least + tried / SPARSE_WORTH) {
             *transform = SPARSE, least = size;
+            /* The tables of Zstandard's codes take a larger share of a part than of the chunk. */
+            int is_whole = is_sparse(raw, base, n_bytes / width, width);
+            size_t from = is_whole ? 0 : begin, length = is_whole ? n_bytes : tried;
+            size_t sparse = encode_delta(worker, raw + from, length, width, base + from, SPARSE, 1, NULL, 1, out);
+            if (encode_delta(worker, raw + from, length, width, base + from, NUDGED, 1, NULL, 1, out) <= sparse) {
+                *transform = NUDGED;
+                size = encode_delta(worker, raw + begin, tried, width, base + begin, NUDGED, 1, NULL, 1, out);
+                least = size < least ? size : least;
+            }
+        }
     }
     for (size_t way = 0; way < n_ways; way++) {
         int is_last = ways[way].transform == GROUPED && ways[way].unit == 1;
@@ -901,7 +1028,7 @@ static int is_sound(const Recipe *recipe) {
         return 0;
     if (!recipe->has_delta)
         return 1;
-    return recipe->transform <= SPARSE && fits_unit(width, recipe->unit);
+    return recipe->transform <= NUDGED && fits_unit(width, recipe->unit);
 }
 
 static Encoded encode_plain(Worker *worker, const Recipe *recipe, const uint8_t *raw, size_t n_bytes, uint8_t *out) {
@@ -1451,7 +1578,7 @@ static PyObject *py_encode_delta(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*ny*inz*i:encode_delta", &call.raw, &itemsize, &call.base, &transform, &unit, &call.codings,
                           &effort))
         return NULL;
-    if (transform < PLAIN || transform > SPARSE || unit < 1 ||
+    if (transform < PLAIN || transform > NUDGED || unit < 1 ||
         !fits_unit(is_word((size_t)itemsize) ? (size_t)itemsize : 1, (size_t)unit) || call.base.len != call.raw.len)
         misfit();
     else if (begin_call(&call, itemsize)) {
