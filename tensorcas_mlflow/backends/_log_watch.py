@@ -6,6 +6,7 @@ import contextlib
 import os
 import struct
 import sys
+import weakref
 from functools import cache
 from typing import Any
 
@@ -30,6 +31,8 @@ class LogWatch:
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
         self._process = os.getpid()
+        # It also ends the watch at the end of the program, while the modules that it needs are still there.
+        self._end = weakref.finalize(self, _end, descriptor)
 
     @classmethod
     def begin(cls, folder: str) -> LogWatch | None:
@@ -71,16 +74,16 @@ class LogWatch:
 
     def close(self) -> None:
         """End the watch."""
-        global _n_watches
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            _n_watches -= 1
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        self._descriptor = None
+        self._end()
 
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter may be ending
-            self.close()
+
+def _end(descriptor: int) -> None:
+    """Close the descriptor of a watch."""
+    global _n_watches
+    _n_watches -= 1
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 @cache

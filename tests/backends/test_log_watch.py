@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +82,16 @@ def test_forked_child_takes_no_reports_from_its_parent(tmp_path: Path) -> None:
 
     assert os.waitpid(child, 0)[1] == 0
     assert watch.changed() == {"a"}
+
+
+def test_watch_that_is_left_to_the_end_of_a_program_says_nothing(tmp_path: Path) -> None:
+    script = f"""
+from tensorcas_mlflow.backends import _log_watch
+_log_watch.last_name_of_the_module = _log_watch.LogWatch.begin({str(tmp_path)!r})
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stderr == ""
 
 
 def test_watches_of_a_process_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
