@@ -79,17 +79,13 @@ class ChainLinks(NamedTuple):
         """Follow chunks to the ends of their chains.
 
         Args:
-            find_bases: Looks up the bases of deltas, such as `Catalog.find_bases`, unless the places have them.
+            find_bases: Looks up the bases of deltas, such as `Catalog.find_bases`.
             places: The chunks.
 
         Raises:
             BlobNotFoundError: A pack lacks the base a delta names, as far as is known.
         """
         levels, chains = [places], [np.arange(len(places.found))]
-        for level in places.chain or ():
-            at = np.flatnonzero(level.found)
-            levels.append(level.some(at))
-            chains.append(at)
         while (at := np.flatnonzero(is_delta(levels[-1].entries))).size:
             entries = levels[-1].entries[at]
             bases = find_bases(entries)

@@ -18,6 +18,7 @@ from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD
 from tensorcas_mlflow.errors import CorruptError, FormatError, TensorCasError
 from tensorcas_mlflow.layout import (
+    MAX_DEPTH,
     Base,
     PackWriter,
     Payload,
@@ -207,7 +208,7 @@ def changed(at: int, value: int, *, width: int = 1) -> bytes:
     ("at", "value", "width"),
     [
         (68 + 66, 0, 1),  # a delta of depth 0
-        (68 + 66, 9, 1),
+        (68 + 66, MAX_DEPTH + 1, 1),
         (68 + 66, 255, 1),
         (64, 3, 1),  # a delta more than there are bases
         (68 + 64, 0, 1),  # and one less
@@ -242,9 +243,9 @@ def chain_of_depth(n: int) -> Any:
 
 
 def test_a_segment_that_tells_of_a_longer_chain_than_there_can_be_is_damage() -> None:
-    assert len(read_segment("index/x.segment", segment_bytes(chain_of_depth(9)))) == 9
+    assert len(read_segment("index/x.segment", segment_bytes(chain_of_depth(MAX_DEPTH + 1)))) == MAX_DEPTH + 1
     with pytest.raises(CorruptError, match="row"):
-        read_segment("index/x.segment", segment_bytes(chain_of_depth(10)))
+        read_segment("index/x.segment", segment_bytes(chain_of_depth(MAX_DEPTH + 2)))
 
 
 @pytest.mark.parametrize("name", ["../../x", "A" * 32, "", "g" * 32, 7, None])
