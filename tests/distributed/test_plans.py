@@ -23,6 +23,7 @@ from tests.distributed.test_ranks import store_of
 PLANS = "tests.distributed.plans"
 
 
+@pytest.mark.long
 def test_shards_of_two_kinds_of_parallelism_are_rows_of_the_whole_module(tracking: str, run_id: str) -> None:
     assert run_ranks(4, f"{PLANS}:strided_shards", tracking, run_id) == [0, 0, 0, 0]
 
@@ -47,7 +48,8 @@ def test_a_save_in_the_background_keeps_the_state_as_it_was_with(way: str, track
     assert_equal(tensorcas.load_checkpoint(run_id, step=2), whole_state(2))
 
 
-@pytest.mark.parametrize("steps", [pytest.param([1, 2], marks=pytest.mark.long), [1, 1]], ids=["two steps", "one step"])
+@pytest.mark.long
+@pytest.mark.parametrize("steps", [[1, 2], [1, 1]], ids=["two steps", "one step"])
 def test_two_coordinators_do_not_mix(tracking: str, run_id: str, steps: list[int]) -> None:
     assert run_ranks(4, f"{PLANS}:two_coordinators", tracking, run_id, steps) == [0, 0, 0, 0]
 

@@ -113,6 +113,7 @@ def test_a_module_of_one_process_is_a_state_and_a_single_value_is_none(tracking:
         dcp.load(weights, storage_reader=TensorCasStorageReader(step=2, run_id=run_id))
 
 
+@pytest.mark.long
 def test_log_checkpoint_in_all_ranks_saves_a_live_training_that_other_ranks_continue(
     tracking: str, run_id: str
 ) -> None:

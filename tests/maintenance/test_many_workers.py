@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ from tests.engines import cluster_of_two
 CHUNK_BYTES = 4096
 N_STEPS = 6
 
+OTHER_THREADS = ("tensorcas-save", "tensorcas-report", "tensorcas-page", "tensorcas-cache", "tensorcas-maintenance")
+
 ENGINES = [
     "local",
     pytest.param("ray", marks=pytest.mark.long),
@@ -55,9 +58,10 @@ def same_names(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     real = uuid.uuid4
 
     def draw() -> uuid.UUID:
-        # Clusters draw names of their own, as many as they like.
+        # Clusters draw names of their own, and so do threads that an earlier test has left.
         caller = sys._getframe(1).f_globals["__name__"]
-        return uuid.UUID(int=next(numbers) << 64) if caller.startswith("tensorcas_mlflow") else real()
+        is_ours = caller.startswith("tensorcas_mlflow") and threading.current_thread().name not in OTHER_THREADS
+        return uuid.UUID(int=next(numbers) << 64) if is_ours else real()
 
     def again() -> None:
         nonlocal numbers
