@@ -1,4 +1,4 @@
-"""Sparse deltas in deep chains that an earlier release wrote are read by every later one."""
+"""Sparse and nudged deltas in deep chains that an earlier release wrote are read by every later one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.golden.stores import copied
 
-HERE = Path(__file__).parent / "v2_sparse"
-EXPECTED = json.loads((HERE / "expected.json").read_text())
+FOLDERS = {Transform.SPARSE: "v2_sparse", Transform.NUDGED: "v2_nudged"}
+
+
+@pytest.fixture(params=FOLDERS, ids=lambda transform: transform.name.lower())
+def transform(request: pytest.FixtureRequest) -> Transform:
+    return Transform(request.param)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return copied("v2_sparse", "root", tmp_path)
+def store(transform: Transform, tmp_path: Path) -> Store:
+    return copied(FOLDERS[transform], "root", tmp_path)
 
 
-def check_holds(store: Store) -> None:
+def check_holds(store: Store, transform: Transform) -> None:
     """Check that every step loads bit for bit, and that every byte is sound."""
-    assert {ref.key for ref in store.checkpoints()} == EXPECTED.keys()
-    for key, expected in EXPECTED.items():
+    wanted = json.loads((Path(__file__).parent / FOLDERS[transform] / "expected.json").read_text())
+    assert {ref.key for ref in store.checkpoints()} == wanted.keys()
+    for key, expected in wanted.items():
         ref = store.ref(key)
         assert ref is not None
         found = store.read_tensors(store.manifest(ref))
@@ -35,28 +40,27 @@ def check_holds(store: Store) -> None:
     assert verify(store, full=True).problems == ()
 
 
-def test_every_golden_step_with_sparse_deltas_is_read_bit_for_bit(store: Store) -> None:
-    check_holds(store)
+def test_every_golden_step_with_deltas_of_few_words_is_read_bit_for_bit(store: Store, transform: Transform) -> None:
+    check_holds(store, transform)
 
 
-def test_golden_store_of_sparse_deltas_holds_words_of_each_size_in_chains_of_seven(store: Store) -> None:
+def test_golden_store_holds_deltas_of_words_of_each_size_in_chains_of_seven(store: Store, transform: Transform) -> None:
     found = set()
     for name, _ in list_packs(store.backend):
         data = bytes(store.backend.get(pack_key(name)))
         table = read_pack_table(store.backend, name)
         for entry in table[is_delta(table)]:
-            transform = Transform(data[int(entry["offset"]) + 1] & 15)
-            found.add((transform, int(entry["typesize"]), int(entry["depth"])))
+            found.add((Transform(data[int(entry["offset"]) + 1] & 15), int(entry["typesize"]), int(entry["depth"])))
 
-    assert {(Transform.SPARSE, size, depth) for size in (2, 4, 8) for depth in range(1, 8)} <= found
+    assert {(transform, size, depth) for size in (2, 4, 8) for depth in range(1, 8)} <= found
 
 
-def test_golden_store_of_sparse_deltas_is_optimized_and_collected(store: Store) -> None:
+def test_golden_store_of_deltas_of_few_words_is_optimized_and_collected(store: Store, transform: Transform) -> None:
     plan_optimize(store).execute()
     plan_gc(Store.open_backend(store.backend), grace_s=0, max_waste=0).execute()
 
-    check_holds(Store.open_backend(store.backend))
+    check_holds(Store.open_backend(store.backend), transform)
 
 
-def test_repair_of_the_golden_store_of_sparse_deltas_finds_nothing_to_do(store: Store) -> None:
+def test_repair_of_the_golden_store_of_deltas_of_few_words_finds_nothing_to_do(store: Store) -> None:
     assert plan_repair(store).is_empty
