@@ -69,7 +69,7 @@ def test_steps_come_back_and_share_what_is_equal(carried: Experiment) -> None:
 
 
 @pytest.mark.long
-def test_mlflow_shows_a_copy_of_each_manifest(carried: Experiment) -> None:
+def test_mlflow_shows_a_copy_of_each_manifest_and_the_page_of_the_series(carried: Experiment) -> None:
     with mlflow.start_run() as run:
         log(0)
         log(1)
@@ -77,6 +77,7 @@ def test_mlflow_shows_a_copy_of_each_manifest(carried: Experiment) -> None:
 
     shown = mlflow.MlflowClient().list_artifacts(run.info.run_id, "checkpoints/checkpoint")
     assert [info.path for info in shown] == [
+        "checkpoints/checkpoint/history.html",
         "checkpoints/checkpoint/step-00000000.arrow",
         "checkpoints/checkpoint/step-00000001.arrow",
     ]
