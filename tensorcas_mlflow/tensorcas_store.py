@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter, adapter_for, adapter_named, take_apart
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
+from tensorcas_mlflow.base.text import is_unicode
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, as_step, list_dir
 from tensorcas_mlflow.maintenance import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
@@ -67,7 +68,7 @@ class TensorCasStore:
         """
         if not isinstance(run_id, str):
             raise TypeError(f"a run id is a text, not {run_id!r:.200}")
-        if not run_id or not _is_encodable(run_id):
+        if not run_id or not is_unicode(run_id, "surrogateescape"):
             raise ValueError(f"a run id must not be empty, and be Unicode or the name of a file: {run_id!r:.200}")
         self.run_id = run_id
         self.adapter = adapter
@@ -482,14 +483,6 @@ class TensorCasStore:
             parent_step=None if parent_step is None else as_step(parent_step),
             metrics=None if metrics is None else _figures(metrics),
         )
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _figures(metrics: Mapping[str, float]) -> dict[str, float]:

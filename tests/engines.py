@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import pytest
 
 from tensorcas_mlflow.base.engines import DaskCluster, Engine, LocalProcesses, RayCluster
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class DyingProcesses(LocalProcesses):
+    """Processes of this machine. One of them is killed after each result, until none is to be killed any more."""
+
+    def __init__(self, n_workers: int, n_deaths: int) -> None:
+        super().__init__(n_workers)
+        self.n_left = n_deaths
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
+        for result in super().map(function, items):
+            workers = multiprocessing.active_children()
+            if self.n_left and workers:
+                self.n_left -= 1
+                workers[self.n_left % len(workers)].kill()
+            yield result
 
 
 @contextmanager
@@ -15,6 +36,10 @@ def cluster_of_two(name: str) -> Iterator[Engine]:
     """Start two workers of an engine, and end them."""
     if name == "local":
         yield LocalProcesses(2)
+    elif name == "dying":
+        dying = DyingProcesses(2, 3)
+        yield dying
+        assert dying.n_left == 0
     elif name == "ray":
         ray = pytest.importorskip("ray")
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)

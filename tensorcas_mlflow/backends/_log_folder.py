@@ -121,7 +121,15 @@ class LogFolder:
 
     def existing(self, intents: Iterable[str]) -> list[str]:
         """Return those of some intents whose files exist."""
-        return [intent for intent in intents if os.path.lexists(self._top + os.sep + intent)]
+        names_in: dict[str, set[str]] = {}
+        found = []
+        for intent in intents:
+            folder, _, name = intent.rpartition("/")
+            if folder not in names_in:
+                names_in[folder] = _names_in(self._top + os.sep + folder)
+            if name in names_in[folder]:
+                found.append(intent)
+        return found
 
     def append_dead(self, log: str, lines: bytes, *, durable: bool) -> None:
         """Append tombstones of one log, unless the log is gone."""
@@ -201,6 +209,14 @@ class LogFolder:
                 os.unlink(path)
                 freed += n_bytes
         return freed
+
+
+def _names_in(path: str) -> set[str]:
+    """List the names in a folder; none if it is gone."""
+    try:
+        return set(os.listdir(path))
+    except FileNotFoundError:
+        return set()
 
 
 def is_at(descriptor: int, path: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from tensorcas_mlflow.base.text import is_unicode
 from tensorcas_mlflow.errors import without_secrets
 
 STORE_FOLDER = ".tensorcas"
@@ -47,11 +48,8 @@ def is_store(name: str) -> bool:
 
 def is_visible(name: str) -> bool:
     """Tell whether an entry of this name can be an artifact, or a folder of artifacts."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # no client can ask for such a name
-        return False
-    return not is_store(name) and not name.startswith(UPLOADING)
+    # No client can ask for a name that is not UTF-8.
+    return is_unicode(name) and not is_store(name) and not name.startswith(UPLOADING)
 
 
 def is_visible_path(path: str) -> bool:

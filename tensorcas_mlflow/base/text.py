@@ -1,4 +1,4 @@
-"""Text for people: sizes and counts in words, and URIs without their secrets."""
+"""Text: sizes and counts in words, URIs in place of paths, and what UTF-8 can encode."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ def check_path(path: str) -> None:
     """
     if _URI.match(path):
         raise ValueError(f"{without_secrets(path)!r} is a URI, and what is written goes to a path of this machine")
+
+
+def is_unicode(text: str, errors: str = "strict") -> bool:
+    """Tell whether a text has an encoding in UTF-8.
+
+    Python reads a file name that is not UTF-8 as a text with surrogates, which has none.
+
+    Args:
+        text: The text.
+        errors: Way to encode surrogates, as in `str.encode`; by default they have no encoding.
+    """
+    try:
+        text.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def size_text(n_bytes: float) -> str:

@@ -729,7 +729,9 @@ class Catalog:
                     if marker is not None:
                         self._backend.delete(marker)
                 merge_segments(self._backend, to_merge(list_segments(self._backend), most_bytes=_MOST_MERGED_BYTES))
-            except (BackendError, FormatError, BlobNotFoundError) as error:
+            except BlobNotFoundError:
+                pass  # another process has merged these segments at the same moment
+            except (BackendError, FormatError) as error:
                 _warn("the index could not be folded, which costs time but no data: %s", error)
 
     def _read_index(self, most: int | None) -> bool:

@@ -244,6 +244,21 @@ def test_list_works_without_a_tracking_store_that_answers(
 # --- errors
 
 
+def test_a_database_that_does_not_exist_is_an_error_and_is_not_made(
+    tensorcas: Tensorcas, logged: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = tmp_path / "mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{missing}")
+    shown = tensorcas("show", "base")
+    listed = tensorcas("list", "--root", "root")
+
+    assert shown.status == 1
+    assert f"could not read 'sqlite:///{missing}': there is no such database" in shown.err
+    assert listed.status == 0
+    assert "runs are listed without names" in listed.err
+    assert not missing.exists()
+
+
 def test_a_name_of_several_runs_is_refused_with_all_of_them(tensorcas: Tensorcas, logged: Logged) -> None:
     for words in (["show"], ["list"], ["delete", "--step", "1", "--yes"], ["explain", "--root", "root"]):
         done = tensorcas(*words, "twin")

@@ -596,7 +596,7 @@ def other_leaves(part: Any, draw: Callable[[Any], Any], made: dict[int, Any]) ->
     return again
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_nests_of_arrays_and_values_come_back_or_are_unchanged(data: st.DataObject) -> None:
     model = data.draw(nested(VALUES | ARRAYS).filter(GenericAdapter.accepts))

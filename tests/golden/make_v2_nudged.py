@@ -8,20 +8,10 @@ the SHA-256 of the bytes of each tensor.
 
 from __future__ import annotations
 
-import json
-from hashlib import sha256
-from pathlib import Path
-from unittest import mock
-
 import ml_dtypes
 import numpy as np
 
-from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.store import Store
-
-HERE = Path(__file__).parent / "v2_nudged"
-CHUNK_BYTES = 32 << 10
-N_STEPS = 10
+from tests.golden.make_v2_sparse import HERE, write
 
 
 def tensors(step: int) -> dict[str, np.ndarray]:
@@ -40,23 +30,5 @@ def tensors(step: int) -> dict[str, np.ndarray]:
     }
 
 
-def main() -> None:
-    if HERE.exists():
-        raise SystemExit(f"{HERE} is there, and stays as it is")
-    expected: dict[str, dict[str, str]] = {}
-    with (
-        mock.patch("tensorcas_mlflow.layout._records._this_process", return_value=("golden", 1)),
-        mock.patch("platform.node", return_value="golden"),
-        mock.patch("os.getpid", return_value=1),
-    ):
-        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES)
-        for step in range(N_STEPS):
-            arrays = tensors(step)
-            with store.write_checkpoint(arrays) as pending:
-                key = pending.commit(RefTarget(run_id="run", step=step)).key
-            expected[key] = {name: sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
-    (HERE / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(HERE / "v2_nudged", tensors)

@@ -9,6 +9,7 @@ of each tensor.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from unittest import mock
@@ -19,7 +20,7 @@ import numpy as np
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 
-HERE = Path(__file__).parent / "v2_sparse"
+HERE = Path(__file__).parent
 CHUNK_BYTES = 32 << 10
 N_STEPS = 10
 
@@ -37,23 +38,29 @@ def tensors(step: int) -> dict[str, np.ndarray]:
     }
 
 
-def main() -> None:
-    if HERE.exists():
-        raise SystemExit(f"{HERE} is there, and stays as it is")
+def write(folder: Path, tensors: Callable[[int], dict[str, np.ndarray]]) -> None:
+    """Write a golden store of one run.
+
+    Args:
+        folder: Folder of the store and of what is expected of it; it must not exist.
+        tensors: Returns the tensors of a step.
+    """
+    if folder.exists():
+        raise SystemExit(f"{folder} is there, and stays as it is")
     expected: dict[str, dict[str, str]] = {}
     with (
         mock.patch("tensorcas_mlflow.layout._records._this_process", return_value=("golden", 1)),
         mock.patch("platform.node", return_value="golden"),
         mock.patch("os.getpid", return_value=1),
     ):
-        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES)
+        store = Store.init(folder / "root", chunk_bytes=CHUNK_BYTES)
         for step in range(N_STEPS):
             arrays = tensors(step)
             with store.write_checkpoint(arrays) as pending:
                 key = pending.commit(RefTarget(run_id="run", step=step)).key
             expected[key] = {name: sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
-    (HERE / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    write(HERE / "v2_sparse", tensors)

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tensorcas_mlflow.base.engines import Engine, LocalProcesses
 from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.codecs import CODECS
-from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import (
     _copy_chunks,
     _gc_survey,
@@ -30,14 +28,13 @@ from tensorcas_mlflow.maintenance import (
 from tensorcas_mlflow.maintenance._census import census_bytes
 from tensorcas_mlflow.store import Store
 from tests.engines import cluster_of_two
-
-CHUNK_BYTES = 4096
-N_STEPS = 6
+from tests.maintenance.made_store import CHUNK_BYTES, N_STEPS, make_store
 
 OTHER_THREADS = ("tensorcas-save", "tensorcas-report", "tensorcas-page", "tensorcas-cache", "tensorcas-maintenance")
 
 ENGINES = [
     "local",
+    "dying",
     pytest.param("ray", marks=pytest.mark.long),
     pytest.param("dask", marks=pytest.mark.long),
 ]
@@ -75,14 +72,7 @@ def same_names(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def folder(tmp_path: Path) -> Path:
     """A store of deltas and full chunks in several packs."""
     folder = tmp_path / "source"
-    store = Store.init(folder, chunk_bytes=CHUNK_BYTES, logs=False)
-    random = np.random.default_rng(0)
-    values = random.standard_normal(20_000).astype(np.float32)
-    for step in range(N_STEPS):
-        values = values + np.float32(1e-4) * random.standard_normal(len(values)).astype(np.float32)
-        state = {"moving": values, "new": random.integers(0, 256, 3 * CHUNK_BYTES, dtype=np.uint8)}
-        with store.write_checkpoint(state, series="run") as pending:
-            pending.commit(RefTarget(run_id="run", step=step))
+    make_store(folder, logs=False)
     path = max(folder.glob(".tensorcas/packs/**/*.pack"), key=lambda each: each.stat().st_mtime_ns)
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)

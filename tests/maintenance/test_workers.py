@@ -16,9 +16,7 @@ from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import _workers, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tests.engines import cluster_of_two
-
-CHUNK_BYTES = 4096
-N_STEPS = 6
+from tests.maintenance.made_store import make_store
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +28,7 @@ def many_small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of deltas and full chunks, some of them damaged."""
     folder = tmp_path_factory.mktemp("store")
-    store = Store.init(folder, chunk_bytes=CHUNK_BYTES, logs=request.param == "logs")
-    random = np.random.default_rng(0)
-    values = random.standard_normal(20_000).astype(np.float32)
-    for step in range(N_STEPS):
-        values = values + np.float32(1e-4) * random.standard_normal(len(values)).astype(np.float32)
-        state = {"moving": values, "new": random.integers(0, 256, 3 * CHUNK_BYTES, dtype=np.uint8)}
-        with store.write_checkpoint(state, series="run") as pending:
-            pending.commit(RefTarget(run_id="run", step=step))
+    make_store(folder, logs=request.param == "logs")
     files = sorted((folder / ".tensorcas").glob("packs/**/*.pack" if request.param == "files" else "logs/*.log"))
     for number, path in enumerate(files[1:4] if request.param == "files" else files):
         data = bytearray(path.read_bytes())

@@ -61,7 +61,7 @@ MUTANTS = (
         before="raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])",
         after="""
             found = np.frombuffer(b"".join(named), np.uint8).reshape(-1, DIGEST_BYTES)
-            raws |= read_chunks(store, found, list(named.values()))
+            raws |= read_by_digest(store, found, list(named.values()))
         """,
     ),
     Mutant(

@@ -99,9 +99,7 @@ CASTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [*(name for name in CASTS if name != "two saves"), pytest.param("two saves", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("name", CASTS)
 def test_no_schedule_with_held_blobs_loses_or_leaks_though_actors_may_die(name: str) -> None:
     cast = CASTS[name]()
     deaths = ["writer", "collector"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
+from tensorcas_mlflow.base.text import is_unicode
 from tensorcas_mlflow.errors import BackendError, without_secrets
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class _SqliteDirectory:
         self._path = Path(urlsplit(uri).path[1:])
 
     def exists(self) -> bool:
-        """Tell whether the database is a file that exists, or in memory."""
+        """Tell whether there is a file at the path, or no path: SQLite then keeps the database in memory."""
         return os.path.exists(self._path)
 
     def is_readable(self) -> bool:
@@ -116,7 +117,7 @@ class _SqliteDirectory:
         return True
 
     def experiments(self, word: str) -> list[NamedExperiment]:
-        if not _is_unicode(word):
+        if not is_unicode(word):
             return []
         named = self._experiments("lifecycle_stage = 'active' AND name = ?", word)
         if not named and _EXPERIMENT_ID.fullmatch(word):
@@ -124,7 +125,7 @@ class _SqliteDirectory:
         return named
 
     def runs(self, word: str) -> list[NamedRun]:
-        if not _is_unicode(word):
+        if not is_unicode(word):
             return []
         is_active = "r.lifecycle_stage = 'active'"
         if not _BEGINNING.fullmatch(word):
@@ -134,7 +135,7 @@ class _SqliteDirectory:
 
     def runs_of(self, run_ids: Iterable[str]) -> dict[str, NamedRun]:
         found: dict[str, NamedRun] = {}
-        for some in _batches(filter(_is_unicode, run_ids)):
+        for some in _batches(filter(is_unicode, run_ids)):
             places = ", ".join("?" * len(some))
             found.update({run.run_id: run for run in self._runs(f"r.run_uuid IN ({places})", *some)})
         return found
@@ -182,7 +183,7 @@ class _MlflowDirectory:
             self._client = MlflowClient(uri)
 
     def experiments(self, word: str) -> list[NamedExperiment]:
-        if not _is_unicode(word):
+        if not is_unicode(word):
             return []
         with self._asked():
             named = self._client.get_experiment_by_name(word)
@@ -196,7 +197,7 @@ class _MlflowDirectory:
         ]
 
     def runs(self, word: str) -> list[NamedRun]:
-        found = self._search(f"attributes.run_name = {_quoted(word)}") if _quoted(word) and _is_unicode(word) else []
+        found = self._search(f"attributes.run_name = {_quoted(word)}") if _quoted(word) and is_unicode(word) else []
         if _BEGINNING.fullmatch(word):
             found += self._search(f"attributes.run_id LIKE '{word}%'")
         return sorted(set(found), key=lambda run: (-run.started_s, run.run_id))
@@ -268,15 +269,6 @@ class _MlflowDirectory:
 def _quoted(word: str) -> str:
     """Quote a word for a filter of MLflow; "" for a word with quotes of both kinds, which no filter can hold."""
     return next((f"{mark}{word}{mark}" for mark in "'\"" if mark not in word), "")
-
-
-def _is_unicode(word: str) -> bool:
-    """Tell whether a database can hold a text; Python reads a file name that is not UTF-8 as one that none can hold."""
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _batches(ids: Iterable[str]) -> Iterator[list[str]]:
