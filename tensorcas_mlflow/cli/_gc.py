@@ -26,6 +26,7 @@ from tensorcas_mlflow.cli._command import (
 )
 from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._progress import ProgressBar
+from tensorcas_mlflow.cli._record import NO_RECORD, recorded
 from tensorcas_mlflow.cli._select import is_json, store_of
 from tensorcas_mlflow.errors import DirectAccessError
 from tensorcas_mlflow.integration.forgotten import (
@@ -67,21 +68,23 @@ def collect(options: Namespace) -> int:
         quarantine_s=options.quarantine,
         engine=engine,
     )
-    with ProgressBar("reading", is_quiet=options.quiet) as watch:
-        plan = plan_with(without=orphans.keys(), watch=watch)
-    if not is_json(options):
-        orphans.say()
-        say(printable(str(plan)))
     report: GcReport | None = None
-    has_work = orphans.n > 0 or not plan.is_empty
-    # Without anything to delete there is nothing to confirm, but the index is still tidied.
-    question = f"Delete this, and free {size_text(plan.freed_bytes + orphans.plain_bytes)}?"
-    if not options.dry_run and (not has_work or confirm(question, yes=options.yes, as_json=is_json(options))):
-        planned = plan
-        if orphans.drop():
-            planned = plan_with()
-        with ProgressBar("rewriting", is_quiet=options.quiet) as watch:
-            report = planned.execute(watch=watch)
+    with recorded(options, store, "collect") as record:
+        with ProgressBar("reading", is_quiet=options.quiet) as watch:
+            plan = plan_with(without=orphans.keys(), watch=watch)
+        if not is_json(options):
+            orphans.say()
+            say(printable(str(plan)))
+        has_work = orphans.n > 0 or not plan.is_empty
+        # Without anything to delete there is nothing to confirm, but the index is still tidied.
+        question = f"Delete this, and free {size_text(plan.freed_bytes + orphans.plain_bytes)}?"
+        if not options.dry_run and (not has_work or confirm(question, yes=options.yes, as_json=is_json(options))):
+            planned = plan
+            if orphans.drop():
+                planned = plan_with()
+            with ProgressBar("rewriting", is_quiet=options.quiet) as watch:
+                report = planned.execute(watch=watch)
+            record.summary = str(report)
     if is_json(options):
         say_json(
             {
@@ -312,6 +315,7 @@ COMMANDS = (
             ),
             *WORKERS,
             DRY_RUN,
+            NO_RECORD,
             QUIET,
             YES,
         ],

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.integration.directory import NamedRun
     from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Summary, SummaryNode, ValueChange
 
+BY = ("experiment", "run", "series", "step")
+"""Kinds of owners of bytes."""
 DIFFERENT = 5
 """Exit status of ``diff`` if the two checkpoints are not equal."""
 
@@ -344,7 +346,8 @@ def _say_shares(options: Namespace, store: Store) -> int:
         ]
         say_json({"store": store.uri, **found, "shares": listed})
         return 0
-    levels = ("experiment", "run_id", "step")[: 1 + ("experiment", "run", "step").index(options.by)]
+    levels = {"experiment": (), "run": ("run_id",)}.get(options.by, ("run_id", options.by))
+    levels = ("experiment", *levels)
     columns = [*(level.removesuffix("_id") for level in levels), *(["name"] if names else [])]
     rows = [[*columns, "kept", "exclusive", "shared", "marginal"]]
     for share in shares:
@@ -527,7 +530,7 @@ COMMANDS = (
             ONLY_RUN,
             option(
                 "--by",
-                choices=["experiment", "run", "step"],
+                choices=BY,
                 help="for each of these, count the bytes that it needs alone, shares, and added when it was logged",
             ),
             option("--top", type=count, metavar="N", help="with --by: only the N with most bytes of their own"),
@@ -541,7 +544,7 @@ COMMANDS = (
         options=[
             PLACE,
             ONLY_RUN,
-            option("--by", choices=["experiment", "run", "step"], default="run", help="count for each of these"),
+            option("--by", choices=BY, default="run", help="count for each of these"),
             option("--top", type=count, metavar="N", help="only the N with most bytes of their own"),
         ],
         run=usage,

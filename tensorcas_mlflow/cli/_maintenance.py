@@ -34,7 +34,8 @@ from tensorcas_mlflow.cli._command import (
 )
 from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._progress import ProgressBar
-from tensorcas_mlflow.cli._select import checkpoint_of, is_json, root_of, store_at, store_of
+from tensorcas_mlflow.cli._record import NO_RECORD, recorded
+from tensorcas_mlflow.cli._select import checkpoint_of, find_checkpoint, is_json, root_of, store_at, store_of
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import ConflictError, CorruptError, DirectAccessError, StoreNotFoundError
 from tensorcas_mlflow.integration.forgotten import find_lost, open_tracker, remove_copy
@@ -81,20 +82,23 @@ def verify(options: Namespace) -> int:
         options.parser.error("--seed needs --sample, such as --sample 5%")
     engine = engine_of(options)
     store = _open_for_verify(options)
-    with ProgressBar("verifying", is_quiet=options.quiet) as watch:
-        report = verify_store(
-            store,
-            full=options.full,
-            sample=options.sample,
-            part=options.part,
-            seed=options.seed,
-            engine=engine,
-            watch=watch,
-        )
-    if options.tracking_uri:
-        lost = find_lost(store, [open_tracker(uri) for uri in options.tracking_uri])
-        missing = (Problem(key=None, reason=each.reason, checkpoint=each.label) for each in lost)
-        report = replace(report, problems=(*report.problems, *missing))
+    extent = "verify" if options.full else "verify, in part" if options.sample or options.part else "verify, quick"
+    with recorded(options, store, extent) as record:
+        with ProgressBar("verifying", is_quiet=options.quiet) as watch:
+            report = verify_store(
+                store,
+                full=options.full,
+                sample=options.sample,
+                part=options.part,
+                seed=options.seed,
+                engine=engine,
+                watch=watch,
+            )
+        if options.tracking_uri:
+            lost = find_lost(store, [open_tracker(uri) for uri in options.tracking_uri])
+            missing = (Problem(key=None, reason=each.reason, checkpoint=each.label) for each in lost)
+            report = replace(report, problems=(*report.problems, *missing))
+        record.summary, record.outcome = str(report), "problems" if report.problems else "done"
     if is_json(options):
         _say_verify_json(store.uri, options, report)
     else:
@@ -150,16 +154,18 @@ def repair(options: Namespace) -> int:
     for source in sources:
         if source.uri == store.uri:
             raise ConflictError(f"{source.uri!r} is the store to repair: give --from another one")
-    with ProgressBar("reading", is_quiet=options.quiet) as watch:
-        plan = plan_repair(
-            store, sources=sources, abandon=options.abandon, format_fix=format_fix, engine=engine, watch=watch
-        )
-    if not is_json(options):
-        for line in str(plan).split("\n"):
-            say(printable(line))
     report: RepairReport | None = None
-    if not options.dry_run and (plan.is_empty or confirm("Repair?", yes=options.yes, as_json=is_json(options))):
-        report = plan.execute()
+    with recorded(options, store, "repair") as record:
+        with ProgressBar("reading", is_quiet=options.quiet) as watch:
+            plan = plan_repair(
+                store, sources=sources, abandon=options.abandon, format_fix=format_fix, engine=engine, watch=watch
+            )
+        if not is_json(options):
+            for line in str(plan).split("\n"):
+                say(printable(line))
+        if not options.dry_run and (plan.is_empty or confirm("Repair?", yes=options.yes, as_json=is_json(options))):
+            report = plan.execute()
+            record.summary, record.outcome = str(report), "done" if report.is_whole else "problems"
     if is_json(options):
         say_json(
             {
@@ -235,26 +241,29 @@ def optimize(options: Namespace) -> int:
     for_restore = options.purpose == "restore"
     if options.pins and not for_restore:
         options.parser.error("--pin needs --for restore")
-    with ProgressBar("reading", is_quiet=options.quiet) as watch:
-        plan = plan_optimize(
-            store,
-            effort=Effort[options.effort.upper()],
-            for_restore=for_restore,
-            pins=options.pins,
-            engine=engine,
-            watch=watch,
-        )
-    if not is_json(options):
-        say(str(plan))
-        if for_restore:
-            say(f"checkpoints to restore with at most one delta a chunk: {len(plan.shallow_labels)}")
-        if not plan.gc.is_empty:
-            say(f"to collect at once: {plan.gc}")
+    pins = [_pin_of(options, store, what) for what in options.pins]
     report: OptimizeReport | None = None
-    question = "Optimize, and delete the resulting garbage?"
-    if not options.dry_run and (plan.is_empty or confirm(question, yes=options.yes, as_json=is_json(options))):
-        with ProgressBar("optimizing", is_quiet=options.quiet) as watch:
-            report = plan.execute(engine=engine, watch=watch)
+    with recorded(options, store, "optimize") as record:
+        with ProgressBar("reading", is_quiet=options.quiet) as watch:
+            plan = plan_optimize(
+                store,
+                effort=Effort[options.effort.upper()],
+                for_restore=for_restore,
+                pins=pins,
+                engine=engine,
+                watch=watch,
+            )
+        if not is_json(options):
+            say(str(plan))
+            if for_restore:
+                say(f"checkpoints to restore with at most one delta a chunk: {len(plan.shallow_labels)}")
+            if not plan.gc.is_empty:
+                say(f"to collect at once: {plan.gc}")
+        question = "Optimize, and delete the resulting garbage?"
+        if not options.dry_run and (plan.is_empty or confirm(question, yes=options.yes, as_json=is_json(options))):
+            with ProgressBar("optimizing", is_quiet=options.quiet) as watch:
+                report = plan.execute(engine=engine, watch=watch)
+            record.summary = str(report)
     if is_json(options):
         say_json(
             {
@@ -270,6 +279,14 @@ def optimize(options: Namespace) -> int:
     elif report is None and not options.dry_run:
         say("nothing was changed")
     return 0
+
+
+def _pin_of(options: Namespace, store: Store, what: str) -> str:
+    """Return the id of the model, or the key of the checkpoint, that somebody typed for a pin."""
+    its_store, ref = find_checkpoint(options, what, step=None, name=None)
+    if its_store.uri != store.uri:
+        raise ValueError(f"{what!r} is in the store {its_store.uri!r}, and the store to optimize is {store.uri!r}")
+    return ref.model_id or ref.key
 
 
 def _optimize_plan_json(plan: OptimizePlan) -> Json:
@@ -377,6 +394,7 @@ COMMANDS = (
                 help="also report runs and logged models of this MLflow tracking store or server without a ref for "
                 "their tensors (repeatable)",
             ),
+            NO_RECORD,
             QUIET,
         ],
         run=verify,
@@ -400,6 +418,7 @@ COMMANDS = (
             ABANDON,
             *WORKERS,
             flag("--dry-run", help="read everything, print the damage, and stop"),
+            NO_RECORD,
             QUIET,
             YES,
         ],
@@ -422,8 +441,9 @@ COMMANDS = (
             repeated(
                 "--pin",
                 dest="pins",
-                metavar="NAME",
-                help="with --for restore: one more checkpoint, by its key, artifact path or model id (repeatable)",
+                metavar="CHECKPOINT",
+                help="with --for restore: one more checkpoint or file: a run's last step, a model (its URI or id), an "
+                "artifact (its URI or path), or a key (repeatable)",
             ),
             option(
                 "--effort",
@@ -433,6 +453,7 @@ COMMANDS = (
             ),
             *WORKERS,
             DRY_RUN,
+            NO_RECORD,
             QUIET,
             YES,
         ],

@@ -52,7 +52,16 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.maintenance._optimize import OptimizePlan, OptimizeReport, plan_optimize
     from tensorcas_mlflow.maintenance._repair import Finding, Loss, RepairPlan, RepairReport, plan_repair
     from tensorcas_mlflow.maintenance._repair_records import FormatFix, open_damaged, open_damaged_backend
-    from tensorcas_mlflow.maintenance._rounds import Lease, Outcome, Round, read_rounds, running_round, utc_text
+    from tensorcas_mlflow.maintenance._rounds import (
+        Lease,
+        Outcome,
+        Round,
+        read_rounds,
+        record_round,
+        round_since,
+        running_round,
+        utc_text,
+    )
     from tensorcas_mlflow.maintenance._stats import (
         By,
         DiskUsage,
@@ -86,7 +95,7 @@ _NAMES = {
     "_optimize": "OptimizePlan OptimizeReport plan_optimize",
     "_repair": "Finding Loss RepairPlan RepairReport plan_repair",
     "_repair_records": "FormatFix open_damaged open_damaged_backend",
-    "_rounds": "Lease Outcome Round read_rounds running_round utc_text",
+    "_rounds": "Lease Outcome Round read_rounds record_round round_since running_round utc_text",
     "_stats": (
         "By DiskUsage Division Encoded OwnedBytes PackFigures RefOwner RunStats Shares StoredBytes StoreStats "
         "bytes_freed_by disk_usage find_shares pack_figures run_stats store_stats"

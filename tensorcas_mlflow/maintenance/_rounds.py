@@ -1,4 +1,4 @@
-"""Rounds of scheduled maintenance: their records in the store, and the lease of the process that runs one.
+"""Rounds of maintenance: their records in the store, and the lease of the server that runs a scheduled one.
 
 Any number of servers may share one schedule (``docs/format.md``, Maintenance). The lease saves work and protects
 nothing: two collections, verifications or optimizations at once are safe.
@@ -33,7 +33,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Record of one verification, collection or optimization."""
+    """Record of one verification, repair, collection or optimization."""
 
     action: str
     began_s: float
@@ -70,6 +70,12 @@ def record_round(backend: Backend, done: Round) -> None:
     backend.discard(keys[:-MOST_ROUNDS])
 
 
+def round_since(began_s: float, action: str, outcome: Outcome, summary: str) -> Round:
+    """Describe a round of this process that ends now; ``began_s`` is in Unix time."""
+    host = str(writer_facts()["host"])
+    return Round(action=action, began_s=began_s, ended_s=time.time(), outcome=outcome, summary=summary, host=host)
+
+
 class Lease:
     """The right to run one round. It names its holder."""
 
@@ -104,14 +110,7 @@ class Lease:
 
     def end(self, outcome: Outcome, summary: str) -> Round:
         """Record the round, and give the lease back."""
-        done = Round(
-            action=self.action,
-            began_s=self.began_s,
-            ended_s=time.time(),
-            outcome=outcome,
-            summary=summary,
-            host=str(writer_facts()["host"]),
-        )
+        done = round_since(self.began_s, self.action, outcome, summary)
         record_round(self._backend, done)
         self.give_back()
         return done

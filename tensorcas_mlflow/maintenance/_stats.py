@@ -13,7 +13,7 @@ from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
-from tensorcas_mlflow.layout import REF_TABLES, Entries, Ref, list_blobs
+from tensorcas_mlflow.layout import DEFAULT_NAME, REF_TABLES, Entries, Ref, list_blobs
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     DigestSet,
@@ -246,7 +246,7 @@ def _figures_of(store: Store, refs: Iterable[Ref]) -> dict[str, Any]:
     }
 
 
-By = Literal["experiment", "run", "step"]
+By = Literal["experiment", "run", "series", "step"]
 
 
 class RefOwner(NamedTuple):
@@ -256,6 +256,8 @@ class RefOwner(NamedTuple):
     """Folder above those of runs, models and traces; MLflow names it by the experiment's id."""
     run_id: str | None
     step: int | None
+    series: str | None = None
+    """Name of the series of a checkpoint, or id of a logged model; None for other files."""
 
 
 def owners_of(refs: Sequence[Ref], by: By, *, store_uri: str) -> list[RefOwner]:
@@ -274,9 +276,20 @@ def owners_of(refs: Sequence[Ref], by: By, *, store_uri: str) -> list[RefOwner]:
         if experiment is None and run is not None:
             experiment = known.get(run)
         found.append(
-            RefOwner(experiment, None if by == "experiment" else run, ref.step if by == "step" and run else None)
+            RefOwner(
+                experiment,
+                run_id=None if by == "experiment" else run,
+                step=ref.step if by == "step" and run else None,
+                series=_series_of(ref) if by == "series" else None,
+            )
         )
     return found
+
+
+def _series_of(ref: Ref) -> str | None:
+    if ref.model_id is not None or ref.kind == "file":
+        return ref.model_id
+    return ref.name or DEFAULT_NAME
 
 
 def _place(ref: Ref, store_uri: str) -> tuple[str | None, str | None]:
@@ -303,6 +316,7 @@ class Share(Figures):
 
     experiment: str | None
     run_id: str | None
+    series: str | None
     step: int | None
     refs: int
     """Checkpoints, models and files."""
@@ -431,7 +445,7 @@ def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
 
     Args:
         store: Store to count.
-        by: Kind of owner: experiments, runs, or the steps of each run.
+        by: Kind of owner: experiments, runs, or the series or the steps of each run.
         run_id: Return only the shares of this run; shared bytes are still counted with all others.
 
     Raises:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 
 Tensorcas = Callable[..., Any]
@@ -68,6 +70,20 @@ def test_optimize_for_restore_names_its_checkpoints_in_json(tensorcas: Tensorcas
     assert answered["plan"]["one_hop"]
     assert answered["report"] is not None
     assert store.checkpoints()[0].label in pinned["plan"]["one_hop"]
+
+
+def test_optimize_takes_a_run_or_a_path_as_a_pin(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
+    words = ["optimize", "--dry-run", "--for", "restore", "--root", store.uri, "--json"]
+    without = tensorcas(*words).json["plan"]["one_hop"]
+    pinned = tensorcas(*words, "--pin", "runs:/other", "--pin", "m-1", "--pin", f"{store.uri}/notes/a.txt").json
+    other = Store.init(tmp_path / "other")
+    with other.write_checkpoint({"w": np.ones(9)}) as pending:
+        pending.commit(RefTarget(path="1/elsewhere/artifacts/w.arrow", run_id="elsewhere", step=1))
+    elsewhere = tensorcas(*words, "--pin", f"{other.uri}/1/elsewhere/artifacts/w.arrow")
+
+    assert {*pinned["plan"]["one_hop"]} - {*without} == {"notes/a.txt"}
+    assert elsewhere.status == 1
+    assert "the store to optimize is" in elsewhere.err
 
 
 def test_optimize_refuses_a_pin_without_for_restore_and_a_pin_of_nothing(tensorcas: Tensorcas, store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import time
 from collections import defaultdict
@@ -72,6 +73,19 @@ def test_a_run_needs_alone_what_no_other_does(store: Store) -> None:
     assert found["one"].shared_bytes == found["two"].shared_bytes == KB
 
 
+def test_each_series_and_each_model_of_a_run_has_bytes_of_its_own(store: Store) -> None:
+    for letters, name in [("ab", None), ("bc", "ema"), ("cd", "ema")]:
+        with store.write_checkpoint(tensors(letters)) as pending:
+            pending.commit(RefTarget(run_id="run", name=name, step=ord(letters[0])))
+    with store.write_checkpoint(tensors("e")) as pending:
+        pending.commit(RefTarget(path="1/models/m-1/artifacts/checkpoint.arrow", run_id="run", model_id="m-1"))
+    with store.write_stream(io.BytesIO(bytes(KB))) as pending:
+        pending.commit(RefTarget(path="1/run/artifacts/zeros.bin", run_id="run"))
+    found = {share.series: (share.refs, share.exclusive_bytes // KB) for share in find_shares(store, "series").shares}
+
+    assert found == {"checkpoint": (1, 1), "ema": (2, 2), "m-1": (1, 1), None: (1, 0)}
+
+
 def test_chunks_of_an_earlier_run_add_no_marginal_bytes(store: Store) -> None:
     one, two = save(store, "abc", "one", 0), save(store, "cd", "two", 0)
     found = {share.run_id: share.marginal_bytes for share in find_shares(store, "run").shares}
@@ -95,7 +109,7 @@ def test_the_exclusive_bytes_of_a_run_are_what_deleting_it_frees(store: Store) -
     assert find_shares(store, "run").needed_bytes == payload + manifest_bytes(store, *store.checkpoints())
 
 
-@pytest.mark.parametrize("by", ["experiment", "run", "step"])
+@pytest.mark.parametrize("by", ["experiment", "run", "series", "step"])
 @pytest.mark.parametrize("seed", range(4))
 def test_shares_are_what_counting_each_chunk_gives(
     store: Store, by: By, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -110,7 +124,7 @@ def test_shares_are_what_counting_each_chunk_gives(
             store.drop(draw.choice(store.checkpoints()))
     found = find_shares(store, by)
     counted = {
-        RefOwner(share.experiment, share.run_id, share.step): (
+        RefOwner(share.experiment, share.run_id, share.step, share.series): (
             share.exclusive_bytes,
             share.shared_bytes,
             share.marginal_bytes,
@@ -133,7 +147,8 @@ def test_shares_are_the_same_by_a_census(store: Store, monkeypatch: pytest.Monke
     save(store, "ag", "other", 0)
 
     assert {tuple(share.values()) for share in find_shares(store, "step").shares} == {
-        (owner.experiment, owner.run_id, owner.step, 1, *sizes) for owner, sizes in brute_force(store, "step").items()
+        (owner.experiment, owner.run_id, None, owner.step, 1, *sizes)
+        for owner, sizes in brute_force(store, "step").items()
     }
 
 
@@ -152,11 +167,11 @@ def test_an_empty_store_has_no_shares(store: Store) -> None:
 
 
 def test_experiments_are_read_from_paths(store: Store, tmp_path: Path) -> None:
-    def owner(**said: Any) -> RefOwner:
+    def owner(**said: Any) -> tuple[str | None, str | None, int | None]:
         with store.write_checkpoint(tensors("a")) as pending:
             ref = pending.commit(RefTarget(**said))
         [found] = owners_of([ref], "step", store_uri="file:///data/7")
-        return found
+        return found.experiment, found.run_id, found.step
 
     assert owner(path="3/8f/artifacts/x", step=2) == ("3", "8f", 2)
     assert owner(path="8f/artifacts/x") == ("7", "8f", None)

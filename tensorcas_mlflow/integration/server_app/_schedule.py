@@ -23,11 +23,11 @@ from tensorcas_mlflow.maintenance import Lease, Outcome, Round, read_rounds
 _log = logging.getLogger(__name__)
 
 _COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "verify": ("verify", "--full", "--json", "--quiet"),
-    "collect": ("gc", "--yes", "--json"),
-    "optimize": ("optimize", "--yes", "--json", "--quiet"),
+    "verify": ("verify", "--full", "--json", "--quiet", "--no-record"),
+    "collect": ("gc", "--yes", "--json", "--no-record"),
+    "optimize": ("optimize", "--yes", "--json", "--quiet", "--no-record"),
 }
-"""Words of the program ``tensorcas`` for each action; the store follows."""
+"""Words of the program ``tensorcas`` for each action; the store follows. The lease makes the record."""
 _PROGRAM = "import os, sys; os.nice(10); from tensorcas_mlflow.cli import main; sys.exit(main(sys.argv[1:]))"
 _RENEW_S = 60.0
 _LOOK_S = 60.0

@@ -1,0 +1,111 @@
+"""Records of maintenance: what commands leave in the store for the health page of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.maintenance import Round, read_rounds
+from tensorcas_mlflow.store import Store
+
+Tensorcas = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a store of one checkpoint in one pack."""
+    store = Store.init(tmp_path / "root", logs=False)
+    with store.write_checkpoint({"w": np.random.default_rng(0).normal(size=1000)}) as pending:
+        pending.commit(RefTarget(run_id="run", step=1))
+    return tmp_path / "root"
+
+
+def rounds(folder: Path) -> list[Round]:
+    return read_rounds(Store.open(folder).backend)
+
+
+def damage(folder: Path) -> None:
+    [pack] = folder.glob(".tensorcas/packs/**/*.pack")
+    data = bytearray(pack.read_bytes())
+    data[100] ^= 1
+    pack.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("words", "action"),
+    [
+        (["verify", "--full"], "verify"),
+        (["verify"], "verify, quick"),
+        (["verify", "--sample", "50%"], "verify, in part"),
+        (["repair", "--yes"], "repair"),
+        (["gc", "--yes"], "collect"),
+        (["optimize", "--yes"], "optimize"),
+    ],
+)
+def test_command_leaves_a_record(tensorcas: Tensorcas, folder: Path, words: list[str], action: str) -> None:
+    done = tensorcas(*words, "--root", folder)
+    [found] = rounds(folder)
+
+    assert (done.status, found.action, found.outcome) == (0, action, "done")
+    assert found.summary
+    assert found.summary in done.out or action == "repair"  # it says only that nothing is damaged
+    assert 0 < found.began_s <= found.ended_s
+
+
+@pytest.mark.parametrize("command", ["verify", "repair", "gc", "optimize"])
+def test_command_leaves_no_record_if_asked_or_if_nothing_is_done(
+    tensorcas: Tensorcas, folder: Path, command: str
+) -> None:
+    yes = [] if command == "verify" else ["--yes"]
+
+    assert tensorcas(command, "--no-record", *yes, "--root", folder).status == 0
+    if command != "verify":
+        assert tensorcas(command, "--dry-run", "--root", folder).status == 0
+    assert rounds(folder) == []
+
+
+def test_refused_collection_leaves_no_record(tensorcas: Tensorcas, folder: Path) -> None:
+    store = Store.open(folder)
+    [ref] = store.checkpoints()
+    store.drop(ref)
+
+    assert tensorcas("gc", "--root", folder, typed="n\n").status == 0
+    assert rounds(folder) == []
+
+
+def test_record_tells_the_problems_that_a_verification_finds(tensorcas: Tensorcas, folder: Path) -> None:
+    damage(folder)
+    done = tensorcas("verify", "--full", "--root", folder, "--json")
+    [found] = rounds(folder)
+
+    assert done.status == 3
+    assert found.outcome == "problems"
+    assert done.json["problems"][0]["reason"] in found.summary
+
+
+def test_record_tells_the_error_that_ends_a_command(
+    tensorcas: Tensorcas, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("tensorcas_mlflow.cli._maintenance.plan_optimize", fail)
+    done = tensorcas("optimize", "--yes", "--root", folder)
+    [found] = rounds(folder)
+
+    assert done.status == 1
+    assert (found.outcome, found.summary) == ("failed", "no space left on device")
+
+
+def test_record_that_cannot_be_written_costs_a_line_and_no_result(tensorcas: Tensorcas, folder: Path) -> None:
+    (folder / ".tensorcas" / "maintenance").write_bytes(b"a file in place of the folder")
+    done = tensorcas("verify", "--full", "--root", folder, "--quiet")
+
+    assert "no record of this is left in the store" in done.err
+    assert len(done.err.splitlines()) == 1
+    assert "1 checkpoint" in done.out
