@@ -194,6 +194,7 @@ def _write_in_turn(history: _History) -> None:
             dropped=dropped,
             n_left_out=history.n_left_out,
             rule=rule,
+            is_stored=True,
         )
         _put(history, page)
     ended = time.monotonic()

@@ -36,6 +36,8 @@ _SHADES = np.array(
 ).astype(np.uint8)  # fmt: skip
 """From no change to all changed; then the colors of a part that a step does not have, of a deleted step, and of a
 change of unknown size."""
+_OWN_SIZE = Markup("<!--own size-->")
+"""Place of the figure that includes the size of the page."""
 _LEAST_AMOUNT = 1e-3
 """A change by this relative norm or less has the lightest shade."""
 
@@ -48,6 +50,7 @@ def history_page(
     dropped: Collection[int] = (),
     n_left_out: int = 0,
     rule: str = "",
+    is_stored: bool = False,
 ) -> bytes:
     """Make the page of a series.
 
@@ -58,17 +61,26 @@ def history_page(
         dropped: Steps that have been deleted.
         n_left_out: Number of other steps that are not among them.
         rule: The rule for the steps to keep, in words.
+        is_stored: Whether the page is a file beside the steps, whose bytes count as stored, too.
 
     Returns:
         One self-contained HTML document, in UTF-8.
     """
     if isinstance(run, str):
         run = RunFacts(name=run)
-    body = _body(facts, run, dropped, n_left_out, rule)
-    return "".join(document(f"{series} of {run.label}", body, script=script())).encode()
+    body = _body(facts, run, dropped, n_left_out, rule, is_stored)
+    page = "".join(document(f"{series} of {run.label}", body, script=script())).encode()
+    before, mark, after = page.partition(_OWN_SIZE.encode())
+    if not mark:
+        return page
+    n_others = len(before) + len(after)
+    figure = _stored_text(facts.steps, n_others)
+    return before + _stored_text(facts.steps, n_others + len(figure.encode())).encode() + after
 
 
-def _body(facts: SeriesFacts, run: RunFacts, dropped: Collection[int], n_left_out: int, rule: str) -> Iterator[str]:
+def _body(
+    facts: SeriesFacts, run: RunFacts, dropped: Collection[int], n_left_out: int, rule: str, is_stored: bool
+) -> Iterator[str]:
     steps = facts.steps
     if not steps:
         yield "<p>No step has been logged.</p>\n"
@@ -79,7 +91,7 @@ def _body(facts: SeriesFacts, run: RunFacts, dropped: Collection[int], n_left_ou
         yield f"<p>In MLflow: {run.run_link(run.label)}</p>\n{BLOCKED_LINKS}"
     if n_left_out:
         yield f"<p>Not shown: {count_text(n_left_out, 'other step')}.</p>\n"
-    yield totals(_totals(steps))
+    yield totals(_totals(steps, is_stored))
     if len(steps) > 1:
         yield from _maps(steps, dropped)
         yield '<div class="charts">\n'
@@ -101,20 +113,22 @@ def time_text(created: str) -> str:
     return created.replace("T", " ").partition(".")[0]
 
 
-def _totals(steps: Sequence[StepFacts]) -> Iterator[tuple[str, str]]:
+def _totals(steps: Sequence[StepFacts], is_stored: bool) -> Iterator[tuple[str, str]]:
     last = steps[-1]
-    plain = sum(step.n_bytes for step in steps)
     yield "State", size_text(last.n_bytes)
     yield "Changed at the last step", f"{size_text(last.n_changed_bytes)} in {count_text(last.n_changed, 'tensor')}"
-    yield "As plain files", size_text(plain)
-    known = [step.stored_bytes for step in steps if step.stored_bytes is not None]
-    if len(known) == len(steps):
-        stored = sum(known)
-        yield (
-            "Stored",
-            size_text(stored)
-            + (f", {plain / stored:.1f}\N{MULTIPLICATION SIGN} smaller" if plain > stored > 0 else ""),
-        )
+    yield "As plain files", size_text(sum(step.n_bytes for step in steps))
+    if all(step.stored_bytes is not None for step in steps):
+        yield ("Stored, with this page", _OWN_SIZE) if is_stored else ("Stored", _stored_text(steps, 0))
+
+
+def _stored_text(steps: Sequence[StepFacts], page_bytes: int) -> str:
+    """Format the bytes that a series takes, with its page."""
+    plain, stored = sum(step.n_bytes for step in steps), page_bytes
+    stored += sum(step.stored_bytes or 0 for step in steps)
+    with_page = f", {size_text(page_bytes)} of it the page" if page_bytes else ""
+    smaller = f", {plain / stored:.1f}\N{MULTIPLICATION SIGN} smaller" if plain > stored > 0 else ""
+    return f"{size_text(stored)}{with_page}{smaller}"
 
 
 # --- the data

@@ -143,8 +143,8 @@ def visible(value: str, most: int = _MAX_TEXT) -> str:
 
 
 def totals(items: Iterable[tuple[str, str]]) -> str:
-    """Return a row of labeled figures."""
-    cells = "".join(f"<li><span>{text(label)}</span>{text(value)}</li>\n" for label, value in items)
+    """Return a row of labeled figures; a figure is escaped here unless it is `Markup`."""
+    cells = "".join(f"<li><span>{text(label)}</span>{_escaped(value)}</li>\n" for label, value in items)
     return f'<ul class="totals">\n{cells}</ul>\n'
 
 
@@ -175,7 +175,11 @@ def row(cells: Iterable[tuple[str, str]], *, name: str | None = None) -> str:
 
 def _cell(tag: str, kind: str, words: str) -> str:
     opening = f'<{tag} class="{kind}">' if kind else f"<{tag}>"
-    return f"{opening}{words if isinstance(words, Markup) else text(words)}</{tag}>"
+    return f"{opening}{_escaped(words)}</{tag}>"
+
+
+def _escaped(words: str) -> str:
+    return words if isinstance(words, Markup) else text(words)
 
 
 def png(pixels: Any, palette: Any) -> str:

@@ -17,6 +17,7 @@ from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.base.sketch import positions, words_of
+from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.integration import _background
 from tensorcas_mlflow.integration.checkpoints import Keep, _pages
 from tensorcas_mlflow.integration.pages import RunFacts, SeriesFacts, _history, history_page
@@ -94,6 +95,15 @@ def test_page_draws_each_part_and_step(facts: SeriesFacts) -> None:
     assert shades[4].tolist() == [absent] * 3 + [shades[0, 0]]
     assert absent != shades[0, 0]
     assert (shades[5] > 0).tolist() == [False, True, False, False]  # the deleted step
+
+
+def test_page_that_is_a_file_counts_its_own_bytes(facts: SeriesFacts) -> None:
+    made_on_reading, file = history_page("net", "run", facts), history_page("net", "run", facts, is_stored=True)
+    stored = Page(file).text.partition("Stored, with this page")[2].strip()
+
+    assert Page(made_on_reading).text.partition("Stored")[2].split()[:2] == ["400", "B,"]
+    assert stored.startswith(f"{size_text(400 + len(file))}, {size_text(len(file))} of it the page")
+    assert "own size" not in file.decode()
 
 
 def picture(page: bytes) -> tuple[int, int, list[int]]:
