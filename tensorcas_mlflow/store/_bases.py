@@ -51,13 +51,17 @@ from tensorcas_mlflow.store._derivations import (
     Derived,
     with_equal_rows,
 )
-from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
+from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, LEAST_SMALL_ROW_BYTES, RECENT, may_be_base
 from tensorcas_mlflow.store._sketches import Relative, find_relative, listed_refs, query_of, read_more, sketches_of
 from tensorcas_mlflow.store._sources import Source, Words
 
 _N_LARGEST = 4
 """Number of tensors, the largest changed ones, used to find the nearest earlier checkpoint."""
 _N_COMPARED = 4
+_MOST_SMALL_ROWS = 1024
+"""With more tensors, a file's save looks for bases of the large ones alone: each tensor takes some microseconds."""
+_LEAST_WITH_SMALL_BYTES = 4 << 20
+"""With fewer new bytes, a save looks for bases of large tensors alone: small ones take a few hundred bytes more."""
 
 
 _NOWHERE: Mapping[str, int] = MappingProxyType({})
@@ -393,7 +397,8 @@ class BasePlan:
         Args:
             source: The rows of the save, and their bytes.
         """
-        rows = distinct((2 * np.arange(_N_SAMPLES) + 1) * len(self._chunks) // (2 * _N_SAMPLES))
+        ends = np.cumsum(source.sizes[self._chunks])
+        rows = distinct(ends.searchsorted((np.arange(_N_SAMPLES) + 0.5) / _N_SAMPLES * ends[-1], side="right"))
         places = self._ancestry(rows).levels[0]
         at = np.flatnonzero(places.found)
         rows, places = rows[at], places.some(at)
@@ -547,7 +552,9 @@ class BaselessTensors:
         """
         columns = source.columns
         numbers = distinct(columns.rows_of(new))
-        numbers = numbers[columns.n_bytes[numbers] >= LEAST_ROW_BYTES]
+        numbers = numbers[columns.n_bytes[numbers] >= _least_row_bytes(source, new)]
+        if len(numbers) > _MOST_SMALL_ROWS:
+            numbers = numbers[columns.n_bytes[numbers] >= LEAST_ROW_BYTES]
         is_tensor = columns.is_tensor[numbers]
         if source.first_row is not None:
             is_tensor |= np.array([columns.name(number) != "" for number in numbers.tolist()], dtype=bool)
@@ -664,11 +671,16 @@ def plan_on_the_same_rows(
 ) -> BasePlan | None:
     """Find possible bases like `plan_bases`, in a checkpoint with the rows of the save in the same order."""
     columns = source.columns
-    is_wanted = columns.is_tensor & (columns.n_bytes >= LEAST_ROW_BYTES)
+    is_wanted = columns.is_tensor & (columns.n_bytes >= _least_row_bytes(source, new))
     chunks = new[is_wanted[columns.rows_of(new)]]
     if not len(chunks):
         return None
     return BasePlan(catalog, reader, chunks, np.ascontiguousarray(parent.digests[chunks])) or None
+
+
+def _least_row_bytes(source: Source, new: Any) -> int:
+    """Return the least size of a tensor that may have a base in a save of some new chunks."""
+    return LEAST_SMALL_ROW_BYTES if source.sizes[new].sum() >= _LEAST_WITH_SMALL_BYTES else LEAST_ROW_BYTES
 
 
 def _wholly_new(source: Source, new: Any, open_row: Row | None) -> Any:

@@ -59,7 +59,7 @@ class Policy(Enum):
 
 _POLICIES = {policy.value: policy for policy in Policy}
 
-LEAST_DELTA_BYTES = 4096
+LEAST_DELTA_BYTES = 1024
 """A smaller chunk is not stored as a delta: reading its base costs more than the saved space is worth."""
 CLEARLY_SMALLER = 0.97
 """A delta is stored only if it takes less than this share of the chunk's size without a base, and `planes` only if
@@ -211,16 +211,19 @@ def _has_words(itemsize: int, *, is_float: bool) -> bool:
     return itemsize in WORD_BYTES and (itemsize > 1 or is_float)
 
 
-def _unsampled(itemsize: int, *, is_float: bool, depth: int | None, max_depth: int, effort: Effort) -> EncodingChoice:
+def _unsampled(
+    itemsize: int, *, is_float: bool, depth: int | None, max_depth: int, effort: Effort, passes: float = 1.0
+) -> EncodingChoice:
     """Return the choice for a tensor without words, or with chunks too small for a sample; see `choose`.
 
     Args:
         depth: Depth of the nearest base; None if there is none.
+        passes: See `DeltaChoice`.
     """
     delta = None
     if depth is not None and max_depth > 0 and _has_words(itemsize, is_float=is_float):
         depth = min(depth, max_depth - 1)
-        delta = DeltaChoice(transform=Transform.PLAIN, unit=1, codings=None, depth=depth, passes=1.0)
+        delta = DeltaChoice(transform=Transform.PLAIN, unit=1, codings=None, depth=depth, passes=passes)
     return EncodingChoice(itemsize=itemsize, codings=None, plain_share=0.0, delta=delta, effort=effort)
 
 
@@ -401,6 +404,13 @@ class Chooser:
         self._effort = effort
         self._recent = recent
         self._choices: dict[tuple[str, str, bool], EncodingChoice] = {}
+        self._passes = 1.0
+        """Cost of decoding a delta of the tensor that decided the depth; the others' chains are as long."""
+
+    @property
+    def is_sparse(self) -> bool:
+        """Tell whether the tensor that decided the depth has sparse deltas."""
+        return self._passes < 1.0
 
     def choice(
         self, name: str, dtype: str, itemsize: int, sample: Sample, *, n_bytes: int, depths: Sequence[int]
@@ -426,7 +436,14 @@ class Chooser:
         passes = self._max_passes if self.depth is None else None
         if n_bytes < _LEAST_SAMPLE_BYTES or not _has_words(itemsize, is_float=is_float(dtype)):
             depth = depths[0] if depths else None
-            return _unsampled(itemsize, is_float=is_float(dtype), depth=depth, max_depth=most, effort=self._effort)
+            return _unsampled(
+                itemsize,
+                is_float=is_float(dtype),
+                depth=depth,
+                max_depth=most,
+                effort=self._effort,
+                passes=self._passes,
+            )
 
         decides = self.depth is None and bool(depths)
 
@@ -454,6 +471,7 @@ class Chooser:
             choice = self._recent.of((key, itemsize, most, tuple(depths)), find)
         if decides and choice.gains:
             self.depth = -1 if choice.delta is None else choice.delta.depth
+            self._passes = 1.0 if choice.delta is None else choice.delta.passes
         if len(self._choices) < _MOST_CHOICES:
             self._choices[key] = choice
         return choice

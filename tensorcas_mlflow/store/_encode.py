@@ -37,10 +37,8 @@ from tensorcas_mlflow.store._choose import (
     encode_chosen,
     sample_number,
 )
+from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, LEAST_SMALL_ROW_BYTES
 from tensorcas_mlflow.store._sources import Pieces, Source
-
-_LEAST_ROW_BYTES = 16 << 10
-"""Smaller tensors are not examined one by one."""
 
 
 def new_chooser(policy: Policy, recent: SeriesChoices | None = None) -> Chooser:
@@ -148,7 +146,7 @@ class Recipes:
         self._plan = plan or None  # an empty one finds no base
         columns = source.columns
         is_tensor = np.array([name is not None and name[0] not in "SU" for name in columns.dtypes], dtype=bool)
-        self._is_chosen = is_tensor[columns.dtype] & (columns.n_bytes >= _LEAST_ROW_BYTES) & (policy is not Policy.FAST)
+        self._is_chosen = is_tensor[columns.dtype] & (columns.n_bytes >= LEAST_ROW_BYTES) & (policy is not Policy.FAST)
         self._chooser = chooser or new_chooser(policy)
         self._choices: dict[int, EncodingChoice] = {}
         if self._plan is not None:
@@ -156,6 +154,11 @@ class Recipes:
             rows = rows[self._is_chosen[rows]]
             if len(rows):  # the first tensor asked for decides the depth of bases
                 self._choice(int(rows[np.argmax(columns.n_bytes[rows])]))
+            if self._chooser.is_sparse:
+                # In full, small tensors would take more than all sparse deltas.
+                is_small = is_tensor[columns.dtype] & (columns.n_bytes >= LEAST_SMALL_ROW_BYTES)
+                rows = distinct(columns.rows_of(chunks[self._plan.has(chunks)]))
+                self._is_chosen[rows] |= is_small[rows]
 
     def of(self, pieces: Pieces, *, is_decoded: bool = False) -> ChunkRecipes | None:
         """Return the recipes of chunks; None if all are too small to be examined one by one.
@@ -423,6 +426,8 @@ def _encode(
     if leaves_text:
         is_candidate = is_candidate & ~text
     is_sampled = is_candidate & (sizes < _SMALL_BYTES) & ~text
+    if recipes is not None:
+        is_sampled &= recipes.choice < 0
     if encoder is None:
         encoded = _encoded(data, pieces.itemsizes, is_candidate, is_sampled, recipes)
         groups, parts = _laid_out(encoded, sizes, pieces)

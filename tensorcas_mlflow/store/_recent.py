@@ -11,7 +11,9 @@ _N_RECENT = 16
 """Bound of remembered manifests; a model may be split among several files."""
 _MOST_RECENT_ROWS = 200_000
 LEAST_ROW_BYTES = 16 << 10
-"""A delta of a smaller tensor saves less than reading its base costs."""
+"""A delta of a smaller tensor saves less than reading its base costs, unless deltas of the large tensors are sparse."""
+LEAST_SMALL_ROW_BYTES = 1 << 10
+"""A tensor of fewer bytes has no base in any case."""
 
 
 def may_be_base(manifest: Manifest) -> bool:

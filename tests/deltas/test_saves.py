@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
-from tensorcas_mlflow.base.digest import digest_all
+from tensorcas_mlflow.base.digest import digest, digest_all
 from tensorcas_mlflow.chunk_io import ChunkReader, _catalog
-from tensorcas_mlflow.codecs import compiled_encoder
+from tensorcas_mlflow.codecs import CODECS, DELTA, PLANES, Codec, compiled_encoder
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc
@@ -122,6 +122,37 @@ def test_deltas_of_more_changed_words_end_their_chain_earlier(store: Store) -> N
 
     assert 2 < max(depths(store)) < MAX_SAVED_DEPTH
     assert all(loads(store, step).tobytes() == array.tobytes() for step, array in enumerate(steps))
+
+
+@pytest.mark.parametrize(
+    ("share", "least_bytes", "wanted"),
+    [
+        (0.004, 0, {"w": DELTA, "b": DELTA, "tiny": PLANES}),
+        (1.0, 0, {"w": DELTA, "b": PLANES, "tiny": PLANES}),
+        (0.004, 4 << 20, {"w": DELTA, "b": PLANES, "tiny": PLANES}),
+    ],
+    ids=["sparse", "dense", "few bytes"],
+)
+def test_small_tensors_have_bases_in_sparse_steps_of_many_bytes_alone(
+    store: Store, share: float, least_bytes: int, wanted: dict[str, Codec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_bases, "_LEAST_WITH_SMALL_BYTES", least_bytes)
+    states = [{"w": array, "b": array[:600].copy(), "tiny": array[:200].copy()} for array in sparse_steps(share, 6)]
+    for step, state in enumerate(states):
+        for name in ("b", "tiny"):
+            state[name][step] += 1
+        save(store, state, step)
+    fresh = Store.open_backend(store.backend)
+    entries = np.concatenate([read_pack_table(store.backend, name) for name in packs_of(store.backend)])
+    codec_of = {row["digest"].tobytes(): int(row["codec"]) for row in entries}
+
+    found = {name: CODECS[codec_of[digest(array.tobytes()[: store.chunk_bytes])]] for name, array in states[-1].items()}
+    assert found == wanted
+    for step, state in enumerate(states):
+        ref = fresh.ref(RefTarget(run_id="run", step=step).key)
+        assert ref is not None
+        tensors = fresh.read_tensors(fresh.manifest(ref))
+        assert all(tensors[name].tobytes() == array.tobytes() for name, array in state.items())
 
 
 def test_save_finds_bases_that_another_process_saved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
