@@ -27,15 +27,15 @@ _N_SHADES = 32
 _ABSENT, _DELETED, _UNKNOWN = _N_SHADES, _N_SHADES + 1, _N_SHADES + 2
 _SHADES = np.array(
     [
-        *(np.array([237, 241, 245]) + (np.array([178, 34, 34]) - [237, 241, 245]) * (n / (_N_SHADES - 1)) ** 0.6
-          for n in range(_N_SHADES)),
-        [160, 172, 182],
-        [120, 110, 200],
-        [205, 205, 170],
+        [200, 40, 40, 0],
+        *([200, 40, 40, 255 * (0.2 + 0.8 * (n / (_N_SHADES - 1)) ** 0.6)] for n in range(1, _N_SHADES)),
+        [128, 140, 150, 150],
+        [120, 110, 200, 255],
+        [205, 205, 170, 255],
     ]
-).astype(np.uint8)  # fmt: skip
-"""From no change to all changed; then the colors of a part that a step does not have, of a deleted step, and of a
-change of unknown size."""
+).astype(np.uint8)
+"""From no change to all changed, the more opaque the more changed, so that a dark page shows it too; then the colors of
+a part that a step does not have, of a deleted step, and of a change of unknown size. The last number is the opacity."""
 _OWN_SIZE = Markup("<!--own size-->")
 """Place of the figure that includes the size of the page."""
 _LEAST_AMOUNT = 1e-3
@@ -183,7 +183,7 @@ def _maps(steps: Sequence[StepFacts], dropped: Collection[int]) -> Iterator[str]
     is_dropped = np.array([step.step in dropped for step in steps])
     rows = [*parts, "(deleted steps)"] if is_dropped.any() else parts
     for number, part in enumerate(rows):
-        yield f'<div class="label" style="grid-row: {number + 1}" title="{text(part)}">{text(part)}</div>\n'
+        yield f'<div class="label" style="grid-row: {number + 1}" title="{text(part)}"><bdi>{text(part)}</bdi></div>\n'
     shade = np.ceil(np.nan_to_num(shares) * (_N_SHADES - 1)).astype(np.uint8)
     words = f"at {len(steps)} steps from {steps[0].step} to {steps[-1].step}"
     yield _picture(0, _with_absent(shade, shares, is_dropped), f"Share of each part that changed, {words}", len(rows))
@@ -228,10 +228,7 @@ def _picture(view: int, shade: Any, label: str, n_rows: int) -> str:
 
 def _key(keys: Sequence[tuple[int, str]]) -> str:
     return "".join(
-        f'<span><i style="background: rgb({", ".join(map(str, _SHADES[number]))})"></i>{words}</span>'
-        if number
-        else f"<span><i></i>{words}</span>"
-        for number, words in keys
+        f'<span><i style="background: #{_SHADES[number].tobytes().hex()}"></i>{words}</span>' for number, words in keys
     )
 
 
@@ -306,18 +303,18 @@ def _chart(
     hidden = "" if view.endswith("-0") else " hidden"
     words = "; ".join(f"{label}: {format(_last(values))} at the last step" for label, _, values in lines)
     yield f'<div data-view="{view}"{hidden}>'
-    yield f'<svg viewBox="0 0 {width} {height + 20}" role="img" aria-label="{text(words)}">\n'
+    yield f'<p class="axis">{text(format(least))} to {text(format(most))}</p>\n'
+    yield f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(words)}">\n'
     for _, color, values in lines:
         chosen = np.unique(np.linspace(0, len(values) - 1, min(len(values), _MOST_POINTS)).astype(int)).tolist()
         points = " ".join(
-            f"{width * at / max(1, len(values) - 1):.0f},{height - (height - 14) * (value - least) / reach:.1f}"
+            f"{width * at / max(1, len(values) - 1):.0f},{height - 1 - (height - 2) * (value - least) / reach:.1f}"
             for at in chosen
             if (value := values[at]) is not None
         )
         yield f'<polyline points="{points}" fill="none" stroke="var({color})" stroke-width="2"/>\n'
-    yield f'<text x="0" y="{height + 15}">step {steps[0].step}</text>'
-    yield f'<text x="{width}" y="{height + 15}" text-anchor="end">step {steps[-1].step}</text>'
-    yield f'<text x="0" y="10">{text(format(most))}</text>\n</svg>\n<p class="key">'
+    yield f'</svg>\n<p class="axis"><span>step {steps[0].step}</span><span>step {steps[-1].step}</span></p>\n'
+    yield '<p class="key">'
     for label, color, values in lines:
         yield f'<span><i style="background: var({color})"></i>{text(label)}: {text(format(_last(values)))}</span>'
     yield "</p></div>\n"
@@ -332,9 +329,9 @@ def _last(values: Sequence[float | None]) -> float:
 _STEP_HEADINGS = (
     ("", "Step"),
     ("", "Saved at (UTC)"),
-    ("size", "State"),
+    ("size optional", "State"),
     ("size", "Changed"),
-    ("size", "Tensors changed"),
+    ("size optional", "Tensors changed"),
     ("size", "Stored"),
 )
 
@@ -350,10 +347,10 @@ def _step_row(at: int, step: StepFacts, is_dropped: bool) -> str:
     words = f"{step.step} (deleted)" if is_dropped else f"{step.step}"
     cells = (
         ("", Markup(f'<button type="button" data-at="{at}">{words}</button>')),
-        ("", time_text(step.created)),
-        ("size", size_text(step.n_bytes)),
+        ("time", time_text(step.created)),
+        ("size optional", size_text(step.n_bytes)),
         ("size", size_text(step.n_changed_bytes)),
-        ("size", f"{step.n_changed:,}"),
+        ("size optional", f"{step.n_changed:,}"),
         ("size", "" if step.stored_bytes is None else size_text(step.stored_bytes)),
     )
     return row(cells)

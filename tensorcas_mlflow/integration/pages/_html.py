@@ -32,14 +32,14 @@ th, td { padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); text-ali
 th { color: var(--dim); font-size: 12px; font-weight: 600; }
 td { unicode-bidi: isolate; } td.name, td.shape { overflow-wrap: anywhere; } td.name { min-width: 12em; }
 td.name, td.shape { font-family: ui-monospace, monospace; font-size: 13px; }
-th.size, td.size { text-align: right; white-space: nowrap; }
+th.size, td.size { text-align: right; white-space: nowrap; } td.time { white-space: nowrap; }
 .new { color: var(--new); font-weight: 600; } .part { color: var(--part); } .shared { color: var(--dim); }
 summary { padding: 4px 0; cursor: pointer; } details { border-bottom: 1px solid var(--line); }
 details table { margin: 0 0 8px 16px; width: calc(100% - 16px); }
 input { width: 100%; max-width: 30em; box-sizing: border-box; padding: 6px 8px; border: 1px solid var(--dim);
  border-radius: 4px; background: var(--back); color: var(--fore); font: inherit; }
 svg, img { display: block; max-width: 100%; } img { image-rendering: pixelated; }
-svg text { fill: var(--dim); font-size: 11px; }
+p.axis { display: flex; justify-content: space-between; margin: 0; font-size: 12px; }
 .map { display: grid; grid-template-columns: minmax(6em, max-content) 1fr; gap: 0 8px; align-items: stretch; }
 .map .label { overflow: hidden; max-width: 22em; font: 11px/14px ui-monospace, monospace; white-space: nowrap;
  text-overflow: ellipsis; direction: rtl; text-align: right; }
@@ -56,19 +56,21 @@ th button { padding: 0; border: 0; color: inherit; font-weight: inherit; }
 th[aria-sort="ascending"] button::after { content: " ▴"; }
 th[aria-sort="descending"] button::after { content: " ▾"; }
 #tensors td.size, #tensors th.size { padding-right: 24px; }
-#tensors td.name { padding-left: calc(18px * var(--depth, 0)); }
+#tensors td.name { padding-left: calc(18px * var(--depth, 0)); } #tensors th:nth-child(5) { min-width: 14em; }
 button.fold, td button { padding: 0; border: 0; text-align: left; overflow-wrap: anywhere; }
 button.fold { font-weight: 600; }
-button.fold:disabled { color: var(--fore); } span.leaf { padding-left: 1.1em; } tr.fold td { color: var(--dim); }
-td button { color: var(--bar); } td button.fold { color: var(--fore); } td.spec { white-space: nowrap; }
+button.fold:disabled { color: var(--fore); } span.leaf { display: block; padding-left: 15px; }
+tr.fold td { color: var(--dim); } td button { color: var(--bar); } td button.fold { color: var(--fore); }
+td.spec { white-space: nowrap; }
 tr.gone td { color: var(--dim); } p.steps { display: flex; flex-wrap: wrap; gap: 6px 8px; align-items: center; }
 @media (max-width: 640px) { body { padding: 0 12px; } .map { grid-template-columns: minmax(5em, 9em) 1fr; }
  #tensors tr { display: grid; grid-template-columns: 1fr auto; padding: 4px 0; border-bottom: 1px solid var(--line); }
  #tensors td, #tensors th { padding: 1px 0; border: 0; } #tensors .spec { display: none; }
  #tensors td.name { padding-left: calc(10px * var(--depth, 0)); } #tensors .size { padding-right: 0 !important; }
- #tensors td.name::after { content: attr(data-spec); display: block; color: var(--dim); font-size: 11px; }
+ #tensors td.name::after { content: attr(data-spec); display: block; padding-left: 15px; color: var(--dim);
+ font-size: 11px; }
  #tensors td.amount { text-align: right; } #tensors td:nth-last-child(-n+2):not(.size) { font-size: 12px; }
- #tensors td:nth-child(5) { padding-left: calc(10px * var(--depth, 0) + 1em); } }
+ #tensors td:nth-child(5) { padding-left: calc(10px * var(--depth, 0) + 15px); } .optional { display: none; } }
 .key { display: flex; gap: 16px; flex-wrap: wrap; margin: 6px 0; color: var(--dim); font-size: 12px; }
 .key i { display: inline-block; width: 12px; height: 12px; margin-right: 4px; vertical-align: -1px;
  box-sizing: border-box; border: 1px solid var(--line); }
@@ -187,7 +189,7 @@ def png(pixels: Any, palette: Any) -> str:
 
     Args:
         pixels: The number of each pixel's color, uint8, shape ``(height, width)``.
-        palette: The colors, uint8, shape ``(n, 3)``; the first one is transparent.
+        palette: The colors and how opaque they are, uint8, shape ``(n, 4)``.
     """
     height, width = pixels.shape
     lines = np.zeros((height, width + 1), np.uint8)
@@ -198,8 +200,8 @@ def png(pixels: Any, palette: Any) -> str:
 
     chunks = (
         chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-        chunk(b"PLTE", palette.tobytes()),
-        chunk(b"tRNS", b"\0"),
+        chunk(b"PLTE", palette[:, :3].tobytes()),
+        chunk(b"tRNS", palette[:, 3].tobytes()),
         chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)),
         chunk(b"IEND", b""),
     )

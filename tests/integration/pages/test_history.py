@@ -106,8 +106,42 @@ def test_page_that_is_a_file_counts_its_own_bytes(facts: SeriesFacts) -> None:
     assert "own size" not in file.decode()
 
 
+def test_more_change_is_more_opaque_so_that_it_shows_on_any_background(facts: SeriesFacts) -> None:
+    opacity = list(chunks_of(history_page("net", "run", facts))[b"tRNS"])[: _history._N_SHADES]
+
+    assert opacity[0] == 0
+    assert opacity == sorted(set(opacity))
+    assert opacity[-1] == 255
+
+
+def test_chart_says_its_range_and_ends_in_the_size_of_the_page(facts: SeriesFacts) -> None:
+    """Texts in a picture shrink with it."""
+    page = Page(history_page("net", RunFacts(metrics={"loss": [(0, 2.0), (30, 0.25)]}), facts))
+
+    assert "text" not in page.elements
+    assert "0.25 to 2" in page.texts
+    assert page.texts.count("step 0") == page.texts.count("step 30") == 3
+
+
+def test_label_of_a_part_is_one_run_of_text(store: Store) -> None:
+    """A label is cut off at its left, which would move a mark at its end to the left too."""
+    facts = SeriesFacts()
+    for step in range(2):
+        facts.add(step, "2026", manifest(store, {"net_.<x>.w": np.full(9, float(step)), "b": np.ones(3)}))
+
+    assert b"><bdi>net_.&lt;x&gt;</bdi></div>" in history_page("net", "run", facts)
+
+
 def picture(page: bytes) -> tuple[int, int, list[int]]:
     """Decode the picture of a page as a browser does."""
+    chunks = chunks_of(page)
+    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
+    lines = zlib.decompress(chunks[b"IDAT"])
+    return width, height, [shade for line in range(height) for shade in lines[line * (width + 1) + 1 :][:width]]
+
+
+def chunks_of(page: bytes) -> dict[bytes, bytes]:
+    """Return the chunks of the picture of a page."""
     encoded = re.search(rb"data:image/png;base64,([A-Za-z0-9+/=]+)", page)
     assert encoded is not None
     data = b64decode(encoded[1])
@@ -119,9 +153,7 @@ def picture(page: bytes) -> tuple[int, int, list[int]]:
         assert zlib.crc32(kind + body) == struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0]
         chunks[kind] = body
         at += 12 + size
-    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
-    lines = zlib.decompress(chunks[b"IDAT"])
-    return width, height, [shade for line in range(height) for shade in lines[line * (width + 1) + 1 :][:width]]
+    return chunks
 
 
 def test_tensors_of_other_names_have_histories_of_their_own(store: Store) -> None:
