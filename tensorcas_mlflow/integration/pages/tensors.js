@@ -4,6 +4,7 @@
 
 const MOST_ROWS = 1000; // of a table, before the reader asks for more
 const OPEN_ROWS = 30; // parts with changes are opened until the table has this many rows
+const MOST_INNER = 100; // parts and tensors of a part that is opened because it comes first
 const $ = (id) => document.getElementById(id);
 
 function element(tag, className, ...content) {
@@ -119,7 +120,9 @@ const natural = new Intl.Collator("en", { numeric: true }).compare;
 const SORTS = {
   name: (a, b) => natural(a.label, b.label),
   size: (a, b) => b.bytes - a.bytes,
-  change: (a, b) => (b.nChanged > 0) - (a.nChanged > 0) || b.changedBytes - a.changedBytes || rank(a) - rank(b),
+  // The bytes between a file's tensors come last: they change with any tensor.
+  change: (a, b) => (a.label === "") - (b.label === "") || (b.nChanged > 0) - (a.nChanged > 0) ||
+    b.changedBytes - a.changedBytes || rank(a) - rank(b),
   amount: (a, b) => b.most - a.most,
 };
 const rank = (node) => (node.kind ? KINDS.indexOf(node.kind) : 0);
@@ -142,16 +145,26 @@ function visibleRows(root, sort, isAllOpen) {
 }
 
 function openChanged(root) {
-  let level = [root];
   let n = root.children().length;
+  let level = [root];
   while (level.length) {
     const next = level.flatMap((node) => [...node.inner.values()].filter((child) => child.nChanged));
     for (const node of next.sort(SORTS.change)) {
-      if (n + node.children().length > OPEN_ROWS) return;
       n += node.children().length;
+      if (n > OPEN_ROWS) return openFirst(root);
       node.isOpen = true;
     }
     level = next;
+  }
+}
+
+function openFirst(root) {
+  // However many parts there are, the first one shows which of its tensors changed.
+  const mostChanged = (node) => [...node.inner.values()].filter((child) => child.nChanged).sort(SORTS.change)[0];
+  let part = mostChanged(root);
+  while (part && part.children().length <= MOST_INNER) {
+    part.isOpen = true;
+    part = mostChanged(part);
   }
 }
 
@@ -210,7 +223,7 @@ class TensorTable {
     const rows = visibleRows(root, this.sort, Boolean(words));
     this.body.replaceChildren(...rows.slice(0, this.most).map((row) => this.row(row, Boolean(words))));
     $("more").hidden = rows.length <= this.most;
-    $("found").textContent = words ? `${root.n} of ${this.whole.n} tensors` : "";
+    $("found").textContent = words ? `${count(root.n)} of ${count(this.whole.n)} tensors` : "";
   }
 
   row(node, isAllOpen) {
@@ -234,10 +247,10 @@ class TensorTable {
     }
     const { facts } = this;
     const dtype = isPart ? "" : facts.dtypes[facts.dtype[node.number]];
-    const shape = isPart ? node.n + (node.n === 1 ? " tensor" : " tensors") : facts.shapes[facts.shape[node.number]];
+    const shape = isPart ? count(node.n) + (node.n === 1 ? " tensor" : " tensors") : facts.shapes[facts.shape[node.number]];
     name.dataset.spec = (dtype + " " + shape).trim();
     const kind = isPart ? (node.nChanged ? "part" : "shared") : node.kind;
-    const state = isPart ? (node.nChanged ? `${node.nChanged} of ${node.n} changed` : "shared") : node.words;
+    const state = isPart ? (node.nChanged ? `${count(node.nChanged)} of ${count(node.n)} changed` : "shared") : node.words;
     const amount = isPart ? (node.most >= 0 ? "up to norm " + number(node.most) : "")
       : amountText(node.value, facts.isEstimate);
     const cells = [
@@ -252,6 +265,9 @@ class TensorTable {
 }
 
 // --- steps, metrics and links
+
+const count = (n) => n.toLocaleString("en");
+const changedText = (step) => `${count(step.nChanged)} of ${count(step.n)} tensors changed`;
 
 function chooseSteps(table, facts) {
   const select = $("step");
@@ -268,7 +284,7 @@ function chooseSteps(table, facts) {
     const each = facts.steps[at];
     $("earlier").disabled = at === 0;
     $("later").disabled = at === facts.steps.length - 1;
-    $("chosen").textContent = `${each.created} UTC: ${each.nChanged} of ${each.n} tensors changed ` +
+    $("chosen").textContent = `${each.created} UTC: ${changedText(each)} ` +
       `(${sizeText(each.changedBytes)})` + (each.stored === null ? "" : `, ${sizeText(each.stored)} stored`) +
       (at < facts.from ? ". This page no longer knows which." : "");
     for (const map of document.querySelectorAll(".cursor")) map.style.left = (100 * (at + 0.5)) / facts.steps.length + "%";
@@ -282,7 +298,7 @@ function chooseSteps(table, facts) {
     map.addEventListener("click", (event) => choose(at(event)));
     map.addEventListener("mousemove", (event) => {
       const each = facts.steps[Math.max(0, Math.min(facts.steps.length - 1, at(event)))];
-      map.title = `step ${each.step}: ${each.nChanged} of ${each.n} tensors changed`;
+      map.title = `step ${each.step}: ${changedText(each)}`;
     });
   }
   for (const button of document.querySelectorAll("button[data-at]"))

@@ -18,14 +18,14 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 pytestmark = [pytest.mark.long, pytest.mark.skipif(BROWSER is None, reason="needs Chromium")]
 
 
-def shown(data: bytes, folder: Path, script: str = "") -> Page:
-    """Open a page and run a script in it; return the elements that are there then."""
+def shown(data: bytes, folder: Path, script: str = "", *, width: int = 1280) -> Page:
+    """Open a page in a window of some width and run a script in it; return the elements that are there then."""
     assert BROWSER is not None
     file = folder / "page.html"
     # Only a page without a policy runs a script of the test's own.
     file.write_bytes(data.replace(b'http-equiv="Content-Security-Policy"', b"") + f"<script>{script}</script>".encode())
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
-    command += ["--virtual-time-budget=20000", "--dump-dom", file.as_uri()]
+    command += [f"--window-size={width},900", "--virtual-time-budget=20000", "--dump-dom", file.as_uri()]
     return Page(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
 
 
@@ -80,3 +80,46 @@ def test_search_finds_tensors_in_closed_parts(data: bytes, tmp_path: Path) -> No
 
     assert [name for name, _ in tensor_rows(page)] == ["\u25be model.layers", "0.mlp.w", "1.mlp.w", "2.mlp.w"]
     assert "3 of 7 tensors" in page.text
+
+
+def history_of(*states: dict[str, np.ndarray]) -> bytes:
+    store = Store.init_backend(MemoryBackend())
+    facts = SeriesFacts()
+    for step, state in enumerate(states):
+        with store.write_checkpoint(state) as pending:
+            facts.add(step, "2026-11-24T00:00:00", pending.manifest)
+    return history_page("net", "ant", facts)
+
+
+def test_first_changed_part_is_open_however_many_parts_there_are(tmp_path: Path) -> None:
+    before = {f"layers.{n}.{kind}": np.full(50, float(n)) for n in range(60) for kind in "abc"}
+    after = before | {"layers.40.b": np.full(50, 0.5), "layers.40.c": np.full(50, 0.5), "layers.7.a": np.full(50, 0.5)}
+    rows = tensor_rows(shown(history_of(before, after), tmp_path))
+
+    assert rows[:7] == [
+        ["\u25be layers", "3 of 180 changed"],
+        ["\u25be 40", "2 of 3 changed"],
+        ["b", "changed"],
+        ["c", "changed"],
+        ["a", "shared since step 0"],
+        ["\u25b8 7", "1 of 3 changed"],
+        ["\u25b8 0", "shared"],
+    ]
+
+
+def test_part_with_very_many_parts_stays_closed(tmp_path: Path) -> None:
+    before = {f"layers.{n}.{kind}": np.full(50, float(n)) for n in range(101) for kind in "ab"}
+    rows = tensor_rows(shown(history_of(before, before | {"layers.40.b": np.full(50, 0.5)}), tmp_path))
+
+    assert rows == [["\u25b8 layers", "1 of 202 changed"]]
+
+
+@pytest.mark.parametrize("width", [514, 1280])
+def test_page_is_no_wider_than_its_window(data: bytes, tmp_path: Path, width: int) -> None:
+    """MLflow's viewer gives a page 514 pixels of a window of 1280."""
+    measure = """setTimeout(() => { const page = document.documentElement;
+      const wide = [...document.querySelectorAll(".wide")].filter((each) => each.scrollWidth > each.clientWidth);
+      page.append(`wide: ${page.scrollWidth - page.clientWidth} of ${innerWidth}; tables: ${wide.length}`)
+    }, 3000)"""
+
+    assert f"wide: 0 of {width}; tables: 0" in shown(data, tmp_path, measure, width=width).text
