@@ -279,6 +279,15 @@ def step_of(ref: Ref) -> int | None:
     return step_of_text(match[1]) if match else None
 
 
+def _series(ref: Ref) -> str | None:
+    """Return the name of a ref's series, from the ref or from the folder of a step's file; None if it has none."""
+    folder, name = posixpath.split(ref.path or "")
+    if ref.kind == "checkpoint":
+        return ref.name
+    is_step = ref.kind == "file" and name.endswith(PAYLOAD_ENDING) and _STEP.match(name) is not None
+    return (posixpath.basename(folder) or None) if is_step else None
+
+
 def _is_earlier(other: Ref, ref: Ref) -> bool:
     if step_of(other) is None or step_of(ref) is None:
         return other.created < ref.created
@@ -475,7 +484,7 @@ def _neighbors(ref: Ref, run: RunFacts, earlier: EarlierContents) -> Iterator[st
         for words, other in (("before:", earlier.before), ("after:", earlier.after))
         if other is not None
     ]
-    if links and ref.model_id is None and ref.name is not None:
+    if links and ref.model_id is None and _series(ref) is not None and step_of(ref) is not None:
         links.append(_page_link("all steps", ref, run, HISTORY_PAGE))
     if links:
         yield f"<p>{', '.join(links)}</p>\n"
@@ -613,20 +622,22 @@ class HistoryFile:
         last = self.refs[-1]
         n_left_out = len(self.refs) - len(facts.steps)
         run = run_facts_here(last.run_id) if _is_in_run(last) else RunFacts(run_id=last.run_id or "")
-        page = history_page(last.name or "checkpoint", run, facts, n_left_out=n_left_out)
+        page = history_page(_series(last) or "checkpoint", run, facts, n_left_out=n_left_out)
         yield page.ljust(self.n_bytes or 0)
 
 
 def history_in(store: Store, folder: str, refs: Iterable[Ref]) -> HistoryFile | None:
     """Return the page of the series in a folder; None if the folder holds no series.
 
+    Where a server keeps the store, the steps of a series are self-contained files; one file alone is no series.
+
     Args:
         store: The store.
         folder: The folder's path in the store.
         refs: The artifacts in it.
     """
-    steps = [ref for ref in refs if ref.kind == "checkpoint" and ref.name is not None and ref.step is not None]
-    if not steps:
+    steps = [ref for ref in refs if _series(ref) is not None and step_of(ref) is not None]
+    if not steps or (len(steps) == 1 and steps[0].kind == "file"):
         return None
     return HistoryFile(store=store, path=posixpath.join(folder, HISTORY_PAGE), refs=sorted(steps, key=_order))
 

@@ -112,7 +112,8 @@ class SeriesFacts:
             names, rows = self._names, self._rows
         else:
             all_names = columns.names.to_list()
-            rows = [number for number, name in enumerate(all_names) if name != SKELETON]
+            # The bytes between the tensors of a file have no name.
+            rows = [number for number, name in enumerate(all_names) if name not in (SKELETON, "")]
             names = [all_names[number] for number in rows]
         contents = np.array(list(map(hash, columns.contents())), np.int64)[rows]
         sizes = np.asarray(columns.n_bytes, np.int64)[rows]

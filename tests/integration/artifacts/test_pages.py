@@ -165,6 +165,26 @@ def test_steps_that_came_as_files_are_steps_of_each_other(store: Store, tmp_path
     assert shown.before("head") == "changed in all chunks"
 
 
+def test_steps_that_came_as_files_have_a_page_of_their_series(store: Store, tmp_path: Path) -> None:
+    """A server that keeps a store gets the steps of a training so."""
+    folder = "r1/artifacts/checkpoints/net"
+    for number in (8, 9, 10):
+        write_payload(tmp_path / str(number), {"frozen": noise(0), "head": noise(number)})
+        with store.write_file(tmp_path / str(number) / PAYLOAD_FILE) as pending:
+            ref = pending.commit(RefTarget(path=f"{folder}/step-{number:08d}.tensors", run_id="r1"))
+    history = _page.virtual_at(store, f"{folder}/history.html")
+    assert isinstance(history, _page.HistoryFile)
+    data = b"".join(history.pieces())
+
+    assert len(data) == history.n_bytes
+    shown = Page(data)
+    assert "net of run r1" in shown.texts
+    assert [row[0] for row in shown.rows if len(row) == 6] == ["Step", "10", "9", "8"]
+    assert [each["nChanged"] for each in shown.facts["steps"]] == [2, 1, 1]
+    assert shown.facts["names"] == ["frozen", "head"]  # and not the bytes between them
+    assert "before: step 9, all steps" in page(store, ref).text
+
+
 @pytest.mark.usefixtures("store_of_files")
 def test_page_leaves_out_and_names_an_unreadable_checkpoint(store: Store, tmp_path: Path) -> None:
     step(store, 1, {"a": noise(0)})
