@@ -143,7 +143,10 @@ def _blueprint(site: Site, scheduler: Scheduler | None, *, has_auth: bool) -> Bl
 
     @blueprint.get("/checkpoint")
     def checkpoint() -> Response:
-        return show("", lambda sender: sender.checkpoint(_asked("store"), _asked("key")), views.checkpoint)
+        def content_of(sender: Sender) -> Any:
+            return sender.checkpoint(_asked("store"), _asked("key"), page=_page())
+
+        return show("", content_of, views.checkpoint)
 
     @blueprint.get("/diff")
     def diff() -> Response:

@@ -193,13 +193,15 @@ class CheckpointPage(NamedTuple):
     n_tensors: int
     n_bytes: int
     tensors: list[TensorLine]
-    """The largest ones."""
+    """Those of its page, the largest first."""
     before: StepLine | None
     """The previous step of the series."""
     relatives: list[RelationLine] | None
     """The nearest first; None while they are unknown."""
     lineage_error: str | None
     is_pending: bool
+    page: int = 1
+    """Of the list of its tensors."""
 
 
 class ChangeLine(NamedTuple):
@@ -446,8 +448,13 @@ class Sender:
             is_pending=self.is_pending,
         )
 
-    def checkpoint(self, store: str, key: str) -> CheckpointPage:
+    def checkpoint(self, store: str, key: str, *, page: int = 1) -> CheckpointPage:
         """Make the content of a checkpoint's page.
+
+        Args:
+            store: Id of its store.
+            key: Key of its ref.
+            page: Number of the page of its tensors.
 
         Raises:
             NotThereError: The sender may not know of it.
@@ -460,7 +467,7 @@ class Sender:
         is_checkpoint = manifest.kind == "checkpoint"
         # A file of a known format lists its tensors, and its other bytes without a dtype.
         specs = [spec for at in range(len(columns)) if (spec := columns.spec(at)).dtype is not None or is_checkpoint]
-        largest = sorted(specs, key=lambda spec: -spec.n_bytes)[:MOST_TENSORS]
+        largest = sorted(specs, key=lambda spec: -spec.n_bytes)[(page - 1) * MOST_TENSORS : page * MOST_TENSORS]
         known = self._lineage(place, ref)
         relatives = None if known.value is None else self._relatives(place, surveyed, known.value)
         return CheckpointPage(
@@ -476,6 +483,7 @@ class Sender:
             relatives=relatives,
             lineage_error=known.error if self.access.is_admin or known.error is None else "it cannot be computed",
             is_pending=known.value is None and known.error is None,
+            page=page,
         )
 
     def diff(self, a: str, b: str, *, values: bool, page: int) -> DiffPage:

@@ -40,7 +40,7 @@ svg .own { fill: var(--bar); } svg .common { fill: var(--plain); } i.own { backg
 i.common { background: var(--plain); } svg.bar { width: 120px; height: 10px; } pre { white-space: pre-wrap; margin: 0;
  overflow-wrap: anywhere; font-size: 12px; }
 @media (max-width: 600px) { body { margin: 12px auto; padding: 0 12px; } th, td { padding: 6px 8px 6px 0; }
- .optional { display: none; } td.name { min-width: 8em; } }
+ .optional { display: none; } td.name { min-width: 8em; } th.size { white-space: normal; } }
 @media (prefers-color-scheme: dark) { button { color: #11171c; } }
 """
 )

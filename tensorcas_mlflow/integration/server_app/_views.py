@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.integration.pages import SEARCH, Markup, text, totals
 from tensorcas_mlflow.integration.server_app._content import (
+    MOST_TENSORS,
     ROWS,
     CheckpointPage,
     DiffPage,
@@ -32,8 +33,8 @@ _WORDS = (
     "needed by others too. <b>Added</b> bytes were new when they were logged.</p>\n"
 )
 _KEY = (
-    '<p class="key"><span><i class="own"></i>deleting frees</span><span><i class="common"></i>shared with others</span>'
-    "</p>\n"
+    '<p class="key optional"><span><i class="own"></i>deleting frees</span>'
+    '<span><i class="common"></i>shared with others</span></p>\n'
 )
 _OUTCOMES = {"done": "ended", "problems": "found damage", "failed": "failed", "died": "died"}
 _RELATIONS = {
@@ -265,15 +266,15 @@ def _checkpoint(content: CheckpointPage, links: Links) -> Iterator[str]:
     else:
         yield from _relatives(content.relatives, side, links)
     if content.tensors:
-        yield f"<h2>Tensors, the largest first</h2>\n{SEARCH}"
+        yield f"<h2>Tensors, the largest first</h2>\n{_search(content.n_tensors, MOST_TENSORS)}"
         headings = (("name", "Tensor"), ("optional", "Dtype"), ("shape optional", "Shape"), ("size", "Size"))
         rows = [
             [each.name, each.dtype, "\N{MULTIPLICATION SIGN}".join(map(str, each.shape)), size_text(each.n_bytes)]
             for each in content.tensors
         ]
-        left = content.n_tensors - len(content.tensors)
-        caption = f"{count_text(len(rows), 'tensor')}" + (f"; {left:,} smaller ones are left out" if left else "")
+        caption = _range_text(content.page, content.n_tensors, "tensor", MOST_TENSORS)
         yield from grid(headings, rows, caption=caption, names=[each.name for each in content.tensors])
+        yield _pager(links, "checkpoint", content.page, content.n_tensors, MOST_TENSORS, store=line.store, key=line.key)
 
 
 def _relatives(relatives: Sequence[RelationLine], side: str, links: Links) -> Iterator[str]:
@@ -354,7 +355,7 @@ def _diff_counts(content: DiffPage, links: Links) -> Iterator[str]:
             cells += ["" if each.share_equal is None else f"{each.share_equal:.1%}"]
         rows.append(cells)
     order = "largest change first" if content.has_values else "largest first"
-    yield SEARCH
+    yield _search(content.n_changes, ROWS)
     caption = f"{_range_text(content.page, content.n_changes, 'tensor')}, {order}"
     yield from grid(headings, rows, caption=caption, names=[each.name for each in content.changes])
     values = {"values": 1} if content.has_values else {}
@@ -520,15 +521,19 @@ def _time(created: str) -> str:
     return created.replace("T", " ").partition(".")[0]
 
 
-def _range_text(page: int, n: int, thing: str) -> str:
-    first, last = (page - 1) * ROWS + 1, min(page * ROWS, n)
-    return count_text(n, thing) if n <= ROWS else f"{thing}s {first:,} to {last:,} of {n:,}"
+def _search(n: int, rows: int) -> str:
+    return SEARCH if n <= rows else SEARCH.replace("tensors", "the tensors on this page")
 
 
-def _pager(links: Links, name: str, page: int, n: int, **query: str | int | None) -> str:
+def _range_text(page: int, n: int, thing: str, rows: int = ROWS) -> str:
+    first, last = (page - 1) * rows + 1, min(page * rows, n)
+    return count_text(n, thing) if n <= rows else f"{thing}s {first:,} to {last:,} of {n:,}"
+
+
+def _pager(links: Links, name: str, page: int, n: int, rows: int = ROWS, **query: str | int | None) -> str:
     found = []
     if page > 1:
         found.append((links.to(name, **query, page=page - 1), "Previous page"))
-    if page * ROWS < n:
+    if page * rows < n:
         found.append((links.to(name, **query, page=page + 1), "Next page"))
     return pager(found)

@@ -91,6 +91,22 @@ def test_overview_shows_the_bytes_of_each_experiment(client: FlaskClient, runs: 
     assert "second" in page
 
 
+def test_all_tensors_of_a_checkpoint_are_on_its_pages(client: FlaskClient, log: Callable[..., str]) -> None:
+    run_id = log("many", "run", {f"w.{number}": np.full(64, number, np.float32) for number in range(1001)})
+    [step] = steps_in(get_json(client, f"run?id={run_id}"))
+    address = f"checkpoint?store={step['store']}&key={quote(step['key'])}"
+    found = [get_json(client, f"{address}&page={number}")["tensors"] for number in (1, 2, 3, 4)]
+
+    assert [len(each) for each in found] == [500, 500, 2, 0]  # with what is no tensor of the state
+    assert {f"w.{number}" for number in range(1001)} < {each["name"] for part in found for each in part}
+    middle = get(client, f"{address}&page=2")
+    assert "tensors 501 to 1,000 of 1,002" in middle
+    assert "Search the tensors on this page by name" in middle
+    assert [f"page={n}" in link for n, link in zip((1, 3), list(Elements(middle).links())[-2:], strict=True)] == [
+        True
+    ] * 2
+
+
 def test_steps_logged_through_a_server_are_checkpoints(
     client: FlaskClient, location: str, tracking_uri: str, tmp_path: Path
 ) -> None:
