@@ -324,7 +324,7 @@ def adapter_for(model: object) -> Adapter:
                 )
             return adapter
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    reason = f"no adapter takes a {kind}; there are {_known()}"
+    reason = f"no adapter takes a {kind}: pass a model, or a mapping of names to arrays; there are {_known()}"
     raise AdapterError("tensorcas", "; ".join([reason, *broken]))
 
 

@@ -103,10 +103,13 @@ class StoreNotFoundError(NotFoundError):
         if self.below:
             more = f" and {len(self.below) - _MOST_BELOW} more" if len(self.below) > _MOST_BELOW else ""
             listed = ", ".join(map(repr, self.below[:_MOST_BELOW]))
-            return f"there is no store at {self.uri!r} or above it, but below it at {listed}{more}: name one of them"
+            return (
+                f"there is no store at {self.uri!r} or above it, but below it at {listed}{more}: name one of them with "
+                "--root or in TENSORCAS_STORE"
+            )
         return (
-            f"there is no store at {self.uri!r} or above it: create one with `tensorcas init {self.uri}`, "
-            "or name the right one in TENSORCAS_STORE"
+            f"there is no store at {self.uri!r} or above it: name the right one in TENSORCAS_STORE, log a first model "
+            f"or checkpoint there, or create an empty one with `tensorcas init {self.uri}`"
         )
 
 

@@ -397,7 +397,7 @@ class TensorCasStore:
     # --- keeping the store small
 
     def delete_checkpoint(self, step: int) -> bool:
-        """Delete a step. The next `gc` frees the bytes used by this step alone.
+        """Delete a step. The next `gc` frees the bytes used by this step alone, unless other steps are deltas of it.
 
         Returns:
             True if there was such a step.

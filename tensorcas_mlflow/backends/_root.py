@@ -117,7 +117,7 @@ class Root(NamedTuple):
             raise ValueError(f"{without_secrets(root)!r} must be {SCHEME}:///absolute/path, with no host, '?' or '#'")
         path = unquote(parts.path)
         if not path.startswith("/") or "\0" in path:
-            raise ValueError(f"{without_secrets(root)!r} must name an absolute path")
+            raise ValueError(f"{without_secrets(root)!r} must name an absolute path: {SCHEME}:///absolute/path")
         # POSIX distinguishes two leading slashes from one, and this would give one place two names.
         return cls(SCHEME, "", Path(os.path.abspath("/" + path.lstrip("/"))).as_posix())
 

@@ -7,7 +7,6 @@ import re
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.text import size_text
@@ -22,9 +21,10 @@ from tensorcas_mlflow.integration.adoption import (
     LeftAlone,
     RevertReport,
     plan_adoption,
+    real_root,
     revert,
 )
-from tensorcas_mlflow.integration.directory import open_directory
+from tensorcas_mlflow.integration.directory import database_beside, open_directory
 
 _FULL_ID = re.compile(r"(?:m-)?[0-9a-f]{32}")
 
@@ -36,6 +36,7 @@ def adopt(options: Namespace) -> int:
     named = None if os.path.exists(options.place) else experiment_folder(options.place)
     if named is not None:
         options.place = named
+    real_root(options.place)
     uris = _database_uris(options)
     options.run = [_run_id(word, uris) for word in options.run]
     databases = [Database(uri) for uri in uris]
@@ -121,14 +122,15 @@ def _database_uris(options: Namespace) -> list[str]:
     uris: list[str] = options.tracking_uri or list(filter(None, [config.tracking_uri()]))
     if uris:
         return uris
-    root = Path(options.place).absolute()
-    for file in (root.parent / "mlflow.db", root / "mlflow.db"):
-        if file.is_file():
-            return [f"sqlite:///{file}"]
+    root = real_root(options.place)
+    # An experiment's folder lies in the artifact root.
+    found = database_beside(root.parent, root, root.parent.parent)
+    if found is not None:
+        return [found]
     raise ValueError(
-        f"there is no mlflow.db in {options.place!r} or beside it: name MLflow's database with --tracking-uri URI or "
-        "in MLFLOW_TRACKING_URI; name all, if several keep artifacts here. Move a tracking folder into a database "
-        "first, with `mlflow migrate-filestore`"
+        f"there is no mlflow.db in {options.place!r}, beside it or above it: name MLflow's database with "
+        "--tracking-uri URI or in MLFLOW_TRACKING_URI; name all, if several keep artifacts here. Move a tracking "
+        "folder into a database first, with `mlflow migrate-filestore`"
     )
 
 
@@ -152,7 +154,7 @@ COMMANDS = (
                 TRACKING_URI,
                 metavar="URI",
                 help="database of MLflow's tracking store or model registry; pass all that name artifacts in ROOT "
-                "(repeatable; default: MLFLOW_TRACKING_URI, else mlflow.db beside ROOT or in it)",
+                "(repeatable; default: MLFLOW_TRACKING_URI, else mlflow.db beside ROOT, in it or in the folder above)",
             ),
             repeated(
                 "--run",

@@ -111,6 +111,7 @@ def _plan_json(plan: GcPlan) -> Json:
         "rewrites_bytes": sum(size for _, size in plan.rewrites.values()),
         "rewrites_needed_bytes": sum(needed for needed, _ in plan.rewrites.values()),
         "n_manifests": len(plan.manifests),
+        "bound_bytes": plan.bound_bytes,
         "n_dead_saves": len(plan.stale_intents),
         "n_dead_collections": len(plan.dead_lists),
         "n_quarantined": len(plan.quarantine),

@@ -22,6 +22,7 @@ _OPTIONS = {
     "(mlflow.tensorcas.delete_checkpoint)": "(tensorcas delete)",
     "and name=": "and --name ",
     "and step=": "and --step ",
+    "pass format=": "pass --file-format (convert: --out-format)",
 }
 """Words of messages for callers in Python, and their command-line equivalents."""
 
@@ -97,6 +98,8 @@ class _Parser(argparse.ArgumentParser):
                 message = f"there is no command {command!r}"
             close = difflib.get_close_matches(command or option, known, n=1)
             message += f": did you mean {close[0]!r}?" if close else f"; `{self.prog} --help` lists all"
+        elif message.endswith("required: COMMAND"):
+            message += f"; `{self.prog} --help` lists all"
         super().error(message)
 
     def _options(self) -> list[str]:

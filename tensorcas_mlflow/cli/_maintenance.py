@@ -51,6 +51,7 @@ from tensorcas_mlflow.maintenance import (
     VerifyReport,
     bytes_freed_by,
     open_damaged,
+    plan_gc,
     plan_optimize,
     plan_repair,
 )
@@ -61,6 +62,8 @@ PROBLEMS = 3
 """Exit status if ``verify`` found problems or ``repair`` left some."""
 _RUN = re.compile(r"(?!m-)[^/:]+")
 """Name or id of a run, and neither a model's id, a path nor a URI."""
+_CLEARLY = 0.1
+"""A smaller share of the bytes used by a checkpoint alone is not worth a word."""
 EFFORTS = tuple(effort.name.lower() for effort in reversed(Effort))
 
 
@@ -315,8 +318,8 @@ def delete(options: Namespace) -> int:
     if word is not None and options.step is None and _RUN.fullmatch(word):
         options.parser.error(f"{word!r} is a run: give --step as well, for one of its checkpoints")
     store, ref = checkpoint_of(options, to_delete=True)
-    freed = size_text(bytes_freed_by(store, [ref]))
-    question = f"Delete {ref.label}? A collection then frees {freed}."
+    freed = _freed_text(store, ref)
+    question = f"Delete {ref.label}? {freed[0].upper()}{freed[1:]}."
     if ref.model_id is not None:
         question = (
             f"{ref.label} is the logged model {ref.model_id}: MLflow will still list it and not load it. {question}"
@@ -328,10 +331,22 @@ def delete(options: Namespace) -> int:
     if is_json(options):
         say_json({"store": store.uri, "checkpoint": ref_json(ref), "deleted": is_deleted})
     elif is_deleted:
-        say(printable(f"deleted {ref.label}; `tensorcas gc` frees the {freed} used by it alone"))
+        say(printable(f"deleted {ref.label}; {freed}"))
     else:
         say("nothing was deleted")
     return 0
+
+
+def _freed_text(store: Store, ref: Ref) -> str:
+    """Say what a collection frees once a checkpoint is deleted."""
+    own_bytes, bound_bytes = bytes_freed_by(store, [ref]), 0
+    if not store.backend.is_carrier:  # else the server alone can tell
+        bound_bytes = plan_gc(store, without=[ref.key]).bound_bytes - plan_gc(store).bound_bytes
+    if bound_bytes < _CLEARLY * own_bytes:
+        return f"a collection then frees up to {size_text(own_bytes)}"
+    left_bytes = max(0, own_bytes - bound_bytes)
+    more = f"`tensorcas optimize` {size_text(bound_bytes)} more: others are deltas of content beside these bytes"
+    return f"a collection then frees up to {size_text(left_bytes)}, and {more}"
 
 
 def _drop(store: Store, ref: Ref) -> None:
@@ -461,7 +476,7 @@ COMMANDS = (
     ),
     Command(
         name="delete",
-        help="delete one checkpoint; gc then frees the bytes used by it alone",
+        help="delete one checkpoint; gc and optimize then free the bytes used by it alone",
         examples=["delete baseline --step 3", "delete --run 8f3c21 --step 3 --name ema --yes"],
         options=[CHECKPOINT, RUN, STEP, NAME, YES],
         run=delete,

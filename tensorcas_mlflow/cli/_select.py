@@ -46,6 +46,7 @@ _MOST_STORES = 100
 
 _RUN_URI = re.compile(r"runs:/+(?P<run_id>[^/]+)/?")
 _FULL_ID = re.compile(r"[0-9a-f]{32}")
+_MODEL_ID = re.compile(r"m-[0-9a-f]{32}")
 _SHORT_ID = re.compile(r"[0-9a-f]{6,31}")
 """The beginning of a run's id, long enough to stand for it."""
 
@@ -233,7 +234,8 @@ def checkpoint_of(options: Namespace, *, to_delete: bool = False) -> tuple[Store
     """
     given = [each for each in (getattr(options, "what", None), options.run) if each is not None]
     if len(given) != 1:
-        options.parser.error("name one run, model or checkpoint: as CHECKPOINT or by --run")
+        taken = f" ({options.out!r} is taken for OUT)" if not given and hasattr(options, "out") else ""
+        options.parser.error(f"name one run, model or checkpoint: as CHECKPOINT or by --run{taken}")
     return find_checkpoint(options, given[0], step=options.step, name=options.name, to_delete=to_delete)
 
 
@@ -277,6 +279,8 @@ def _store_with(options: Namespace, what: str) -> tuple[Store, str]:
     except StoreNotFoundError:
         if _given_root(options) is not None:
             raise
+        if _MODEL_ID.fullmatch(what) and tracking_uri_near(None) is not None:
+            return store_at_artifacts(_location_of(f"models:/{what}"))[0], what
         found = only_run(_runs_named(None, what), what)
         if found is not None:
             return store_at_artifacts(found.location)[0], found.run_id
@@ -459,6 +463,8 @@ def the_one(refs: Sequence[Ref], wanted: CheckpointQuery) -> Ref:
         steps = sorted({ref.step for ref in of_its_run if ref.step is not None})
         files = [ref.path for ref in of_all_kinds if ref.path is not None] if not of_its_run else []
         known = f"steps {steps_text(steps)}" if steps else f"files {_listed(files)}" if files else ""
+        if of_its_run and not any(wanted.is_named(ref) for ref in of_its_run):
+            known = f"series and models {_listed(sorted(set(map(_series, of_its_run))))}, and {known}"
         raise CheckpointNotFoundError(f"for {wanted}", known)
     if len(found) > 1:
         names = [ref.name if ref.name is not None else ref.model_id or "" for ref in found]

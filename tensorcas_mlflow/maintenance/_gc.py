@@ -43,7 +43,7 @@ from tensorcas_mlflow.store import protocol as p
 
 def choose(
     state: Survey, max_waste: float, *, prefer: Set[str] = frozenset(), avoid: Set[str] = frozenset()
-) -> tuple[list[str], dict[str, int]]:
+) -> tuple[list[str], dict[str, int], int]:
     """Choose the packs that can go.
 
     Of a chunk with several copies one counts: one that needs no pack to be avoided, in a preferred pack, with the most
@@ -59,7 +59,8 @@ def choose(
         avoid: Packs whose copies count last, and deltas against them.
 
     Returns:
-        Packs nothing needs; and packs that waste too much, with the payload bytes that are needed.
+        Packs nothing needs; packs that waste too much, with the payload bytes that are needed; and the unneeded bytes
+        of packs that would be rewritten if they held no base of another delta.
     """
     condemned = state.condemned_packs()
     rows = state.rows
@@ -85,14 +86,18 @@ def choose(
     total = np.bincount(rows.pack, weights=stored, minlength=n_packs)
     doomed = [name for name in state.unreadable if name not in condemned]
     rewrites: dict[str, int] = {}
+    n_bound = 0
     for number, name in enumerate(rows.packs):
         if name in condemned or name in state.pinned:
             continue
         if n_kept[number] == 0:
             doomed.append(name)
-        elif not holds_base[number] and total[number] - needed[number] > max_waste * total[number]:
-            rewrites[name] = int(needed[number])
-    return doomed, rewrites
+        elif total[number] - needed[number] > max_waste * total[number]:
+            if holds_base[number]:
+                n_bound += int(total[number] - needed[number])
+            else:
+                rewrites[name] = int(needed[number])
+    return doomed, rewrites, n_bound
 
 
 def still_needed(state: Survey, ours: frozenset[str]) -> frozenset[str]:
@@ -206,6 +211,8 @@ class GcPlan(PrintedPlan):
     """Damaged bytes that repairs put aside long enough ago: keys and sizes."""
     n_refs: int
     n_live_chunks: int
+    bound_bytes: int = 0
+    """Unneeded bytes that stay: their packs also hold bases of needed deltas. `optimize` frees them."""
     strangers: tuple[str, ...] = ()
     """Foreign files between the blobs. A collection leaves them alone."""
     strange_lists: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -236,6 +243,9 @@ class GcPlan(PrintedPlan):
                 f"{count_text(len(self.rewrites), 'pack')} to rewrite ({size_text(live)} of {size_text(whole)} needed)"
             )
         lines.append(f"{count_text(len(self.manifests), 'manifest')} to delete")
+        if self.bound_bytes:
+            held = f"{size_text(self.bound_bytes)} stay in packs that other checkpoints are deltas of"
+            lines.append(f"{held} (`tensorcas optimize` frees them)")
         if self.stale_intents:
             lines.append(f"{count_text(len(self.stale_intents), 'dead save')} to abort")
         if self.damaged_refs:
@@ -375,7 +385,7 @@ def plan_gc(
             f"no save {unknown[0]!r} is under way in {store.uri!r}, nor a damaged ref of that key, so it cannot be "
             "abandoned"
         )
-    doomed, rewrites = choose(state, max_waste, prefer=prefer, avoid=avoid)
+    doomed, rewrites, bound_bytes = choose(state, max_waste, prefer=prefer, avoid=avoid)
     manifests = tuple(sorted(state.manifests - state.live_manifests))
     return GcPlan(
         store=store,
@@ -392,6 +402,7 @@ def plan_gc(
         quarantine=_old_quarantine(store.backend, quarantine_s),
         n_refs=state.n_refs,
         n_live_chunks=state.n_live,
+        bound_bytes=bound_bytes,
         strangers=find_strangers(store.backend),
         strange_lists={each.key: each.strangers for each in state.lists if each.strangers},
     )

@@ -97,8 +97,8 @@ class Relation:
         parts = [f"{self.share_equal:.1%} of numbers equal"]
         for names, what in (
             (self.changed, f"of {self.n_compared} differ"),
-            (self.added, "new"),
-            (self.removed, "gone"),
+            (self.added, "large new"),
+            (self.removed, "large gone"),
         ):
             if names:
                 more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""

@@ -53,7 +53,7 @@ class Policy(Enum):
         name = given or config.policy()
         policy = _POLICIES.get(name)
         if policy is None:
-            raise ValueError(f"a policy is {', '.join(_POLICIES)}, not {name!r}")
+            raise ValueError(f"a policy is one of {', '.join(map(repr, _POLICIES))}, not {name!r}")
         return policy
 
 

@@ -75,11 +75,32 @@ def test_init_refuses_two_places(tensorcas: Tensorcas, tmp_path: Path) -> None:
 # --- delete
 
 
+def test_delete_says_which_bytes_a_collection_leaves_to_an_optimization(tensorcas: Tensorcas, place: str) -> None:
+    store = Store.init(place, chunk_bytes=4096)
+    draw = np.random.default_rng(0)
+    shared = draw.normal(size=10_000).astype(np.float32)
+    for step in (1, 2):
+        shared = shared + np.float32(1e-5) * draw.normal(size=10_000).astype(np.float32)
+        own = draw.normal(size=20_000).astype(np.float32)
+        with store.write_checkpoint({"shared": shared, f"own-{step}": own}, series="run") as pending:
+            pending.commit(RefTarget(run_id="run", step=step))
+    before = pack_bytes(store)
+    done = tensorcas("delete", "--run", "run", "--step", "1", "--yes", "--root", store.uri)
+    collected = tensorcas("gc", "--yes", "--root", store.uri)
+    after_gc = pack_bytes(store)
+    tensorcas("optimize", "--yes", "--root", store.uri)
+
+    assert re.search(r"frees up to [\d.]+ KB, and `tensorcas optimize` [67]\d\.\d KB more", done.out)
+    assert re.search(r"[67]\d\.\d KB stay in packs that other checkpoints are deltas of", collected.out)
+    assert after_gc == before
+    assert pack_bytes(store) < before - 60_000
+
+
 def test_delete_drops_one_step_after_a_yes(tensorcas: Tensorcas, store: Store) -> None:
     done = tensorcas("delete", "--run", "train", "--step", "1", "--root", store.uri, typed="y\n")
 
     assert done.status == 0
-    assert re.fullmatch(r"Delete run train step 1\? A collection then frees 1\.\d KB\. \[y/N\] ", done.err)
+    assert re.fullmatch(r"Delete run train step 1\? A collection then frees up to 1\.\d KB\. \[y/N\] ", done.err)
     assert "deleted run train step 1" in done.out
     assert [ref.step for ref in store.checkpoints() if ref.run_id == "train"] == [2, 3, 3]
 

@@ -301,12 +301,13 @@ def test_checkpoints_of_one_step_and_name_are_listed_by_key(tensorcas: Tensorcas
         assert tensorcas("show", "--run", "train", "--name", key, "--root", root(store)).status == 0
 
 
-def test_an_unknown_step_or_name_is_reported_with_the_known_steps(tensorcas: Tensorcas, store: Store) -> None:
-    for words in (["--step", "9"], ["--step", "1", "--name", "ema"]):
-        done = tensorcas("show", "--run", "train", *words, "--root", root(store))
+def test_an_unknown_step_or_name_is_reported_with_the_known_ones(tensorcas: Tensorcas, store: Store) -> None:
+    by_step = tensorcas("show", "--run", "train", "--step", "9", "--root", root(store))
+    by_name = tensorcas("show", "--run", "train", "--step", "1", "--name", "ema", "--root", root(store))
 
-        assert done.status == 1
-        assert "there are steps 1, 2, 3" in done.err
+    assert (by_step.status, by_name.status) == (1, 1)
+    assert "there are steps 1, 2, 3" in by_step.err
+    assert "there are series and models '', 'm-1', and steps 1, 2, 3" in by_name.err
 
 
 # --- diff

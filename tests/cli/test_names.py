@@ -128,7 +128,8 @@ def test_a_model_is_named_by_version_alias_or_id(tensorcas: Tensorcas, logged: L
     for word in names_of_the_model(logged):
         for place in ([], ["--root", str(logged.root)]):
             assert tensorcas("show", word, *place, "--json").json["checkpoint"]["model_id"] == logged.model
-    assert tensorcas("show", logged.model, "--root", "root", "--json").json["checkpoint"]["model_id"] == logged.model
+    for place in ([], ["--root", "root"]):
+        assert tensorcas("show", logged.model, *place, "--json").json["checkpoint"]["model_id"] == logged.model
 
 
 def test_diff_export_and_delete_take_names(tensorcas: Tensorcas, logged: Logged, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_delete_says_how_many_bytes_a_collection_frees(tensorcas: Tensorcas, log
     done = tensorcas("delete", "base", "--step", "1", typed="y\n")
     tensorcas("gc", "vision", "--yes", "--max-waste", "0", "--grace", "0")
 
-    assert "? A collection then frees " in done.err
+    assert "? A collection then frees up to " in done.err
     assert " frees 0 B" not in done.err
 
 
@@ -215,6 +216,24 @@ def test_adopt_takes_names_of_experiments_and_runs(tensorcas: Tensorcas, logged:
 
     assert [folder["path"] for folder in done.json["plan"]["folders"]] == [f"{run.info.run_id}/artifacts"]
     assert done.json["report"]["n_units"] == 1
+
+
+def test_adopt_finds_the_database_above_the_artifact_root(tensorcas: Tensorcas, logged: Logged) -> None:
+    folder = logged.root.parent / "mlruns" / "7"
+    with active_experiment("default place", folder.as_uri()), mlflow.start_run() as run:
+        mlflow.log_text("text", "a.txt")
+    done = tensorcas("adopt", "default place", "--dry-run", "--json")
+    shutil.rmtree(folder.parent)
+
+    assert [each["path"] for each in done.json["plan"]["folders"]] == [f"{run.info.run_id}/artifacts"]
+
+
+@pytest.mark.parametrize("words", [[], ["--revert"], ["--dry-run"]])
+def test_adopt_refuses_a_folder_that_does_not_exist_before_it_asks(tensorcas: Tensorcas, words: list[str]) -> None:
+    done = tensorcas("adopt", "/nowhere/mlruns", *words, typed="y\n")
+
+    assert done.status == 1
+    assert done.err.startswith("tensorcas: error: there is no folder '/nowhere/mlruns'")
 
 
 # --- listings

@@ -7,7 +7,13 @@ contract. The room imports `artifacts`, and of the rooms below the integration `
 
 from __future__ import annotations
 
-from tensorcas_mlflow.integration.adoption._adopt import AdoptionPlan, AdoptionReport, Estimate, plan_adoption
+from tensorcas_mlflow.integration.adoption._adopt import (
+    AdoptionPlan,
+    AdoptionReport,
+    Estimate,
+    plan_adoption,
+    real_root,
+)
 from tensorcas_mlflow.integration.adoption._database import Database
 from tensorcas_mlflow.integration.adoption._files import LeftAlone
 from tensorcas_mlflow.integration.adoption._revert import RevertReport, revert
@@ -20,5 +26,6 @@ __all__ = [
     "LeftAlone",
     "RevertReport",
     "plan_adoption",
+    "real_root",
     "revert",
 ]

@@ -204,6 +204,10 @@ def real_root(root: str | os.PathLike[str]) -> Path:
         ValueError: It is no folder of this machine.
     """
     folder = local_folder(os.fspath(root))
+    if folder is not None and not os.path.lexists(folder):
+        raise ValueError(
+            f"there is no folder {os.fspath(root)!r}: name an artifact root, such as mlruns or mlartifacts"
+        )
     if folder is None or not folder.is_dir() or folder.parent == folder:
         raise ValueError(f"{os.fspath(root)!r} is no artifact root: name a folder of this machine")
     return folder

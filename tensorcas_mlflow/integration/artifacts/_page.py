@@ -284,7 +284,7 @@ def _series(ref: Ref) -> str | None:
     folder, name = posixpath.split(ref.path or "")
     if ref.kind == "checkpoint":
         return ref.name
-    is_step = ref.kind == "file" and name.endswith(PAYLOAD_ENDING) and _STEP.match(name) is not None
+    is_step = name.endswith(PAYLOAD_ENDING) and _STEP.match(name) is not None
     return (posixpath.basename(folder) or None) if is_step else None
 
 

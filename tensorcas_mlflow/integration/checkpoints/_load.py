@@ -192,7 +192,7 @@ def _records(run_id: str | Run | None, name: str | None) -> list[CheckpointRecor
 
 @translate_errors()
 def delete_checkpoint(run_id: str | Run | None = None, *, step: int, name: str = DEFAULT_NAME) -> bool:
-    """Delete a checkpoint of a run. The next collection (``tensorcas gc``) frees the bytes used by it alone.
+    """Delete a checkpoint of a run. ``tensorcas gc`` frees the bytes used by it alone, unless others are deltas of it.
 
     Errors are also `mlflow.exceptions.MlflowException`.
 

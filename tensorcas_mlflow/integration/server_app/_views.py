@@ -29,7 +29,8 @@ from tensorcas_mlflow.maintenance import OwnedBytes, utc_text
 
 _BYTES = (("size", "Deleting frees"), ("size optional", "Shared"), ("size optional", "Added"))
 _WORDS = (
-    "<p><b>Deleting frees</b> the bytes that nothing else needs, once a collection has run. <b>Shared</b> bytes are "
+    "<p><b>Deleting frees</b> the bytes that nothing else needs, once a collection has run; if other content is stored "
+    "as deltas of them, once an optimization has run, too. <b>Shared</b> bytes are "
     "needed by others too. <b>Added</b> bytes were new when they were logged.</p>\n"
 )
 _KEY = (
