@@ -61,9 +61,10 @@ button.fold, td button { padding: 0; border: 0; text-align: left; overflow-wrap:
 button.fold { font-weight: 600; }
 button.fold:disabled { color: var(--fore); } span.leaf { display: block; padding-left: 15px; }
 tr.fold td { color: var(--dim); } td button { color: var(--bar); } td button.fold { color: var(--fore); }
-td.spec { white-space: nowrap; }
+td.spec { white-space: nowrap; } td button[data-at] { overflow-wrap: normal; }
 tr.gone td { color: var(--dim); } p.steps { display: flex; flex-wrap: wrap; gap: 6px 8px; align-items: center; }
-@media (max-width: 640px) { body { padding: 0 12px; } .map { grid-template-columns: minmax(5em, 9em) 1fr; }
+@media (max-width: 640px) { body { padding: 0 12px; } th, td { padding-right: 8px; }
+ .map { grid-template-columns: minmax(5em, 9em) 1fr; }
  #tensors tr { display: grid; grid-template-columns: 1fr auto; padding: 4px 0; border-bottom: 1px solid var(--line); }
  #tensors td, #tensors th { padding: 1px 0; border: 0; } #tensors .spec { display: none; }
  #tensors td.name { padding-left: calc(10px * var(--depth, 0)); } #tensors .size { padding-right: 0 !important; }
