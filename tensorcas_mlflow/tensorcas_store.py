@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from numbers import Real
 from types import TracebackType
@@ -73,6 +73,8 @@ class TensorCasStore:
         self.run_id = run_id
         self.adapter = adapter
         self.store = Store.open(root, create=True, chunk_bytes=chunk_bytes)
+        self._last: int | None = None
+        """Greatest step that this object saved."""
 
     def __enter__(self) -> TensorCasStore:
         return self
@@ -130,8 +132,7 @@ class TensorCasStore:
 
         chosen = Policy.of(policy)
         target = self._target(step, parent_step=parent_step, metrics=metrics)
-        if not overwrite and self.store.ref(target.key) is not None:
-            raise CheckpointExistsError(f"step {step} of run {self.run_id!r}")
+        steps = self._refuse_step(step) if not overwrite else None
         adapter = adapter_for(model) if self.adapter is None else self.adapter
         tensors = take_apart(adapter, model)
         cuts, left_out = getattr(adapter, "cuts", None), getattr(adapter, "left_out", None)
@@ -141,10 +142,12 @@ class TensorCasStore:
             cuts=cuts(tensors) if cuts else None,
             left_out=left_out(tensors) if left_out else None,
             series=target.key.rpartition("/")[0],
-            earlier=partial(self._before, step),
+            earlier=partial(self._before, step, steps),
             policy=chosen,
         ) as save:
-            return save.commit(target, replace=overwrite)
+            ref = save.commit(target, replace=overwrite)
+        self._last = as_step(step) if self._last is None else max(self._last, as_step(step))
+        return ref
 
     def import_file(
         self,
@@ -338,8 +341,23 @@ class TensorCasStore:
 
         return open_ref(self.store, self._ref(step), framework=framework, device=device, naming=naming, verify=verify)
 
-    def _before(self, step: int) -> Manifest | None:
-        before = max((each for each in self.list_checkpoints() if each < step), default=None)
+    def _refuse_step(self, step: int) -> list[int] | None:
+        """Refuse to save a step that exists; return all steps if they were listed."""
+        steps = None
+        if not self.store.backend.is_remote:
+            exists = self.store.ref(self._target(step).key) is not None
+        elif self._last is not None and as_step(step) > self._last:
+            exists = False  # the next step is hardly there, a look is a request, and the commit would refuse it as well
+        else:
+            steps = self._steps()  # the search for the step before needs them too
+            exists = as_step(step) in steps
+        if exists:
+            raise CheckpointExistsError(f"step {step} of run {self.run_id!r}")
+        return steps
+
+    def _before(self, step: int, steps: Sequence[int] | None = None) -> Manifest | None:
+        # The save itself checks that the store is the one that was opened.
+        before = max((each for each in (self._steps() if steps is None else steps) if each < step), default=None)
         ref = None if before is None else self.store.ref(self._target(before).key)
         return None if ref is None else self.store.manifest(ref)
 
@@ -351,6 +369,9 @@ class TensorCasStore:
             ConflictError: Another store is in its place.
         """
         self.store.check_identity()
+        return self._steps()
+
+    def _steps(self) -> list[int]:
         prefix = self._target(0).key.rpartition("/")[0]
         blobs, _ = list_dir(self.store.backend, prefix)
         found = (_STEP.fullmatch(info.key.rpartition("/")[2]) for info in blobs)

@@ -333,8 +333,8 @@ class Identity:
             ConflictError: There is another one.
         """
         info: BlobInfo | None = None
-        if self._backend.is_carrier:
-            pass  # a server reports no times, so `format` is read each time
+        if self._backend.is_carrier or (generation is None and self._backend.is_remote):
+            pass  # a server reports no times, and in a bucket a look costs as much as reading `format`
         elif generation is None:
             info = self._backend.stat(FORMAT)
             if info is None:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.backends.objects.proxy import Proxy
 from tests.backends.objects.requests_seen import Kind
 from tests.backends.objects.servers import S3Server
@@ -82,6 +84,38 @@ def test_a_save_of_a_changed_model_sends_what_changed(store: Store, model: dict[
 
     assert traffic.n_billed == 9, str(traffic)
     assert traffic.up_bytes < 1.1 * TENSOR_BYTES
+
+
+@pytest.fixture
+def steps(s3: S3Server, bucket: str, way: Proxy, monkeypatch: pytest.MonkeyPatch) -> TensorCasStore:
+    """The steps of a run in an empty store."""
+    for name, value in s3.at(way.endpoint).environment.items():
+        monkeypatch.setenv(name, value)
+    return TensorCasStore(f"tensorcas-s3://{bucket}/root", "run")
+
+
+def test_next_step_of_a_run_makes_eight_requests_beside_its_packs(steps: TensorCasStore, way: Proxy) -> None:
+    draw = np.random.default_rng(0)
+    steps.save({"w": draw.normal(size=10_000)}, 1)
+    for step in (2, 5):
+        way.forget()
+        steps.save({"w": draw.normal(size=10_000)}, step)
+
+        assert way.traffic().n_billed == 1 + 8, str(way.traffic())
+
+
+def test_step_that_another_process_has_saved_meanwhile_is_refused(steps: TensorCasStore) -> None:
+    other = TensorCasStore(steps.store.uri, "run")
+    steps.save({"w": np.ones(10)}, 1)
+    other.save({"w": np.full(10, 2.0)}, 2)
+    with pytest.raises(CheckpointExistsError):
+        steps.save({"w": np.full(10, 3.0)}, 2)
+    with pytest.raises(CheckpointExistsError):
+        other.save({"w": np.full(10, 3.0)}, 1)
+
+    assert (steps.load_tensors(2)["w"] == 2).all()
+    assert (steps.load_tensors(1)["w"] == 1).all()
+    assert steps.list_checkpoints() == [1, 2]
 
 
 def test_opening_a_checkpoint_makes_two_requests(
