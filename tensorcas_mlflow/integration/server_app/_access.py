@@ -119,6 +119,15 @@ def model_versions(token: str | None, *, most: int) -> tuple[list[Mapping[str, A
     return answer.get("model_versions", []), answer.get("next_page_token") or None
 
 
+def model_aliases(name: str) -> Mapping[str, list[str]]:
+    """Return the aliases of a registered model by version; a list of versions does not have them."""
+    answer = _get_or_none("mlflow/registered-models/get", {"name": name}) or {}
+    found: dict[str, list[str]] = {}
+    for each in answer.get("registered_model", {}).get("aliases", []):
+        found.setdefault(str(each.get("version")), []).append(str(each.get("alias")))
+    return found
+
+
 def model_version(name: str, version: str) -> Mapping[str, Any] | None:
     """Return a model version; None if there is none, or the sender may not read it."""
     answer = _get_or_none("mlflow/model-versions/get", {"name": name, "version": version})

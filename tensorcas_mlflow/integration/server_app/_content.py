@@ -12,6 +12,7 @@ from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import without_secrets
 from tensorcas_mlflow.integration.server_app._access import (
     Access,
+    model_aliases,
     model_version,
     model_versions,
     readable_models,
@@ -132,6 +133,8 @@ class StepLine(NamedTuple):
     step: int | None
     created: str
     owned: OwnedBytes
+    model_id: str | None = None
+    """The logged model that it belongs to."""
 
     @property
     def is_checkpoint(self) -> bool:
@@ -141,7 +144,8 @@ class StepLine(NamedTuple):
     @property
     def words(self) -> str:
         """Its name on a page."""
-        return self.label if self.step is None else f"{self.name or 'checkpoint'} step {self.step}"
+        kind = "checkpoint" if self.model_id is None else "model"
+        return self.label if self.step is None else f"{self.name or kind} step {self.step}"
 
 
 class RunPage(NamedTuple):
@@ -536,6 +540,7 @@ class Sender:
     def models(self, token: str | None) -> ModelsPage:
         """Make the content of the registry's page."""
         versions, following = model_versions(token, most=ROWS)
+        aliases = {name: model_aliases(name) for name in {str(each.get("name", "")) for each in versions}}
         lines: list[VersionLine] = []
         for each in versions:
             name, version = str(each.get("name", "")), str(each.get("version", ""))
@@ -546,7 +551,7 @@ class Sender:
                 VersionLine(
                     name=name,
                     version=version,
-                    aliases=tuple(map(str, each.get("aliases", []))),
+                    aliases=tuple(aliases[name].get(version, ())),
                     run_id=run_id if line is not None else None,
                     store=None if line is None else line.store,
                     key=None if line is None else line.key,
@@ -766,6 +771,7 @@ def _step_line(place: Place, surveyed: StoreSurvey, ref: Ref) -> StepLine:
         step=step,
         created=ref.created,
         owned=surveyed.by_ref.owned[ref.key],
+        model_id=ref.model_id,
     )
 
 

@@ -27,7 +27,7 @@ a:focus-visible, button:focus-visible, input:focus-visible { outline: 2px solid 
 nav ul { display: flex; flex-wrap: wrap; gap: 4px 20px; margin: 0 0 20px; padding: 0 0 10px; list-style: none;
  border-bottom: 1px solid var(--line); }
 nav [aria-current] { color: var(--fore); font-weight: 600; text-decoration: none; }
-td.name a { overflow-wrap: anywhere; } td.time { white-space: nowrap; }
+td.name a { overflow-wrap: anywhere; } td.time { white-space: nowrap; } td.report { overflow-wrap: anywhere; }
 input[type=checkbox], input[type=radio] { width: auto; } .actions { display: flex; flex-wrap: wrap; gap: 0 12px; }
 th a { color: inherit; white-space: nowrap; }
 caption { padding: 4px 0; color: var(--dim); text-align: left; }
@@ -40,7 +40,10 @@ svg .own { fill: var(--bar); } svg .common { fill: var(--plain); } i.own { backg
 i.common { background: var(--plain); } svg.bar { width: 120px; height: 10px; } pre { white-space: pre-wrap; margin: 0;
  overflow-wrap: anywhere; font-size: 12px; }
 @media (max-width: 600px) { body { margin: 12px auto; padding: 0 12px; } th, td { padding: 6px 8px 6px 0; }
- .optional { display: none; } td.name { min-width: 8em; } th.size { white-space: normal; } }
+ .optional, th.report { display: none; } td.name { min-width: 8em; } th.size { white-space: normal; }
+ tr:has(td.report) { display: flex; flex-wrap: wrap; border-bottom: 1px solid var(--line); }
+ tr:has(td.report) td { border: 0; } td.report { flex: 100%; }
+ tr:has(th.report) { display: none; } }
 @media (prefers-color-scheme: dark) { button { color: #11171c; } }
 """
 )

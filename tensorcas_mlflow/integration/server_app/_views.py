@@ -415,7 +415,7 @@ def _store_health(each: StoreHealth, content: HealthPage, links: Links) -> Itera
     yield f"<h2>Store {text(each.store.uri or each.store.id)}</h2>\n"
     verified = each.last_verify
     items = [
-        ("Last verification", "none by a schedule" if verified is None else _verified(verified)),
+        ("Last verification", "none recorded" if verified is None else _verified(verified)),
         ("On disk", size_text(each.disk_bytes)),
         ("Collectable", size_text(each.collectable_bytes)),
         ("Wasted in packs to rewrite", size_text(each.wasted_bytes)),
@@ -456,7 +456,13 @@ def _store_health(each: StoreHealth, content: HealthPage, links: Links) -> Itera
         ]
         yield from grid(headings, rows, caption="Chunks by codec and length of their chain of deltas")
     if each.rounds:
-        headings = (("", "Maintenance"), ("", "Begun, UTC"), ("size", "Took"), ("", "Outcome"), ("", "Report"))
+        headings = (
+            ("", "Maintenance"),
+            ("time", "Begun, UTC"),
+            ("size", "Took"),
+            ("", "Outcome"),
+            ("report", "Report"),
+        )
         rounds = [
             [
                 one.action,

@@ -215,9 +215,26 @@ def test_diff_takes_runs_and_model_versions(client: FlaskClient, log: Callable[.
     assert versions["counts"]["changed"][0] == 2
     across = get_json(client, f"diff?a={run_id}&b={info.model_id}")
     assert across["counts"]["equal"][0] == 2
+    for alias in ("best", "champion"):
+        MlflowClient().set_registered_model_alias("registered1", alias, "1")
     listed = get_json(client, "models")["versions"]
     assert {each["name"]: each["owned"] is not None for each in listed} == {"registered1": True, "registered2": True}
+    assert {each["name"]: each["aliases"] for each in listed} == {
+        "registered1": ["best", "champion"],
+        "registered2": [],
+    }
     assert "registered1 version 1" in get(client, "models")
+
+
+def test_page_of_a_run_tells_its_models_from_its_checkpoints(client: FlaskClient, log: Callable[..., str]) -> None:
+    run_id = log("first", "run", make_state(1))
+    with mlflow.start_run(run_id=run_id):
+        mlflow.tensorcas.log_model(make_state(2), name="net", step=7, pip_requirements=[])
+    page = get(client, f"run?id={run_id}")
+
+    assert "checkpoint step 0" in page
+    assert "model step 7" in page
+    assert "checkpoint step 7" not in page
 
 
 def test_checkpoint_shows_its_tensors_and_its_relatives(client: FlaskClient, log: Callable[..., str]) -> None:
