@@ -104,8 +104,8 @@ class StoreNotFoundError(NotFoundError):
             more = f" and {len(self.below) - _MOST_BELOW} more" if len(self.below) > _MOST_BELOW else ""
             listed = ", ".join(map(repr, self.below[:_MOST_BELOW]))
             return (
-                f"there is no store at {self.uri!r} or above it, but below it at {listed}{more}: name one of them with "
-                "--root or in TENSORCAS_STORE"
+                f"there is no store at {self.uri!r} or above it, but below it at {listed}{more}: name one of them in "
+                "TENSORCAS_STORE"
             )
         return (
             f"there is no store at {self.uri!r} or above it: name the right one in TENSORCAS_STORE, log a first model "

@@ -37,7 +37,7 @@ def adopt(options: Namespace) -> int:
     if named is not None:
         options.place = named
     real_root(options.place)
-    uris = _database_uris(options)
+    uris = _database_uris(options, is_experiment=named is not None)
     options.run = [_run_id(word, uris) for word in options.run]
     databases = [Database(uri) for uri in uris]
     if options.revert:
@@ -118,17 +118,18 @@ def _say_left_alone(left_alone: Iterable[LeftAlone]) -> None:
         say(printable(f"  {one.path}: {one.reason}"))
 
 
-def _database_uris(options: Namespace) -> list[str]:
+def _database_uris(options: Namespace, *, is_experiment: bool) -> list[str]:
     uris: list[str] = options.tracking_uri or list(filter(None, [config.tracking_uri()]))
     if uris:
         return uris
     root = real_root(options.place)
-    # An experiment's folder lies in the artifact root.
-    found = database_beside(root.parent, root, root.parent.parent)
+    # An experiment's folder lies in the artifact root, and its name is the experiment's id.
+    above = [root.parent.parent] if is_experiment or root.name.isdecimal() else []
+    found = database_beside(root.parent, root, *above)
     if found is not None:
         return [found]
     raise ValueError(
-        f"there is no mlflow.db in {options.place!r}, beside it or above it: name MLflow's database with "
+        f"there is no mlflow.db in {options.place!r} or beside it: name MLflow's database with "
         "--tracking-uri URI or in MLFLOW_TRACKING_URI; name all, if several keep artifacts here. Move a tracking "
         "folder into a database first, with `mlflow migrate-filestore`"
     )
@@ -154,7 +155,8 @@ COMMANDS = (
                 TRACKING_URI,
                 metavar="URI",
                 help="database of MLflow's tracking store or model registry; pass all that name artifacts in ROOT "
-                "(repeatable; default: MLFLOW_TRACKING_URI, else mlflow.db beside ROOT, in it or in the folder above)",
+                "(repeatable; default: MLFLOW_TRACKING_URI, else mlflow.db beside ROOT or in it; for an "
+                "experiment, also in the folder above)",
             ),
             repeated(
                 "--run",

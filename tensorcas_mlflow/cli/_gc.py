@@ -68,17 +68,17 @@ def collect(options: Namespace) -> int:
         quarantine_s=options.quarantine,
         engine=engine,
     )
+    with ProgressBar("reading", is_quiet=options.quiet) as watch:
+        plan = plan_with(without=orphans.keys(), watch=watch)
+    if not is_json(options):
+        orphans.say()
+        say(printable(str(plan)))
     report: GcReport | None = None
-    with recorded(options, store, "collect") as record:
-        with ProgressBar("reading", is_quiet=options.quiet) as watch:
-            plan = plan_with(without=orphans.keys(), watch=watch)
-        if not is_json(options):
-            orphans.say()
-            say(printable(str(plan)))
-        has_work = orphans.n > 0 or not plan.is_empty
-        # Without anything to delete there is nothing to confirm, but the index is still tidied.
-        question = f"Delete this, and free {size_text(plan.freed_bytes + orphans.plain_bytes)}?"
-        if not options.dry_run and (not has_work or confirm(question, yes=options.yes, as_json=is_json(options))):
+    has_work = orphans.n > 0 or not plan.is_empty
+    # Without anything to delete there is nothing to confirm, but the index is still tidied.
+    question = f"Delete this, and free {size_text(plan.freed_bytes + orphans.plain_bytes)}?"
+    if not options.dry_run and (not has_work or confirm(question, yes=options.yes, as_json=is_json(options))):
+        with recorded(options, store, "collect") as record:
             planned = plan
             if orphans.drop():
                 planned = plan_with()

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.integration.directory import NamedRun
     from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Summary, SummaryNode, ValueChange
 
-BY = ("experiment", "run", "series", "step")
-"""Kinds of owners of bytes."""
+_BY = ("experiment", "run", "series", "step")
+"""Kinds of owners of bytes, as in `tensorcas_mlflow.maintenance.By`: a listing does not wait for that import."""
 DIFFERENT = 5
 """Exit status of ``diff`` if the two checkpoints are not equal."""
 
@@ -530,7 +530,7 @@ COMMANDS = (
             ONLY_RUN,
             option(
                 "--by",
-                choices=BY,
+                choices=_BY,
                 help="for each of these, count the bytes that it needs alone, shares, and added when it was logged",
             ),
             option("--top", type=count, metavar="N", help="with --by: only the N with most bytes of their own"),
@@ -544,7 +544,7 @@ COMMANDS = (
         options=[
             PLACE,
             ONLY_RUN,
-            option("--by", choices=BY, default="run", help="count for each of these"),
+            option("--by", choices=_BY, default="run", help="count for each of these"),
             option("--top", type=count, metavar="N", help="only the N with most bytes of their own"),
         ],
         run=usage,

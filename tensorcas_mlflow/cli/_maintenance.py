@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
@@ -37,7 +38,7 @@ from tensorcas_mlflow.cli._progress import ProgressBar
 from tensorcas_mlflow.cli._record import NO_RECORD, recorded
 from tensorcas_mlflow.cli._select import checkpoint_of, find_checkpoint, is_json, root_of, store_at, store_of
 from tensorcas_mlflow.codecs import Effort
-from tensorcas_mlflow.errors import ConflictError, CorruptError, DirectAccessError, StoreNotFoundError
+from tensorcas_mlflow.errors import ConflictError, CorruptError, DirectAccessError, StoreNotFoundError, TensorCasError
 from tensorcas_mlflow.integration.forgotten import find_lost, open_tracker, remove_copy
 from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import (
@@ -85,8 +86,9 @@ def verify(options: Namespace) -> int:
         options.parser.error("--seed needs --sample, such as --sample 5%")
     engine = engine_of(options)
     store = _open_for_verify(options)
-    extent = "verify" if options.full else "verify, in part" if options.sample or options.part else "verify, quick"
-    with recorded(options, store, extent) as record:
+    is_part = options.sample is not None or options.part is not None
+    action = "verify, in part" if is_part else "verify" if options.full else "verify, quick"
+    with recorded(options, store, action) as record:
         with ProgressBar("verifying", is_quiet=options.quiet) as watch:
             report = verify_store(
                 store,
@@ -157,16 +159,16 @@ def repair(options: Namespace) -> int:
     for source in sources:
         if source.uri == store.uri:
             raise ConflictError(f"{source.uri!r} is the store to repair: give --from another one")
+    with ProgressBar("reading", is_quiet=options.quiet) as watch:
+        plan = plan_repair(
+            store, sources=sources, abandon=options.abandon, format_fix=format_fix, engine=engine, watch=watch
+        )
+    if not is_json(options):
+        for line in str(plan).split("\n"):
+            say(printable(line))
     report: RepairReport | None = None
-    with recorded(options, store, "repair") as record:
-        with ProgressBar("reading", is_quiet=options.quiet) as watch:
-            plan = plan_repair(
-                store, sources=sources, abandon=options.abandon, format_fix=format_fix, engine=engine, watch=watch
-            )
-        if not is_json(options):
-            for line in str(plan).split("\n"):
-                say(printable(line))
-        if not options.dry_run and (plan.is_empty or confirm("Repair?", yes=options.yes, as_json=is_json(options))):
+    if not options.dry_run and (plan.is_empty or confirm("Repair?", yes=options.yes, as_json=is_json(options))):
+        with recorded(options, store, "repair") as record:
             report = plan.execute()
             record.summary, record.outcome = str(report), "done" if report.is_whole else "problems"
     if is_json(options):
@@ -245,27 +247,29 @@ def optimize(options: Namespace) -> int:
     if options.pins and not for_restore:
         options.parser.error("--pin needs --for restore")
     pins = [_pin_of(options, store, what) for what in options.pins]
+    with ProgressBar("reading", is_quiet=options.quiet) as watch:
+        plan = plan_optimize(
+            store,
+            effort=Effort[options.effort.upper()],
+            for_restore=for_restore,
+            pins=pins,
+            engine=engine,
+            watch=watch,
+        )
+    if not is_json(options):
+        say(str(plan))
+        if for_restore:
+            say(f"checkpoints to restore with at most one delta a chunk: {len(plan.shallow_labels)}")
+        if not plan.gc.is_empty:
+            say(f"to collect at once: {plan.gc}")
     report: OptimizeReport | None = None
-    with recorded(options, store, "optimize") as record:
-        with ProgressBar("reading", is_quiet=options.quiet) as watch:
-            plan = plan_optimize(
-                store,
-                effort=Effort[options.effort.upper()],
-                for_restore=for_restore,
-                pins=pins,
-                engine=engine,
-                watch=watch,
-            )
-        if not is_json(options):
-            say(str(plan))
-            if for_restore:
-                say(f"checkpoints to restore with at most one delta a chunk: {len(plan.shallow_labels)}")
-            if not plan.gc.is_empty:
-                say(f"to collect at once: {plan.gc}")
-        question = "Optimize, and delete the resulting garbage?"
-        if not options.dry_run and (plan.is_empty or confirm(question, yes=options.yes, as_json=is_json(options))):
-            with ProgressBar("optimizing", is_quiet=options.quiet) as watch:
-                report = plan.execute(engine=engine, watch=watch)
+    question = "Optimize, and delete the resulting garbage?"
+    if not options.dry_run and (plan.is_empty or confirm(question, yes=options.yes, as_json=is_json(options))):
+        with (
+            recorded(options, store, "optimize") as record,
+            ProgressBar("optimizing", is_quiet=options.quiet) as watch,
+        ):
+            report = plan.execute(engine=engine, watch=watch)
             record.summary = str(report)
     if is_json(options):
         say_json(
@@ -287,7 +291,7 @@ def optimize(options: Namespace) -> int:
 def _pin_of(options: Namespace, store: Store, what: str) -> str:
     """Return the id of the model, or the key of the checkpoint, that somebody typed for a pin."""
     its_store, ref = find_checkpoint(options, what, step=None, name=None)
-    if its_store.uri != store.uri:
+    if its_store.id != store.id:
         raise ValueError(f"{what!r} is in the store {its_store.uri!r}, and the store to optimize is {store.uri!r}")
     return ref.model_id or ref.key
 
@@ -340,13 +344,17 @@ def delete(options: Namespace) -> int:
 def _freed_text(store: Store, ref: Ref) -> str:
     """Say what a collection frees once a checkpoint is deleted."""
     own_bytes, bound_bytes = bytes_freed_by(store, [ref]), 0
-    if not store.backend.is_carrier:  # else the server alone can tell
-        bound_bytes = plan_gc(store, without=[ref.key]).bound_bytes - plan_gc(store).bound_bytes
+    # A bucket would take many requests, and only the server collects what a carrier reaches.
+    if not (store.backend.is_carrier or store.backend.is_remote):
+        with suppress(TensorCasError):  # `gc` names the damage, or the save, that prevents a collection
+            bound_bytes = plan_gc(store, without=[ref.key]).bound_bytes - plan_gc(store).bound_bytes
     if bound_bytes < _CLEARLY * own_bytes:
         return f"a collection then frees up to {size_text(own_bytes)}"
-    left_bytes = max(0, own_bytes - bound_bytes)
-    more = f"`tensorcas optimize` {size_text(bound_bytes)} more: others are deltas of content beside these bytes"
-    return f"a collection then frees up to {size_text(left_bytes)}, and {more}"
+    left = size_text(max(0, own_bytes - bound_bytes))
+    more = f"`tensorcas optimize` about {size_text(bound_bytes)} more"
+    return (
+        f"a collection then frees up to {left}, and {more}: deltas of other checkpoints need the packs of these bytes"
+    )
 
 
 def _drop(store: Store, ref: Ref) -> None:

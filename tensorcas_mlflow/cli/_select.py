@@ -464,7 +464,8 @@ def the_one(refs: Sequence[Ref], wanted: CheckpointQuery) -> Ref:
         files = [ref.path for ref in of_all_kinds if ref.path is not None] if not of_its_run else []
         known = f"steps {steps_text(steps)}" if steps else f"files {_listed(files)}" if files else ""
         if of_its_run and not any(wanted.is_named(ref) for ref in of_its_run):
-            known = f"series and models {_listed(sorted(set(map(_series, of_its_run))))}, and {known}"
+            listed = _listed(sorted(set(map(_series, of_its_run))))
+            known = " and ".join(filter(None, (f"series and models {listed}", known)))
         raise CheckpointNotFoundError(f"for {wanted}", known)
     if len(found) > 1:
         names = [ref.name if ref.name is not None else ref.model_id or "" for ref in found]

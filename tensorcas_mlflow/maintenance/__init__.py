@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.maintenance._repair import Finding, Loss, RepairPlan, RepairReport, plan_repair
     from tensorcas_mlflow.maintenance._repair_records import FormatFix, open_damaged, open_damaged_backend
     from tensorcas_mlflow.maintenance._rounds import (
+        MOST_ROUNDS,
         Lease,
         Outcome,
         Round,
@@ -95,7 +96,7 @@ _NAMES = {
     "_optimize": "OptimizePlan OptimizeReport plan_optimize",
     "_repair": "Finding Loss RepairPlan RepairReport plan_repair",
     "_repair_records": "FormatFix open_damaged open_damaged_backend",
-    "_rounds": "Lease Outcome Round read_rounds record_round round_since running_round utc_text",
+    "_rounds": "MOST_ROUNDS Lease Outcome Round read_rounds record_round round_since running_round utc_text",
     "_stats": (
         "By DiskUsage Division Encoded OwnedBytes PackFigures RefOwner RunStats Shares StoredBytes StoreStats "
         "bytes_freed_by disk_usage find_shares pack_figures run_stats store_stats"

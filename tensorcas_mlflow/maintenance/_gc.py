@@ -212,7 +212,8 @@ class GcPlan(PrintedPlan):
     n_refs: int
     n_live_chunks: int
     bound_bytes: int = 0
-    """Unneeded bytes that stay: their packs also hold bases of needed deltas. `optimize` frees them."""
+    """Unneeded bytes of packs that waste too much and stay, because deltas need other chunks of them. An optimization
+    encodes these deltas anew, after which the packs go."""
     strangers: tuple[str, ...] = ()
     """Foreign files between the blobs. A collection leaves them alone."""
     strange_lists: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -244,8 +245,8 @@ class GcPlan(PrintedPlan):
             )
         lines.append(f"{count_text(len(self.manifests), 'manifest')} to delete")
         if self.bound_bytes:
-            held = f"{size_text(self.bound_bytes)} stay in packs that other checkpoints are deltas of"
-            lines.append(f"{held} (`tensorcas optimize` frees them)")
+            held = f"{size_text(self.bound_bytes)} stay in packs that deltas of other checkpoints need"
+            lines.append(f"{held} (`tensorcas optimize` frees most of them)")
         if self.stale_intents:
             lines.append(f"{count_text(len(self.stale_intents), 'dead save')} to abort")
         if self.damaged_refs:

@@ -30,10 +30,10 @@ from tensorcas_mlflow.codecs import (
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import MAX_DEPTH, Base, Payload
 from tensorcas_mlflow.maintenance._optimize_done import SHALLOW_DEPTH, DoneChunks
-from tensorcas_mlflow.maintenance._optimize_tracks import LEAST_DELTA_BYTES, Group, Plain
+from tensorcas_mlflow.maintenance._optimize_tracks import Group, Plain
 from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, StoredVersion, Tree
 from tensorcas_mlflow.maintenance._workers import StoreAt
-from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store import LEAST_DELTA_BYTES, Store
 from tensorcas_mlflow.store import protocol as p
 
 BLOCK_BYTES = 48 << 20

@@ -15,9 +15,8 @@ from tensorcas_mlflow.codecs import WORD_BYTES
 from tensorcas_mlflow.layout import Columns, Manifest
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_names import Key, Kin
+from tensorcas_mlflow.store import LEAST_DELTA_BYTES
 
-LEAST_DELTA_BYTES = 4096
-"""Least bytes of a tensor that is stored as deltas: below, reading a base costs more than it saves."""
 _NUMBERS = re.compile(r"\d+")
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError, NewerFormatError, without_secrets
 from tensorcas_mlflow.layout import list_blobs, load_record, record_bytes, writer_facts, writer_is_dead
 
@@ -25,7 +26,9 @@ LEASE = f"{PREFIX}/@lease"
 LEASE_S = 600.0
 """A lease that has not been renewed for this long is free."""
 MOST_ROUNDS = 40
-"""Records that are kept."""
+"""Records that are kept, besides the last one of each action."""
+_TAG_AT, _TAG_CHARS = len(PREFIX) + 1 + 12, 2
+"""Place of the action's tag in a key, behind the time."""
 _MAX_BYTES = 64 * 1024
 _MOST_CHARS = 4000
 _VERSION = 1
@@ -41,7 +44,7 @@ class Round:
     ended_s: float
     """Unix time; of a round that died, when this was noticed."""
     outcome: Outcome
-    """``problems``: it ended, and a verification found damage. ``died``: its process vanished."""
+    """``problems``: it ended, and a verification found damage or a repair left some. ``died``: its process vanished."""
     summary: str
     """The report in words, or the error; at most 4000 characters."""
     host: str
@@ -49,7 +52,7 @@ class Round:
 
 def read_rounds(backend: Backend) -> list[Round]:
     """Read the records of the last rounds, the newest first. Unreadable records are left out."""
-    keys = sorted((info.key for info in list_blobs(backend, PREFIX) if info.key != LEASE), reverse=True)
+    keys = _kept(info.key for info in list_blobs(backend, PREFIX) if info.key != LEASE)
 
     def read(key: str) -> Round | None:
         try:
@@ -57,17 +60,27 @@ def read_rounds(backend: Backend) -> list[Round]:
         except (BlobNotFoundError, CorruptError, NewerFormatError):
             return None
 
-    return [each for each in backend.map_requests(read, keys[:MOST_ROUNDS]) if each is not None]
+    return [each for each in backend.map_requests(read, keys) if each is not None]
+
+
+def _kept(keys: Iterable[str]) -> list[str]:
+    """Return the keys of the newest records, and of the newest one of each action, the newest first."""
+    newest = sorted(keys, reverse=True)
+    first_of = {key[_TAG_AT : _TAG_AT + _TAG_CHARS]: key for key in reversed(newest)}
+    others = set(first_of.values())
+    return [key for number, key in enumerate(newest) if number < MOST_ROUNDS or key in others]
 
 
 def record_round(backend: Backend, done: Round) -> None:
-    """Record a round, and delete records beyond `MOST_ROUNDS`."""
+    """Record a round, and delete old records: those beyond `MOST_ROUNDS`, except the last one of each action."""
     facts = asdict(done) | {"summary": without_secrets(done.summary)[:_MOST_CHARS], "format": _VERSION}
     # Names sort by time, so that a reader finds the newest without reading all.
-    name = f"{int(done.began_s * 1000):012x}"[-12:] + secrets.token_hex(10)
+    tag = digest(done.action.encode()).hex()[:_TAG_CHARS]
+    name = f"{int(done.began_s * 1000):012x}"[-12:] + tag + secrets.token_hex(9)
     backend.put_new(f"{PREFIX}/{name}", [record_bytes(facts)])
-    keys = sorted(info.key for info in list_blobs(backend, PREFIX) if info.key != LEASE)
-    backend.discard(keys[:-MOST_ROUNDS])
+    keys = [info.key for info in list_blobs(backend, PREFIX) if info.key != LEASE]
+    for key in sorted(set(keys) - set(_kept(keys))):
+        backend.delete(key)
 
 
 def round_since(began_s: float, action: str, outcome: Outcome, summary: str) -> Round:

@@ -28,7 +28,7 @@ from tensorcas_mlflow.base.lazy_names import lazy_names
 if TYPE_CHECKING:
     from tensorcas_mlflow.layout import Ref, RefTarget
     from tensorcas_mlflow.store._batch import PendingBatch
-    from tensorcas_mlflow.store._choose import Policy
+    from tensorcas_mlflow.store._choose import LEAST_DELTA_BYTES, Policy
     from tensorcas_mlflow.store._payload import (
         MANIFEST_FILE,
         PAYLOAD_FILE,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "tensorcas_mlflow.layout": "Ref RefTarget",
     "_batch": "PendingBatch",
-    "_choose": "Policy",
+    "_choose": "LEAST_DELTA_BYTES Policy",
     "_payload": (
         "MANIFEST_FILE PAYLOAD_FILE PAYLOAD_FILES copy_payload payload_bytes payload_pieces read_payload write_payload"
     ),

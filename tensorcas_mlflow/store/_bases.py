@@ -35,6 +35,7 @@ from tensorcas_mlflow.layout import (
     pack_name,
 )
 from tensorcas_mlflow.store._choose import (
+    LEAST_DELTA_BYTES,
     MAX_PASSES,
     MAX_SAVED_DEPTH,
     PossibleBase,
@@ -51,7 +52,7 @@ from tensorcas_mlflow.store._derivations import (
     Derived,
     with_equal_rows,
 )
-from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, LEAST_SMALL_ROW_BYTES, RECENT, may_be_base
+from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
 from tensorcas_mlflow.store._sketches import Relative, find_relative, listed_refs, query_of, read_more, sketches_of
 from tensorcas_mlflow.store._sources import Source, Words
 
@@ -680,7 +681,7 @@ def plan_on_the_same_rows(
 
 def _least_row_bytes(source: Source, new: Any) -> int:
     """Return the least size of a tensor that may have a base in a save of some new chunks."""
-    return LEAST_SMALL_ROW_BYTES if source.sizes[new].sum() >= _LEAST_WITH_SMALL_BYTES else LEAST_ROW_BYTES
+    return LEAST_DELTA_BYTES if source.sizes[new].sum() >= _LEAST_WITH_SMALL_BYTES else LEAST_ROW_BYTES
 
 
 def _wholly_new(source: Source, new: Any, open_row: Row | None) -> Any:

@@ -27,6 +27,7 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.store._bases import NAMED, BasePlan, FoundBases
 from tensorcas_mlflow.store._choose import (
+    LEAST_DELTA_BYTES,
     MAX_PASSES,
     MAX_SAVED_DEPTH,
     Chooser,
@@ -37,7 +38,7 @@ from tensorcas_mlflow.store._choose import (
     encode_chosen,
     sample_number,
 )
-from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, LEAST_SMALL_ROW_BYTES
+from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES
 from tensorcas_mlflow.store._sources import Pieces, Source
 
 
@@ -156,7 +157,7 @@ class Recipes:
                 self._choice(int(rows[np.argmax(columns.n_bytes[rows])]))
             if self._chooser.is_sparse:
                 # In full, small tensors would take more than all sparse deltas.
-                is_small = is_tensor[columns.dtype] & (columns.n_bytes >= LEAST_SMALL_ROW_BYTES)
+                is_small = is_tensor[columns.dtype] & (columns.n_bytes >= LEAST_DELTA_BYTES)
                 rows = distinct(columns.rows_of(chunks[self._plan.has(chunks)]))
                 self._is_chosen[rows] |= is_small[rows]
 

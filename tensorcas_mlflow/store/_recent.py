@@ -12,8 +12,6 @@ _N_RECENT = 16
 _MOST_RECENT_ROWS = 200_000
 LEAST_ROW_BYTES = 16 << 10
 """A delta of a smaller tensor saves less than reading its base costs, unless deltas of the large tensors are sparse."""
-LEAST_SMALL_ROW_BYTES = 1 << 10
-"""A tensor of fewer bytes has no base in any case."""
 
 
 def may_be_base(manifest: Manifest) -> bool:

@@ -112,5 +112,5 @@ def test_environment_sets_the_policy_of_a_callback_without_one(tmp_path: Path, m
 
 @pytest.mark.parametrize("make", [XGBoostCallback, lightning_callback, transformers_callback, fit, autolog])
 def test_a_policy_that_does_not_exist_is_refused_before_any_training(make: Any) -> None:
-    with pytest.raises(ValueError, match="a policy is fast, balanced, small, not 'quick'"):
+    with pytest.raises(ValueError, match="a policy is one of 'fast', 'balanced', 'small', not 'quick'"):
         make(policy="quick")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 
 Tensorcas = Callable[..., Any]
@@ -86,14 +87,26 @@ def test_delete_says_which_bytes_a_collection_leaves_to_an_optimization(tensorca
             pending.commit(RefTarget(run_id="run", step=step))
     before = pack_bytes(store)
     done = tensorcas("delete", "--run", "run", "--step", "1", "--yes", "--root", store.uri)
+    bound_bytes = tensorcas("gc", "--dry-run", "--json", "--root", store.uri).json["plan"]["bound_bytes"]
     collected = tensorcas("gc", "--yes", "--root", store.uri)
     after_gc = pack_bytes(store)
     tensorcas("optimize", "--yes", "--root", store.uri)
 
-    assert re.search(r"frees up to [\d.]+ KB, and `tensorcas optimize` [67]\d\.\d KB more", done.out)
-    assert re.search(r"[67]\d\.\d KB stay in packs that other checkpoints are deltas of", collected.out)
+    assert re.search(r"frees up to [\d.]+ KB, and `tensorcas optimize` about [67]\d\.\d KB more", done.out)
+    assert re.search(r"[67]\d\.\d KB stay in packs that deltas of other checkpoints need", collected.out)
+    assert 60_000 < bound_bytes < 80_000
+    assert plan_gc(Store.open(place)).bound_bytes == 0
     assert after_gc == before
     assert pack_bytes(store) < before - 60_000
+
+
+def test_delete_needs_no_collection_that_can_run(tensorcas: Tensorcas, store: Store) -> None:
+    store.backend.put_new("condemned/" + "0" * 32, [b"damage"])
+
+    assert tensorcas("gc", "--dry-run", "--root", store.uri).status == 1
+    done = tensorcas("delete", "--run", "train", "--step", "1", "--yes", "--root", store.uri)
+    assert done.status == 0, done.err
+    assert "a collection then frees up to " in done.out
 
 
 def test_delete_drops_one_step_after_a_yes(tensorcas: Tensorcas, store: Store) -> None:

@@ -307,7 +307,7 @@ def test_an_unknown_step_or_name_is_reported_with_the_known_ones(tensorcas: Tens
 
     assert (by_step.status, by_name.status) == (1, 1)
     assert "there are steps 1, 2, 3" in by_step.err
-    assert "there are series and models '', 'm-1', and steps 1, 2, 3" in by_name.err
+    assert "there are series and models '', 'm-1' and steps 1, 2, 3" in by_name.err
 
 
 # --- diff

@@ -270,7 +270,11 @@ def test_a_database_that_does_not_exist_is_an_error_and_is_not_made(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{missing}")
     shown = tensorcas("show", "base")
     listed = tensorcas("list", "--root", "root")
+    by_uri = [tensorcas("show", word) for word in ("models:/digits/1", f"runs:/{logged.base}")]
+    monkeypatch.chdir(tmp_path)
+    by_id = tensorcas("show", logged.model)
 
+    assert [done.status for done in (*by_uri, by_id)] == [1, 1, 1]
     assert shown.status == 1
     assert f"could not read 'sqlite:///{missing}': there is no such database" in shown.err
     assert listed.status == 0

@@ -74,14 +74,30 @@ def test_optimize_for_restore_names_its_checkpoints_in_json(tensorcas: Tensorcas
 
 def test_optimize_takes_a_run_or_a_path_as_a_pin(tensorcas: Tensorcas, store: Store, tmp_path: Path) -> None:
     words = ["optimize", "--dry-run", "--for", "restore", "--root", store.uri, "--json"]
+    with store.write_checkpoint({"w": np.ones(5)}) as pending:  # now the run has a later model than m-1
+        pending.commit(RefTarget(run_id="train", step=4, model_id="m-2", copy_path="models/m-2/checkpoint.arrow"))
     without = tensorcas(*words).json["plan"]["one_hop"]
-    pinned = tensorcas(*words, "--pin", "runs:/other", "--pin", "m-1", "--pin", f"{store.uri}/notes/a.txt").json
+    pins = [
+        "--pin",
+        "m-1",
+        "--pin",
+        f"{store.uri}/notes/a.txt",
+        "--pin",
+        store.checkpoints()[0].key,
+        "--pin",
+        "runs:/other",
+    ]
+    pinned = tensorcas(*words, *pins).json
     other = Store.init(tmp_path / "other")
     with other.write_checkpoint({"w": np.ones(9)}) as pending:
         pending.commit(RefTarget(path="1/elsewhere/artifacts/w.arrow", run_id="elsewhere", step=1))
     elsewhere = tensorcas(*words, "--pin", f"{other.uri}/1/elsewhere/artifacts/w.arrow")
 
-    assert {*pinned["plan"]["one_hop"]} - {*without} == {"notes/a.txt"}
+    assert {*pinned["plan"]["one_hop"]} - {*without} == {
+        "notes/a.txt",
+        "run train step 1",
+        "models/m-1/checkpoint.arrow",
+    }
     assert elsewhere.status == 1
     assert "the store to optimize is" in elsewhere.err
 

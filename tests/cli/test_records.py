@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.maintenance import Round, read_rounds
+from tensorcas_mlflow.maintenance import MOST_ROUNDS, OptimizePlan, Round, read_rounds, record_round, round_since
 from tensorcas_mlflow.store import Store
 
 Tensorcas = Callable[..., Any]
@@ -42,6 +43,8 @@ def damage(folder: Path) -> None:
         (["verify", "--full"], "verify"),
         (["verify"], "verify, quick"),
         (["verify", "--sample", "50%"], "verify, in part"),
+        (["verify", "--full", "--sample", "50%"], "verify, in part"),
+        (["verify", "--full", "--part", "1/1"], "verify, in part"),
         (["repair", "--yes"], "repair"),
         (["gc", "--yes"], "collect"),
         (["optimize", "--yes"], "optimize"),
@@ -69,13 +72,27 @@ def test_command_leaves_no_record_if_asked_or_if_nothing_is_done(
     assert rounds(folder) == []
 
 
-def test_refused_collection_leaves_no_record(tensorcas: Tensorcas, folder: Path) -> None:
+def test_refused_command_leaves_no_record(tensorcas: Tensorcas, folder: Path) -> None:
     store = Store.open(folder)
     [ref] = store.checkpoints()
     store.drop(ref)
 
     assert tensorcas("gc", "--root", folder, typed="n\n").status == 0
+    assert tensorcas("gc", "--json", "--root", folder).status == 1  # nobody can be asked
+    assert tensorcas("gc", "--dry-run", "--abandon", "intents/none", "--root", folder).status == 1
     assert rounds(folder) == []
+
+
+def test_many_records_leave_the_last_one_of_each_action(folder: Path) -> None:
+    backend = Store.open(folder).backend
+    for number, action in enumerate(["optimize", "verify", "verify", *["verify, quick"] * (MOST_ROUNDS + 5)]):
+        record_round(backend, replace(round_since(number, action, "done", str(number)), ended_s=number + 1.0))
+    found = rounds(folder)
+
+    assert len(found) == MOST_ROUNDS + 2
+    assert [each.summary for each in found if each.action != "verify, quick"] == ["2", "0"]
+    assert found[0].summary == str(MOST_ROUNDS + 7)
+    assert len(list(backend.list("maintenance"))) == len(found)
 
 
 def test_record_tells_the_problems_that_a_verification_finds(tensorcas: Tensorcas, folder: Path) -> None:
@@ -94,7 +111,7 @@ def test_record_tells_the_error_that_ends_a_command(
     def fail(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("tensorcas_mlflow.cli._maintenance.plan_optimize", fail)
+    monkeypatch.setattr(OptimizePlan, "execute", fail)
     done = tensorcas("optimize", "--yes", "--root", folder)
     [found] = rounds(folder)
 

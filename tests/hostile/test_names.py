@@ -45,7 +45,7 @@ ATTRIBUTES = {
     "text": {"x", "y", "text-anchor"},
     "polyline": {"points", "fill", "stroke", "stroke-width"},
 }
-PLAIN = {"head", "title", "style", "body", "h1", "h2", "li", "thead", "tbody", "tr", "noscript", "script"}
+PLAIN = {"head", "title", "style", "body", "h1", "h2", "li", "thead", "tbody", "tr", "noscript", "script", "bdi"}
 """Elements of a page that have attributes, and those that have none."""
 WITHOUT_END = {"meta", "input", "img"}
 CLASSES = {
@@ -61,6 +61,9 @@ CLASSES = {
     "cursor",
     "key",
     "charts",
+    "axis",
+    "size optional",
+    "time",
     "steps",
 }
 POLICY = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash(script())}'"

@@ -82,6 +82,7 @@ def test_only_the_newest_rounds_are_kept_newest_first(backend: Backend) -> None:
 
     began = [each.began_s for each in read_rounds(backend)]
     assert began == [float(number) for number in range(MOST_ROUNDS + 2, 2, -1)]
+    assert len(list(backend.list("maintenance"))) == MOST_ROUNDS
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 
 @pytest.fixture(autouse=True)
 def _stores_small_tensors_as_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("_recent.LEAST", "_bases.LEAST", "_encode._LEAST"):
+    for module in ("_recent.LEAST", "_bases.LEAST", "_encode.LEAST"):
         monkeypatch.setattr(f"tensorcas_mlflow.store.{module}_ROW_BYTES", 1024)
     for module in ("_bases", "_store"):
         monkeypatch.setattr(f"tensorcas_mlflow.store.{module}.RECENT", EachItsOwn())

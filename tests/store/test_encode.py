@@ -192,5 +192,5 @@ def test_a_policy_is_named_by_the_caller_or_else_by_the_environment(monkeypatch:
     assert default is Policy.BALANCED
     assert Policy.of(None) is Policy.FAST
     assert Policy.of("small") is Policy.SMALL
-    with pytest.raises(ValueError, match="a policy is fast, balanced, small, not 'tiny'"):
+    with pytest.raises(ValueError, match="a policy is one of 'fast', 'balanced', 'small', not 'tiny'"):
         Policy.of("tiny")

@@ -87,13 +87,22 @@ def open_directory(uri: str) -> Directory:
     Raises:
         BackendError: It is the file of a database that does not exist. MLflow would make it.
     """
+    check_database(uri)
     if urlsplit(uri).scheme == "sqlite":
         quick = _SqliteDirectory(uri)
-        if not quick.exists():
-            raise BackendError("read", quick.name, "there is no such database")
         if quick.is_readable():
             return quick
     return _MlflowDirectory(uri)
+
+
+def check_database(uri: str) -> None:
+    """Check that the URI of a tracking store does not name the file of a database that does not exist.
+
+    Raises:
+        BackendError: It does. MLflow would make it.
+    """
+    if urlsplit(uri).scheme == "sqlite" and not _SqliteDirectory(uri).exists():
+        raise BackendError("read", without_secrets(uri), "there is no such database")
 
 
 class _SqliteDirectory:

@@ -6,6 +6,7 @@ import posixpath
 
 from tensorcas_mlflow.errors import NotFoundError, StoreNotFoundError, without_secrets
 from tensorcas_mlflow.integration._artifact_uri import owner_of
+from tensorcas_mlflow.integration.directory._directory import check_database
 from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.store import Store
 
@@ -29,8 +30,10 @@ def artifact_location(uri: str, *, tracking_uri: str) -> str:
 
     Raises:
         NotFoundError: MLflow knows no such run or model.
+        BackendError: The database does not exist.
         MlflowException: It does not answer.
     """
+    check_database(tracking_uri)
     import mlflow
     from mlflow.exceptions import MlflowException
 

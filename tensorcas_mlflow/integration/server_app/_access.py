@@ -119,12 +119,22 @@ def model_versions(token: str | None, *, most: int) -> tuple[list[Mapping[str, A
     return answer.get("model_versions", []), answer.get("next_page_token") or None
 
 
-def model_aliases(name: str) -> Mapping[str, list[str]]:
-    """Return the aliases of a registered model by version; a list of versions does not have them."""
-    answer = _get_or_none("mlflow/registered-models/get", {"name": name}) or {}
-    found: dict[str, list[str]] = {}
-    for each in answer.get("registered_model", {}).get("aliases", []):
-        found.setdefault(str(each.get("version")), []).append(str(each.get("alias")))
+def model_aliases(names: Collection[str]) -> Mapping[tuple[str, str], list[str]]:
+    """Return the aliases of some registered models, by name and version. A list of versions does not have them."""
+    found: dict[tuple[str, str], list[str]] = {}
+    missing, token = set(names), None
+    while missing:
+        # One question for each model would check a password for each.
+        asked = {"max_results": "1000"} | ({"page_token": token} if token else {})
+        answer = _ask("GET", "mlflow/registered-models/search", query=asked)
+        for model in answer.get("registered_models", []):
+            missing.discard(str(model.get("name")))
+            for each in model.get("aliases", []):
+                key = str(model.get("name")), str(each.get("version"))
+                found.setdefault(key, []).append(str(each.get("alias")))
+        token = answer.get("next_page_token")
+        if not token:
+            break
     return found
 
 

@@ -540,7 +540,7 @@ class Sender:
     def models(self, token: str | None) -> ModelsPage:
         """Make the content of the registry's page."""
         versions, following = model_versions(token, most=ROWS)
-        aliases = {name: model_aliases(name) for name in {str(each.get("name", "")) for each in versions}}
+        aliases = model_aliases({str(each.get("name", "")) for each in versions})
         lines: list[VersionLine] = []
         for each in versions:
             name, version = str(each.get("name", "")), str(each.get("version", ""))
@@ -551,7 +551,7 @@ class Sender:
                 VersionLine(
                     name=name,
                     version=version,
-                    aliases=tuple(aliases[name].get(version, ())),
+                    aliases=tuple(aliases.get((name, version), ())),
                     run_id=run_id if line is not None else None,
                     store=None if line is None else line.store,
                     key=None if line is None else line.key,

@@ -315,3 +315,23 @@ def test_a_repair_of_an_optimized_store_finds_nothing_to_mend(store: Store, monk
 
     assert segments
     assert plan_repair(Store.open_backend(store.backend)).is_empty
+
+
+def test_small_tensors_of_sparse_steps_stay_deltas(tmp_path: Path) -> None:
+    store, draw = Store.init(tmp_path, logs=False), np.random.default_rng(0)
+    state = {"w": draw.standard_normal(1_200_000).astype(np.float32)}
+    state |= {f"layers.{n}.bias": draw.standard_normal(900).astype(np.float32) for n in range(60)}
+    states = []
+    for step in range(4):
+        with store.write_checkpoint(state, series="run") as pending:
+            pending.commit(RefTarget(run_id="run", step=step))
+        states.append(state)
+        state = {name: array.copy() for name, array in state.items()}
+        for array in state.values():
+            array[draw.random(len(array)) < 0.005] += np.float32(1e-4)
+    report = plan_optimize(store).execute()
+
+    assert report.n_bytes_after < 1.02 * report.n_bytes_before
+    for step, ref in enumerate(store.checkpoints()):
+        found = store.read_tensors(store.manifest(ref))
+        assert all(found[name].tobytes() == array.tobytes() for name, array in states[step].items())
