@@ -58,6 +58,7 @@ CLASSES = {
     "map",
     "label",
     "picture",
+    "picture fine",
     "cursor",
     "key",
     "charts",

@@ -23,6 +23,10 @@ MOST_FACTS_CHARS = 150_000
 """Size of a page's data. With more, it no longer has the changed tensors of the earlier steps."""
 _MOST_POINTS = 250
 """Points of a curve."""
+_MOST_SHARP = 240
+"""A map of more steps may have several in one pixel of a narrow window."""
+_ROW_PIXELS = 14
+"""Height of a row of a map, as the style has it."""
 _N_SHADES = 32
 _ABSENT, _DELETED, _UNKNOWN = _N_SHADES, _N_SHADES + 1, _N_SHADES + 2
 _SHADES = np.array(
@@ -219,9 +223,12 @@ def _amount_shades(amounts: Any, shares: Any, is_dropped: Any) -> Any:
 
 
 def _picture(view: int, shade: Any, label: str, n_rows: int) -> str:
-    hidden = " hidden" if view else ""
+    hidden, kind = " hidden" if view else "", ""
+    if shade.shape[1] > _MOST_SHARP:
+        # A narrow window mixes the colors of neighbours instead of leaving steps out; rows stay sharp.
+        shade, kind = np.repeat(shade, _ROW_PIXELS, axis=0), " fine"
     return (
-        f'<div class="picture" data-view="map-{view}" style="grid-row: 1 / {n_rows + 1}"{hidden}>'
+        f'<div class="picture{kind}" data-view="map-{view}" style="grid-row: 1 / {n_rows + 1}"{hidden}>'
         f'<img alt="{label}" src="{png(shade, _SHADES)}"><div class="cursor" style="left: 100%"></div></div>\n'
     )
 

@@ -44,7 +44,8 @@ p.axis { display: flex; justify-content: space-between; margin: 0; font-size: 12
 .map .label { overflow: hidden; max-width: 22em; font: 11px/14px ui-monospace, monospace; white-space: nowrap;
  text-overflow: ellipsis; direction: rtl; text-align: right; }
 .picture { grid-column: 2; position: relative; border: 1px solid var(--line); cursor: pointer; }
-.map .picture img { position: absolute; width: 100%; height: 100%; }
+.map .picture img { position: absolute; width: 100%; height: 100%; } .fine img { image-rendering: auto; }
+polyline { vector-effect: non-scaling-stroke; }
 .cursor { position: absolute; top: -3px; bottom: -3px; border-left: 2px solid var(--bar); pointer-events: none; }
 [hidden] { display: none !important; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24em, 100%), 1fr)); gap: 0 32px; }

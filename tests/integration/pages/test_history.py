@@ -97,6 +97,18 @@ def test_page_draws_each_part_and_step(facts: SeriesFacts) -> None:
     assert (shades[5] > 0).tolist() == [False, True, False, False]  # the deleted step
 
 
+@pytest.mark.parametrize(("n_steps", "height"), [(_history._MOST_SHARP, 1), (_history._MOST_SHARP + 1, 14)])
+def test_map_of_many_steps_has_rows_that_stay_sharp(store: Store, n_steps: int, height: int) -> None:
+    facts = SeriesFacts()
+    one = manifest(store, {"a.w": np.ones(3)})
+    for step in range(n_steps):
+        facts.add(step, "2026", one)
+    page = history_page("net", "run", facts)
+
+    assert picture(page)[:2] == (n_steps, height)
+    assert (b'class="picture fine"' in page) == (height > 1)
+
+
 def test_page_that_is_a_file_counts_its_own_bytes(facts: SeriesFacts) -> None:
     made_on_reading, file = history_page("net", "run", facts), history_page("net", "run", facts, is_stored=True)
     stored = Page(file).text.partition("Stored, with this page")[2].strip()
