@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from tensorcas_mlflow.base.engines import DaskCluster, Engine, LocalProcesses, RayCluster
+from tensorcas_mlflow.base.engines import MOST_DEATHS, DaskCluster, Engine, LocalProcesses, RayCluster
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -21,10 +21,11 @@ class DyingProcesses(LocalProcesses):
     def __init__(self, n_workers: int, n_deaths: int) -> None:
         super().__init__(n_workers)
         self.n_left = n_deaths
+        self._others = multiprocessing.active_children()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
         for result in super().map(function, items):
-            workers = multiprocessing.active_children()
+            workers = [process for process in multiprocessing.active_children() if process not in self._others]
             if self.n_left and workers:
                 self.n_left -= 1
                 workers[self.n_left % len(workers)].kill()
@@ -37,7 +38,7 @@ def cluster_of_two(name: str) -> Iterator[Engine]:
     if name == "local":
         yield LocalProcesses(2)
     elif name == "dying":
-        dying = DyingProcesses(2, 3)
+        dying = DyingProcesses(2, MOST_DEATHS - 1)
         yield dying
         assert dying.n_left == 0
     elif name == "ray":
