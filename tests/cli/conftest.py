@@ -75,7 +75,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def store(place: str, tmp_path: Path) -> Store:
+def store(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A run of three steps that share a tensor, a second run of one, a model and a file."""
     store = Store.init(place)
     fixed = np.random.default_rng(0).normal(size=1000)
@@ -86,6 +86,8 @@ def store(place: str, tmp_path: Path) -> Store:
     (tmp_path / "file").write_bytes(b"text" * 1000)
     with store.write_file(tmp_path / "file") as pending:
         pending.commit(RefTarget(path="notes/a.txt"))
+    # The commands run on another machine than the saves.
+    monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "cache of the commands"))
     return store
 
 
