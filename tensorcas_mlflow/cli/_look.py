@@ -346,8 +346,8 @@ def _say_shares(options: Namespace, store: Store) -> int:
         ]
         say_json({"store": store.uri, **found, "shares": listed})
         return 0
-    levels = {"experiment": (), "run": ("run_id",)}.get(options.by, ("run_id", options.by))
-    levels = ("experiment", *levels)
+    below = {"experiment": (), "run": ("run_id",)}
+    levels = ("experiment", *below.get(options.by, ("run_id", options.by)))
     columns = [*(level.removesuffix("_id") for level in levels), *(["name"] if names else [])]
     rows = [[*columns, "kept", "exclusive", "shared", "marginal"]]
     for share in shares:

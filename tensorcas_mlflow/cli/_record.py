@@ -19,7 +19,7 @@ NO_RECORD = flag("--no-record", help="leave no record of this in the store (defa
 
 @dataclass(slots=True)
 class Report:
-    """What a command tells about its work."""
+    """Report of a command about its work."""
 
     summary: str | None = None
     """The report in words; None if nothing was done, and then there is no record."""

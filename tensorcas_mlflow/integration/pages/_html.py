@@ -135,8 +135,11 @@ def document(title: str, body: Iterable[str], *, has_search: bool = False, scrip
 
 
 def text(value: str) -> str:
-    """Escape text: remove its meaning as markup, and make invisible and direction-changing characters visible."""
-    return html.escape(visible(value))
+    """Escape text, unless it is `Markup`.
+
+    It then has no meaning as markup, and invisible and direction-changing characters are visible.
+    """
+    return value if isinstance(value, Markup) else html.escape(visible(value))
 
 
 def visible(value: str, most: int = _MAX_TEXT) -> str:
@@ -148,7 +151,7 @@ def visible(value: str, most: int = _MAX_TEXT) -> str:
 
 def totals(items: Iterable[tuple[str, str]]) -> str:
     """Return a row of labeled figures; a figure is escaped here unless it is `Markup`."""
-    cells = "".join(f"<li><span>{text(label)}</span>{_escaped(value)}</li>\n" for label, value in items)
+    cells = "".join(f"<li><span>{text(label)}</span>{text(value)}</li>\n" for label, value in items)
     return f'<ul class="totals">\n{cells}</ul>\n'
 
 
@@ -179,11 +182,7 @@ def row(cells: Iterable[tuple[str, str]], *, name: str | None = None) -> str:
 
 def _cell(tag: str, kind: str, words: str) -> str:
     opening = f'<{tag} class="{kind}">' if kind else f"<{tag}>"
-    return f"{opening}{_escaped(words)}</{tag}>"
-
-
-def _escaped(words: str) -> str:
-    return words if isinstance(words, Markup) else text(words)
+    return f"{opening}{text(words)}</{tag}>"
 
 
 def png(pixels: Any, palette: Any) -> str:

@@ -27,7 +27,7 @@ a:focus-visible, button:focus-visible, input:focus-visible { outline: 2px solid 
 nav ul { display: flex; flex-wrap: wrap; gap: 4px 20px; margin: 0 0 20px; padding: 0 0 10px; list-style: none;
  border-bottom: 1px solid var(--line); }
 nav [aria-current] { color: var(--fore); font-weight: 600; text-decoration: none; }
-td.name a { overflow-wrap: anywhere; } td.time { white-space: nowrap; } td.report { overflow-wrap: anywhere; }
+td.name a { overflow-wrap: anywhere; } td.report { overflow-wrap: anywhere; }
 input[type=checkbox], input[type=radio] { width: auto; } .actions { display: flex; flex-wrap: wrap; gap: 0 12px; }
 th a { color: inherit; white-space: nowrap; }
 caption { padding: 4px 0; color: var(--dim); text-align: left; }
@@ -135,13 +135,13 @@ def grid(
         names: For each row the name by which a search finds it.
     """
     kinds = [kind for kind, _ in headings]
-    cells = "".join(f'<th scope="col"{_class(kind)}>{_escaped(words)}</th>' for kind, words in headings)
+    cells = "".join(f'<th scope="col"{_class(kind)}>{text(words)}</th>' for kind, words in headings)
     yield f'<div class="wide" role="region" aria-label="{text(caption)}" tabindex="0"><table>'
     yield f"<caption>{text(caption)}</caption><thead><tr>{cells}</tr></thead><tbody>\n"
     found_by = iter(names) if names is not None else None
     for each in rows:
         name = "" if found_by is None else f' data-name="{text(next(found_by))}"'
-        cells = "".join(f"<td{_class(kind)}>{_escaped(words)}</td>" for kind, words in zip(kinds, each, strict=True))
+        cells = "".join(f"<td{_class(kind)}>{text(words)}</td>" for kind, words in zip(kinds, each, strict=True))
         yield f"<tr{name}>{cells}</tr>\n"
     yield "</tbody></table></div>\n"
 
@@ -166,10 +166,6 @@ def pager(address: Iterable[tuple[str, str]]) -> str:
 
 def _class(kind: str) -> str:
     return f' class="{kind}"' if kind else ""
-
-
-def _escaped(words: str | Markup) -> str:
-    return words if isinstance(words, Markup) else text(words)
 
 
 def attribute(value: str) -> str:
