@@ -227,12 +227,12 @@ def is_carried(root: str | os.PathLike[str]) -> bool:
 
 
 def stamp_of(root: str) -> Stamp | None:
-    """Return the stamp of the ``format`` file of the store at a root; None if there is no such file.
+    """Return the stamp of the ``format`` file of the store at an absolute root; None if there is no such file.
 
     Raises:
         BackendError: The storage fails.
     """
-    path = os.path.join(root, STORE_FOLDER, FORMAT)
+    path = f"{root}{os.sep}{STORE_FOLDER}{os.sep}{FORMAT}"  # `join` calls more, and a save asks three times
     try:
         found = os.stat(path)
     except OSError as error:

@@ -681,7 +681,7 @@ def plan_on_the_same_rows(
 
 def _least_row_bytes(source: Source, new: Any) -> int:
     """Return the least size of a tensor that may have a base in a save of some new chunks."""
-    return LEAST_DELTA_BYTES if source.sizes[new].sum() >= _LEAST_WITH_SMALL_BYTES else LEAST_ROW_BYTES
+    return LEAST_DELTA_BYTES if np.add.reduce(source.sizes[new]) >= _LEAST_WITH_SMALL_BYTES else LEAST_ROW_BYTES
 
 
 def _wholly_new(source: Source, new: Any, open_row: Row | None) -> Any:

@@ -404,13 +404,9 @@ class Chooser:
         self._effort = effort
         self._recent = recent
         self._choices: dict[tuple[str, str, bool], EncodingChoice] = {}
-        self._passes = 1.0
-        """Cost of decoding a delta of the tensor that decided the depth; the others' chains are as long."""
-
-    @property
-    def is_sparse(self) -> bool:
-        """Tell whether the tensor that decided the depth has sparse deltas."""
-        return self._passes < 1.0
+        self.passes = 1.0
+        """Cost of decoding a delta of the tensor that decided the depth, below 1 for a sparse one; the others' chains
+        are as long."""
 
     def choice(
         self, name: str, dtype: str, itemsize: int, sample: Sample, *, n_bytes: int, depths: Sequence[int]
@@ -442,7 +438,7 @@ class Chooser:
                 depth=depth,
                 max_depth=most,
                 effort=self._effort,
-                passes=self._passes,
+                passes=self.passes,
             )
 
         decides = self.depth is None and bool(depths)
@@ -471,7 +467,7 @@ class Chooser:
             choice = self._recent.of((key, itemsize, most, tuple(depths)), find)
         if decides and choice.gains:
             self.depth = -1 if choice.delta is None else choice.delta.depth
-            self._passes = 1.0 if choice.delta is None else choice.delta.passes
+            self.passes = 1.0 if choice.delta is None else choice.delta.passes
         if len(self._choices) < _MOST_CHOICES:
             self._choices[key] = choice
         return choice

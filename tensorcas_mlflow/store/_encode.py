@@ -155,7 +155,7 @@ class Recipes:
             rows = rows[self._is_chosen[rows]]
             if len(rows):  # the first tensor asked for decides the depth of bases
                 self._choice(int(rows[np.argmax(columns.n_bytes[rows])]))
-            if self._chooser.is_sparse:
+            if self._chooser.passes < 1.0:
                 # In full, small tensors would take more than all sparse deltas.
                 is_small = is_tensor[columns.dtype] & (columns.n_bytes >= LEAST_DELTA_BYTES)
                 rows = distinct(columns.rows_of(chunks[self._plan.has(chunks)]))
