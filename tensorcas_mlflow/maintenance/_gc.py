@@ -100,14 +100,21 @@ def choose(
     return doomed, rewrites, n_bound
 
 
-def still_needed(state: Survey, ours: frozenset[str]) -> frozenset[str]:
+def still_needed(state: Survey, ours: frozenset[str], *, known: frozenset[str]) -> frozenset[str]:
     """Return the packs we have condemned that hold the only copy of a needed chunk, or the base of that copy.
 
     A copy in a pack that anybody has condemned does not count: two collectors may each have chosen the other's. A pack
-    that a save under way may store deltas against is needed too, with the bases of all it holds.
+    that a save under way may store deltas against is needed too, with the bases of all it holds. A delta in a pack that
+    appeared after our list does not count either: another collector may be about to delete its base, and not have seen
+    the delta.
+
+    Args:
+        state: Survey of the store that sees our list.
+        ours: The packs on our list.
+        known: Packs that we had seen, or written, before we made it.
     """
     live = state.live_rows()
-    safe = state.has_row(live & state.copies(but=state.condemned_packs() | ours))
+    safe = state.has_row(live & state.copies(but=state.condemned_packs() | ours, deltas_in=known))
     at_risk = live & ~safe[state.rows.chunk]
     at_risk |= state.bases_of(at_risk | state.rows_in(state.pinned))
     holders = np.unique(state.rows.pack[at_risk])
@@ -444,7 +451,8 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     manifests = frozenset(plan.manifests).union(*(condemned.manifests for condemned in finishing)) & state.manifests
     manifests -= state.live_manifests
     sources = (own & plan.rewrites.keys()) | inherited
-    written_bytes = copy_out(plan.store, state, doomed=doomed, sources=sources, watch=watch)
+    copied = copy_out(plan.store, state, doomed=doomed, sources=sources, watch=watch)
+    known = frozenset(state.sizes) | copied.packs
     spared = dead_packs = frozenset[str]()
     freed_bytes = 0
     if doomed or manifests or finishing:
@@ -455,7 +463,7 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
         except FormatError:
             backend.delete(key)
             raise
-        spared = still_needed(state, doomed)
+        spared = still_needed(state, doomed, known=known)
         dead_packs = doomed - spared
         manifests -= state.live_manifests
         p.begin_generation(backend)
@@ -480,7 +488,7 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     left = {name: size for name, size in state.sizes.items() if name not in dead_packs}
     plan.census.save(manifests=state.manifests - manifests, packs=left, refs=state.refs)
     tidy_ref_tables(backend, state.refs)
-    freed_bytes += sum(state.sizes.get(name, 0) for name in dead_packs) - written_bytes
+    freed_bytes += sum(state.sizes.get(name, 0) for name in dead_packs) - copied.n_bytes
     for key in plan.quarantine:
         if backend.stat(key) is not None:
             backend.delete(key)

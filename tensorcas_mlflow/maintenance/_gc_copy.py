@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,9 +40,17 @@ from tensorcas_mlflow.store import protocol as p
 _log = logging.getLogger(__name__)
 
 
+class Copied(NamedTuple):
+    """New packs with copies of what is needed."""
+
+    packs: frozenset[str]
+    """Names."""
+    n_bytes: int
+
+
 def copy_out(
     store: Store, state: Survey, *, doomed: frozenset[str], sources: frozenset[str], watch: Watcher = ignore
-) -> int:
+) -> Copied:
     """Copy what is needed, and would have no copy left, out of some packs into new ones.
 
     A pack that is damaged, or that another collector deletes meanwhile, is left alone: the next survey finds what was
@@ -55,9 +63,6 @@ def copy_out(
         sources: Packs among them to copy from. What is a delta against a chunk in one of them is copied too, wherever
             it lies.
         watch: Told the stored bytes of the chunks that have been copied.
-
-    Returns:
-        Bytes of the new packs.
     """
     going = state.condemned_packs() | doomed
     has_copy = state.has_row(state.live_rows() & state.copies(but=going))
@@ -66,13 +71,13 @@ def copy_out(
     table = _tables(store.backend, state, sources, lacking)
     chunk = state.inventory.find(table.entries["digest"])
     lacks = (chunk >= 0) & lacking[chunk]
-    written_bytes = 0
+    written: dict[str, int] = {}
     on_copied = counted(watch, int(table.entries["stored_bytes"][lacks].sum()))
     while True:
         usable = np.array([name in sources for name in table.packs], dtype=bool)
         rows = _next_rows(table, lacks & usable[table.pack] if len(table) else lacks)
         if len(rows) == 0:
-            return written_bytes
+            return Copied(frozenset(written), sum(written.values()))
         name = p.new_pack_name(store.backend)
         writer = PackWriter()
         try:
@@ -86,7 +91,7 @@ def copy_out(
             continue
         p.mark_loose(store.backend, name)
         store.catalog.add(name, writer.entries())
-        written_bytes += writer.n_bytes
+        written[name] = writer.n_bytes
         lacking[chunk[rows]] = False
         lacks = (chunk >= 0) & lacking[chunk]
 

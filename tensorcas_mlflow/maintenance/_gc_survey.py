@@ -16,7 +16,18 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.layout import ENTRY, MAX_BYTES, Entries, Manifest, Mask, Ref, RefSeen, list_blobs, pack_key
+from tensorcas_mlflow.layout import (
+    ENTRY,
+    IN_FULL,
+    MAX_BYTES,
+    Entries,
+    Manifest,
+    Mask,
+    Ref,
+    RefSeen,
+    list_blobs,
+    pack_key,
+)
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     NO_DIGESTS,
@@ -94,12 +105,19 @@ class Survey:
         chosen = np.array([name in packs for name in self.rows.packs], dtype=bool)
         return chosen[self.rows.pack] if len(self.rows.pack) else np.zeros(0, dtype=bool)
 
-    def copies(self, *, but: frozenset[str] = frozenset()) -> Mask:
+    def copies(self, *, but: frozenset[str] = frozenset(), deltas_in: frozenset[str] | None = None) -> Mask:
         """Return for each row whether its chunk can be read from it once some packs are gone.
 
         A delta whose base is gone is no copy, and neither is a delta against that delta.
+
+        Args:
+            but: The packs.
+            deltas_in: Packs whose deltas count; by default all.
         """
-        return self.rows.links.decodable(~self.rows_in(but))
+        there = ~self.rows_in(but)
+        if deltas_in is not None:
+            there &= (self.rows.links.base == IN_FULL) | self.rows_in(deltas_in)
+        return self.rows.links.decodable(there)
 
     def bases_of(self, rows: Mask) -> Mask:
         """Return for each row whether one of some rows takes it to decode."""

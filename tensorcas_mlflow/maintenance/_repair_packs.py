@@ -224,12 +224,13 @@ def mend_packs(
         if _put_aside(store, checked, name, quarantine, done, may_be_written=may_be_written)
     )
     condemned = f"condemned/{uuid.uuid4().hex}"
+    known = set(checked.packs)
     if doomed:
         # Before anything is copied: a collector that sees the copies sees that the originals do not count.
         backend.put_new(condemned, [p.condemned_bytes(doomed, frozenset())])
         # Deltas against these packs that are committed all the same were written by now, and are copied too.
         done.n_fenced = _fence(backend, lambda intent: intent.bases & doomed)
-    safe = _copy(store, checked, doomed, needed, sources, done)
+    safe = _copy(store, checked, doomed, needed, sources, done, known)
     done.n_healed += revive(store, checked, sources, needed)
     relied_on = np.concatenate([_owed(checked, doomed), as_keys(checked.baseless())])
     lost = relied_on[~np.isin(relied_on, checked.good())]
@@ -341,9 +342,28 @@ def _is_still_bad(backend: Backend, name: str, piece: Piece) -> bool:
 
 
 def _copy(
-    store: Store, checked: CheckedPacks, doomed: frozenset[str], needed: Digests, sources: Sources, done: Mended
+    store: Store,
+    checked: CheckedPacks,
+    doomed: frozenset[str],
+    needed: Digests,
+    sources: Sources,
+    done: Mended,
+    known: set[str],
 ) -> Any:
-    """Copy until every good chunk of the doomed packs lies elsewhere; return the digests of all that do."""
+    """Copy until every good chunk of the doomed packs lies elsewhere; return the digests of all that do.
+
+    Deltas in packs that appear after the repair's list do not count: a collector may be about to delete their bases,
+    and not have seen them.
+
+    Args:
+        store: Store that is repaired.
+        checked: Its packs.
+        doomed: Packs that the repair is about to delete.
+        needed: Chunks that refs need.
+        sources: Sources of lost chunks.
+        done: Counts what is healed.
+        known: Packs that the repair had seen before it made its list; those that it writes are added.
+    """
     backend = store.backend
     old: frozenset[str] | None = None
     first: Lists | None = None
@@ -352,7 +372,8 @@ def _copy(
         lists = read_lists(backend)
         checked.look()
         first, old = first or lists, old if old is not None else frozenset(checked.packs)
-        usable = frozenset(checked.packs) - doomed - lists.packs
+        late = {name for name, pack in checked.packs.items() if name not in known and is_delta(pack.entries).any()}
+        usable = frozenset(checked.packs) - doomed - lists.packs - late
         if lists.damaged:
             # Nobody knows which packs it names. Packs written since it was seen are not among them.
             usable = usable - old if lists.damaged.keys() == first.damaged.keys() else frozenset()
@@ -365,9 +386,18 @@ def _copy(
             return safe
         if attempt < _ROUNDS - 1:
             brought = _Counted(sources.payloads(lost))
-            p.write_packs(backend, store.catalog, _both(_payloads(backend, everywhere, owed), brought))
+            payloads = _both(_payloads(backend, everywhere, owed), brought)
+            p.write_packs(backend, store.catalog, payloads, names=_noted_names(backend, known))
             done.n_healed += brought.n
     return safe
+
+
+def _noted_names(backend: Backend, known: set[str]) -> Iterator[str]:
+    """Yield names for new packs, and add each to the known ones."""
+    while True:
+        name = p.new_pack_name(backend)
+        known.add(name)
+        yield name
 
 
 def _owed(checked: CheckedPacks, doomed: frozenset[str]) -> Any:

@@ -93,12 +93,14 @@ class PendingBatch:
             packs = {places.packs[number] for number in np.unique(places.pack[places.found])}
             packs |= catalog.find_chains(places)[1]
         self._pinned = frozenset({*packs, *self._new_packs})
+        unique = distinct_digests(each.stored_digests for each in manifests)
+        before = catalog.find_sound(unique, ())
         try:
             self._condemned = self._declare_all()
             if places is not None:
                 self._find_bases(places, packs)
-            unique = distinct_digests(each.stored_digests for each in manifests)
-            self.missing: Digests = unique[probe(backend, catalog, unique, self._condemned)]
+            is_missing = probe(backend, catalog, unique, self._condemned, before=before, look_again=self._look_again)
+            self.missing: Digests = unique[is_missing]
             """Chunks to write."""
         except BaseException:
             self.abandon()
@@ -223,6 +225,10 @@ class PendingBatch:
                 return condemned
             known -= lost
             self._rename(lost)
+
+    def _look_again(self) -> Condemnation:
+        self._condemned = look(self._backend, self._catalog)
+        return self._condemned
 
     def _find_bases(self, places: Places, packs: set[str]) -> None:
         """Remove condemned and missing packs from the possible bases, now that intents name these packs."""

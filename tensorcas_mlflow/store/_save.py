@@ -15,7 +15,7 @@ from tensorcas_mlflow.backends import MOST_SHARED_BYTES, Backend, Token
 from tensorcas_mlflow.base.digest import Buffer, Digests, unique_rows
 from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.tensors import distinct
-from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog
+from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog, Places
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
@@ -92,14 +92,22 @@ def probe(
     *,
     check_bases: Callable[[], Iterable[str]] = tuple,
     n_bytes: int | None = None,
+    before: Places | None = None,
+    look_again: Callable[[], Condemnation] | None = None,
 ) -> Mask:
     """Find the chunks to write: probe the index, then check that every pack to be relied on exists.
+
+    A save whose intent is withdrawn may write a delta at any later time, and a collector that has not seen it may be
+    about to delete the base. The lists are read again if a delta is found that was unknown before the first reading
+    (``docs/design/protocol.md``, Deltas).
 
     Args:
         digests: Distinct digests, named by an intent older than the reading of ``condemned``.
         condemned: Blobs not to be relied on.
         check_bases: Called once; checks other packs to be relied on, and returns the names of those that exist.
         n_bytes: The size of the chunks that this process does not know, if it is known; see `Catalog.refresh`.
+        before: Places of the chunks as they were known before the reading of ``condemned``.
+        look_again: Reads the condemned lists again; None if a later save repeats this probe and relies on nothing here.
 
     Returns:
         For each digest whether the chunk is missing.
@@ -129,10 +137,24 @@ def probe(
             gone = backend.missing(unseen) if unseen else set()
         seen |= used - gone
         if not gone:
-            missing: Mask = ~places.found
-            return missing
+            if look_again is None or not _has_new_deltas(places, before):
+                missing: Mask = ~places.found
+                return missing
+            condemned = look_again()
+            doomed, seen, before = set(condemned.packs), catalog.seen(condemned.generation), places
         catalog.forget({pack_name(key) for key in gone})
         is_known = False
+
+
+def _has_new_deltas(places: Places, before: Places | None) -> bool:
+    """Tell whether deltas among some chunks lie in packs that were not known to hold one of the chunks before."""
+    deltas = places.found & is_delta(places.entries)
+    if not deltas.any():
+        return False
+    packs = {places.packs[number] for number in distinct(places.pack[deltas]).tolist()}
+    if before is not None:
+        packs -= {before.packs[number] for number in distinct(before.pack[before.found]).tolist()}
+    return bool(packs)
 
 
 def write_packs(
@@ -426,7 +448,8 @@ class PendingSave:
     def _begin(self) -> None:
         """Take steps 1 to 3 of the protocol: create the intent, read the condemned lists, probe the index."""
         # The intent must name possible bases before the save knows the missing chunks: the index gives an estimate.
-        missing = ~self._catalog.find_sound(self._unique, ()).found
+        before = self._catalog.find_sound(self._unique, ())
+        missing = ~before.found
         self._plan = None
         if self._parents is not None and missing.any():
             new = self._first[missing & (self._first >= 0)]
@@ -437,7 +460,8 @@ class PendingSave:
                 found = self._parents.derive(self._source, new, self._plan)
                 if found:
                     self._take(with_derived(self._in_full, {**self._source.derived, **found}))
-                    missing = ~self._catalog.find_sound(self._unique, ()).found
+                    before = self._catalog.find_sound(self._unique, ())
+                    missing = ~before.found
         self._declare(self._catalog.known_manifest(self.manifest.digest))
         self._missing = probe(
             self._backend,
@@ -446,6 +470,8 @@ class PendingSave:
             self._condemned,
             check_bases=self._check_bases,
             n_bytes=self._most_bytes(missing),
+            before=before,
+            look_again=self._look_again,
         )
         if self.manifest.derived and (self._first[self._missing] < 0).any():
             self._begin_in_full()
@@ -557,6 +583,10 @@ class PendingSave:
         if known is not None and (known in self._condemned.manifests or not self._is_there(f"manifests/{known}")):
             self._backend.retract(*self._intent)
             self._declare(None)
+
+    def _look_again(self) -> Condemnation:
+        self._condemned = look(self._backend, self._catalog)
+        return self._condemned
 
     def _is_there(self, key: str) -> bool:
         seen = self._catalog.seen(self._condemned.generation)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.chunk_io import Catalog
@@ -93,13 +93,19 @@ def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
     return read_refs_around(backend, keys)[0]
 
 
-def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload]) -> int:
+def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload], *, names: Iterable[str] = ()) -> int:
     """Write needed chunks, or chunks of a pack about to be deleted, into new packs.
+
+    Args:
+        backend: The backend of the packs.
+        catalog: Its catalog.
+        payloads: The chunks.
+        names: Names of the first packs; those of further ones are drawn.
 
     Returns:
         Size of the packs.
     """
-    return _save.write_packs(backend, catalog, payloads, Condemnation(lists=(), generation=None))
+    return _save.write_packs(backend, catalog, payloads, Condemnation(lists=(), generation=None), names=names)
 
 
 def check_index(backend: Backend) -> None:

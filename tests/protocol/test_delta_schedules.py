@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tensorcas_mlflow.maintenance._gc_survey import Survey
 from tests.protocol.casts import Cast
 from tests.protocol.delta_casts import delta_writer, stored
 from tests.protocol.interleave import Run
-from tests.protocol.schedules import RandomWalk, explore
+from tests.protocol.schedules import RandomWalk, Script, explore
 
 MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 N_RANDOM = int(os.environ.get("TENSORCAS_SCHEDULES", "240"))
@@ -125,3 +126,66 @@ def test_random_schedules_of_a_crowd_lose_no_base(part: int, monkeypatch: pytest
         problem = cast.check(run)
 
         assert problem is None, "\n".join([f"seed {seed}: {problem}", *run.trace])
+
+
+def run_of_a_save_that_finds_a_late_delta() -> tuple[Cast, Run]:
+    """A collector has withdrawn the save that writes a delta, and has not seen the delta."""
+    cast = stored({0: "a"}, "a", drop=[0])
+    delta_writer(cast, "stalled", "b", 1, against={"b": "a"}).writer("saver", "b", 2).collector("collector")
+    script = Script(
+        ("stalled", "put packs/"),
+        ("collector", "put condemned/"),
+        ("saver", "list index"),
+        ("collector", "delete packs/"),
+        ("stalled", "promote"),
+        ("saver", ""),
+        ("collector", ""),
+    )
+    return cast, Run(cast.blobs(), cast.actors, script)
+
+
+def run_of_a_collection_that_finds_a_late_delta() -> tuple[Cast, Run]:
+    """The base is on the list of a second collector, which has not seen the delta; a third has withdrawn the save."""
+    cast = stored({0: "b", 1: "a"}, "a", "b", drop=[0])
+    delta_writer(cast, "stalled", "b", 3, against={"b": "a"}).writer("saver", "b", 2).deletion("deletion", 1)
+    cast.collector("first", grace_s=3600).collector("second", grace_s=3600).collector("third")
+    script = Script(
+        ("first", "put condemned/"),
+        ("saver", ""),
+        ("first", "list intents"),
+        ("deletion", ""),
+        ("stalled", "put packs/"),
+        ("third", "withdraw"),
+        ("third", "list intents"),
+        ("first", "list manifests"),
+        ("second", "delete manifests/"),
+        ("stalled", "promote"),
+        ("first", ""),
+        ("second", ""),
+    )
+    return cast, Run(cast.blobs(), cast.actors, script)
+
+
+LATE = [run_of_a_save_that_finds_a_late_delta, run_of_a_collection_that_finds_a_late_delta]
+
+
+@pytest.mark.parametrize("act", LATE, ids=["save", "collection"])
+def test_late_delta_of_a_withdrawn_save_is_not_trusted(act: Callable[[], tuple[Cast, Run]]) -> None:
+    cast, run = act()
+
+    assert cast.check(run) is None
+
+
+def test_save_that_trusts_a_late_delta_loses_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.store._save._has_new_deltas", lambda *_: False)
+    cast, run = run_of_a_save_that_finds_a_late_delta()
+
+    assert "LOSS" in str(cast.check(run))
+
+
+def test_collection_that_trusts_a_late_delta_loses_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Survey.copies
+    monkeypatch.setattr(Survey, "copies", lambda self, *, but=frozenset(), **_: copies(self, but=but))
+    cast, run = run_of_a_collection_that_finds_a_late_delta()
+
+    assert "LOSS" in str(cast.check(run))

@@ -66,7 +66,9 @@ def probe_before_reading_the_lists(patch: pytest.MonkeyPatch) -> None:
         self._backend = ProbesOnceDeclared()  # type: ignore[assignment]
         declare(self, known)
 
-    def probe(backend: Backend, catalog: Any, digests: Any, condemned: Condemnation, *, check_bases: Any) -> Any:
+    def probe(
+        backend: Backend, catalog: Any, digests: Any, condemned: Condemnation, *, check_bases: Any, **_: Any
+    ) -> Any:
         check_bases()
         places, there = catalog.probed
         names = [places.packs[number] if found else "" for number, found in zip(places.pack, places.found, strict=True)]
@@ -81,7 +83,9 @@ def rely_on_condemned_packs(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_the_index_for_evidence(patch: pytest.MonkeyPatch) -> None:
-    def probe(backend: Backend, catalog: Any, digests: Any, condemned: Condemnation, *, check_bases: Any) -> Any:
+    def probe(
+        backend: Backend, catalog: Any, digests: Any, condemned: Condemnation, *, check_bases: Any, **_: Any
+    ) -> Any:
         check_bases()
         catalog.refresh()
         return ~catalog.find(digests, condemned.packs).found
