@@ -10,6 +10,7 @@ Positions count from the first byte of the data. zlib counts from the first byte
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -61,6 +62,8 @@ _EFFORTS = (
     *(_Effort(8, 16, 128, 128), _Effort(8, 32, 128, 256), _Effort(32, 128, 258, 1024), _Effort(32, 258, 258, 4096)),
 )
 _FIRST_LAZY_LEVEL = 4
+_WORD_BITS = 64
+"""Bits that are written at once; no value has more."""
 
 
 def deflate(data: Buffer, level: int, out: Any) -> int | None:
@@ -114,12 +117,11 @@ _FIXED_CODES = _codes(_FIXED_LENGTHS)
 
 
 def _length_code(length: int) -> int:
-    less = length - _LEAST_MATCH
-    return max(code for code in range(29) if _FIRST_LENGTHS[code] <= less)
+    return bisect_right(_FIRST_LENGTHS, length - _LEAST_MATCH) - 1
 
 
 def _distance_code(distance: int) -> int:
-    return max(code for code in range(_N_DISTANCES) if _FIRST_DISTANCES[code] < distance)
+    return bisect_left(_FIRST_DISTANCES, distance) - 1
 
 
 class _Code:
@@ -314,8 +316,8 @@ class _Stream:
         """Enter a position into the table; return the position before it with the same hash, or 0."""
         if len(self._data) - at < _LEAST_MATCH:
             return 0
-        one, two, three = self._data[at : at + 3]
-        key = (one << 10 ^ two << 5 ^ three) & 0x7FFF
+        data = self._data
+        key = (data[at] << 10 ^ data[at + 1] << 5 ^ data[at + 2]) & 0x7FFF
         found = self._before[at % _WINDOW] = self._heads.get(key, 0)
         self._heads[key] = at
         return found
@@ -330,20 +332,22 @@ class _Stream:
         if best >= most:
             # The match before is as long as the rest of the data: it stays.
             return most, start
-        while True:
-            if data[found + best] == data[at + best]:
-                length = self._common(found, at, most)
-                if length > best:
-                    best, start = length, found
-                    if length >= nice or length == most:
-                        return best, start
-            found, n_tries = self._before[found % _WINDOW], n_tries - 1
-            if found <= limit or n_tries == 0:
-                return best, start
+        # Most positions of a chain fail the comparison of one byte, and most of the others that of the slices.
+        before, wanted, last = self._before, data[at : at + best + 1], data[at + best]
+        for _ in range(n_tries):
+            if data[found + best] == last and data[found : found + best + 1] == wanted:
+                best, start = self._common(found, at, best + 1, most), found
+                if best >= nice:
+                    return best, start
+                wanted, last = data[at : at + best + 1], data[at + best]
+            found = before[found % _WINDOW]
+            if found <= limit:
+                break
+        return best, start
 
-    def _common(self, one: int, other: int, most: int) -> int:
-        data = self._data
-        n = 0
+    def _common(self, one: int, other: int, known: int, most: int) -> int:
+        """Return the length of the common beginning of two positions, of which some bytes are known to be equal."""
+        data, n = self._data, known
         while n < most and data[one + n] == data[other + n]:
             n += 1
         return n
@@ -390,6 +394,7 @@ class _Stream:
             self._end_byte()
             self._put(len(raw), 16)
             self._put(len(raw) ^ 0xFFFF, 16)
+            self._end_byte()
             self._out += raw
         elif fixed_bytes == least:
             self._put((1 << 1) + is_last, 3)
@@ -431,10 +436,12 @@ class _Stream:
     def _put(self, value: int, n_bits: int) -> None:
         self._bits |= value << self._n_bits
         self._n_bits += n_bits
-        n_bytes, self._n_bits = divmod(self._n_bits, 8)
-        self._out += (self._bits & ((1 << 8 * n_bytes) - 1)).to_bytes(n_bytes, "little")
-        self._bits >>= 8 * n_bytes
+        if self._n_bits >= _WORD_BITS:
+            self._out += (self._bits & ((1 << _WORD_BITS) - 1)).to_bytes(_WORD_BITS // 8, "little")
+            self._bits >>= _WORD_BITS
+            self._n_bits -= _WORD_BITS
 
     def _end_byte(self) -> None:
-        if self._n_bits:
-            self._put(0, 8 - self._n_bits)
+        """Write all bits, and zeros up to the next byte."""
+        self._out += self._bits.to_bytes((self._n_bits + 7) // 8, "little")
+        self._bits = self._n_bits = 0
