@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -31,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.parent.name
         item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else item.nodeid.partition("::")[0]))
+
+
+def pytest_collection_finish() -> None:
+    """Spare every later garbage collection the objects of the frameworks, millions that live until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
