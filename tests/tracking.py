@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import mlflow
+import mlflow.store.db.utils
 import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.tracking import fluent
@@ -23,6 +25,12 @@ STRAY_SETTINGS = (
     "_MLFLOW_SERVER_ARTIFACT_ROOT",
 )
 
+# MLflow imports all its migrations, some seventy files, to check the schema of each database that it opens.
+mlflow.store.db.utils._get_latest_schema_revision = cache(mlflow.store.db.utils._get_latest_schema_revision)
+
+_databases: list[Path] = []
+"""The empty database of this process, once it is made."""
+
 
 @pytest.fixture(autouse=True)
 def no_stray_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +43,12 @@ def no_stray_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tracking database with nothing in it; making one takes longer than most tests."""
-    file = tmp_path_factory.mktemp("database") / "mlflow.db"
+    if not _databases:  # each conftest that imports the fixture has one of its own
+        _databases.append(_new_database(tmp_path_factory.mktemp("database") / "mlflow.db"))
+    return _databases[0]
+
+
+def _new_database(file: Path) -> Path:
     SqlAlchemyStore(f"sqlite:///{file}", str(file.parent / "mlruns"))
     return file
 
