@@ -7,6 +7,7 @@ import re
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.text import size_text
@@ -14,23 +15,19 @@ from tensorcas_mlflow.cli._command import DRY_RUN, QUIET, TRACKING_URI, YES, Com
 from tensorcas_mlflow.cli._output import confirm, printable, say, say_json
 from tensorcas_mlflow.cli._progress import ProgressBar
 from tensorcas_mlflow.cli._select import experiment_folder, is_json, only_run
-from tensorcas_mlflow.integration.adoption import (
-    AdoptionPlan,
-    AdoptionReport,
-    Database,
-    LeftAlone,
-    RevertReport,
-    plan_adoption,
-    real_root,
-    revert,
-)
 from tensorcas_mlflow.integration.directory import database_beside, open_directory
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.integration.adoption import AdoptionPlan, AdoptionReport, Database, LeftAlone, RevertReport
 
 _FULL_ID = re.compile(r"(?:m-)?[0-9a-f]{32}")
 
 
 def adopt(options: Namespace) -> int:
     """Adopt an artifact root, or revert its adoption."""
+    # MLflow takes two seconds to import. Help and completions, which know this command too, do without.
+    from tensorcas_mlflow.integration.adoption import Database, plan_adoption, real_root
+
     if options.revert and (options.dry_run or options.running):
         options.parser.error("--revert takes neither --dry-run nor --running")
     named = None if os.path.exists(options.place) else experiment_folder(options.place)
@@ -85,6 +82,8 @@ def _run_id(word: str, uris: Sequence[str]) -> str:
 
 
 def _revert(options: Namespace, databases: list[Database]) -> int:
+    from tensorcas_mlflow.integration.adoption import revert
+
     report: RevertReport | None = None
     if confirm("Make the adopted folders plain again?", yes=options.yes, as_json=is_json(options)):
         with ProgressBar("reverting", is_quiet=options.quiet) as bar:
@@ -119,6 +118,8 @@ def _say_left_alone(left_alone: Iterable[LeftAlone]) -> None:
 
 
 def _database_uris(options: Namespace, *, is_experiment: bool) -> list[str]:
+    from tensorcas_mlflow.integration.adoption import real_root
+
     uris: list[str] = options.tracking_uri or list(filter(None, [config.tracking_uri()]))
     if uris:
         return uris
