@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from moto import backends
 from moto.s3.responses import S3Response
 from moto.server import main
 
@@ -44,5 +45,8 @@ if __name__ == "__main__":
     lock = threading.RLock()
     for name in CARRY_OUT:
         setattr(S3Response, name, one_at_a_time(getattr(S3Response, name), lock))
+    # Moto would list its own folder for each request.
+    moto_modules = list(backends.list_of_moto_modules())
+    backends.list_of_moto_modules = lambda: moto_modules
     sys.setswitchinterval(SWITCH_S)
     main(["-H", "127.0.0.1", "-p", sys.argv[1]])
