@@ -13,6 +13,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A thread of MLflow's telemetry changes the environment while requests reads it, which fails now and then.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# What the import of frameworks makes lives until the end: looking for garbage in it takes seconds.
+gc.disable()
 
 ALL_LONG = "\npytestmark = pytest.mark.long\n"
 TOGETHER = ("deploy", "server_store", "served")
@@ -34,10 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else item.nodeid.partition("::")[0]))
 
 
-def pytest_collection_finish() -> None:
-    """Spare every later garbage collection the objects of the frameworks, millions that live until the end."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Spare later garbage collections the objects of the frameworks too."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
