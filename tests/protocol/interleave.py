@@ -50,7 +50,9 @@ class Actor:
     name: str
     program: Program
     number: int
-    go: Any = field(default_factory=lambda: _thread.allocate_lock())
+    go: Any = field(default_factory=_thread.allocate_lock)
+    left: Any = field(default_factory=_thread.allocate_lock)
+    """Free once the thread has ended."""
     pending: str = "start"
     """The call it is about to make."""
     past: int = 0
@@ -139,18 +141,19 @@ class Run:
         self._stopping = False
         self._over = _thread.allocate_lock()
         self._over.acquire()
-        threads = [threading.Thread(target=self._act, args=(actor,), daemon=True) for actor in self.actors]
-        for actor, thread in zip(self.actors, threads, strict=True):
+        for actor in self.actors:
             actor.go.acquire()
-            thread.start()
+            actor.left.acquire()
+            # An object of `threading` would have this thread wait until the new one runs.
+            _thread.start_new_thread(self._act, (actor,))
         self._hand_on(None)
         self._over.acquire()
         self._stopping = True
         for actor in self.actors:
             if not actor.done and actor.go.locked():
                 actor.go.release()
-        for thread in threads:
-            thread.join()
+        for actor in self.actors:
+            actor.left.acquire()
         if self._broken is not None:
             raise self._broken
 
@@ -245,6 +248,12 @@ class Run:
             current.go.acquire()
 
     def _act(self, actor: Actor) -> None:
+        try:
+            self._act_in_turn(actor)
+        finally:
+            actor.left.release()
+
+    def _act_in_turn(self, actor: Actor) -> None:
         actor.go.acquire()
         _acting.actor = actor
         try:
