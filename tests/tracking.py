@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import mlflow.store.db.utils
 import pytest
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.tracking import fluent
+from sqlalchemy import Engine, event
 
 STRAY_SETTINGS = (
     "MLFLOW_EXPERIMENT_ID",
@@ -30,6 +33,13 @@ mlflow.store.db.utils._get_latest_schema_revision = cache(mlflow.store.db.utils.
 
 _databases: list[Path] = []
 """The empty database of this process, once it is made."""
+
+
+@event.listens_for(Engine, "connect")
+def sync_no_databases(connection: Any, _: object) -> None:
+    """Let SQLite in this process leave syncs to the system; no test cuts its power."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
 
 
 @pytest.fixture(autouse=True)
