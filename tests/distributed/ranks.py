@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+LATE = ("torch._dynamo", "mlflow.store.tracking.sqlalchemy_store", "tensorcas_flavors.pytorch")
+"""Modules that ranks would import one by one when they save and load: one process imports them before it forks."""
 
 
 def run_ranks(n_ranks: int, function: str, *given: Any) -> list[int]:
@@ -81,6 +83,8 @@ def _run(n_ranks: int, name: str, *given: Any) -> list[int]:
 
 
 def _main() -> None:
+    for module in LATE:
+        importlib.import_module(module)
     for group in json.loads(sys.argv[1]):
         statuses = _run(*group)
         print()
