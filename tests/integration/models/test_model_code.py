@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import traceback
@@ -217,8 +218,9 @@ def answer_of(act: Callable[[dict[str, str]], Any], place: dict[str, str]) -> di
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("shadows")
+    shutil.copy(empty_database, folder / "mlflow.db")
     outputs = []
     for program in ("write", "read"):
         env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
