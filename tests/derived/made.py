@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import gguf
@@ -21,11 +20,6 @@ Tensors = dict[str, Any]
 
 def model(seed: int, *, d: int = 256, n_layers: int = 2) -> Tensors:
     """Return the weights of a small transformer, with a tensor of several chunks."""
-    return {name: array.copy() for name, array in _model(seed, d, n_layers).items()}
-
-
-@lru_cache(maxsize=8)
-def _model(seed: int, d: int, n_layers: int) -> Tensors:
     rng = np.random.default_rng(seed)
     shapes = {"embed": (1500, d)}
     for layer in range(n_layers):

@@ -17,13 +17,13 @@ from tensorcas_mlflow.file_formats import open_listing
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store, _ingest
-from tests.derived import made
 from tests.derived.conftest import InAnotherProcess
 from tests.derived.made import (
     Tensors,
     check_loads_file,
     functions_of,
     manifest_of,
+    model,
     n_bytes,
     save,
     save_file,
@@ -32,11 +32,6 @@ from tests.derived.made import (
 )
 
 pytestmark = pytest.mark.skipif(not IS_FAST, reason="without the core no stream is taken apart")
-
-
-def model(seed: int) -> Tensors:
-    """Return a model of one layer: zlib is slow, and one layer has all the kinds of tensors that two have."""
-    return made.model(seed, n_layers=1)
 
 
 def savez(tensors: Tensors, *, compressed: bool = True) -> bytes:
