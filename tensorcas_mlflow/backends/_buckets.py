@@ -37,6 +37,11 @@ class ObjectInfo:
 class TakenError(Exception):
     """An object already exists at the path of a new one."""
 
+    def __init__(self, path: str, *, is_certain: bool = False) -> None:
+        super().__init__(path)
+        self.is_certain = is_certain
+        """True if no answer to the request was lost, so the request has created nothing, whatever is there now."""
+
 
 class TooLongError(Exception):
     """An object longer than allowed."""
@@ -416,7 +421,7 @@ class Bucket:
             try:
                 return _etag(obstore.put(self._writer, self._prefix + path, blob, mode="create", use_multipart=False))
             except obstore.exceptions.AlreadyExistsError as error:
-                return self._settled(path, blob, attempt, error, TakenError(path))
+                return self._settled(path, blob, attempt, error, TakenError(path, is_certain=not attempt))
 
         return self._repeated("write", path, ask)
 

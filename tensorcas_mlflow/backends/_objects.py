@@ -50,6 +50,8 @@ _NEVER_AGAIN = ("packs", "index", "manifests", "intents", "condemned", "census",
 """Folders whose blobs have random names: a deleted name is never written again."""
 _MAX_VOIDS = 1 << 17
 """Bound of known voids; beyond it all are forgotten, and each costs one more request."""
+_MAX_PROMOTED = 1 << 12
+"""Bound of known destinations; beyond it all are forgotten, and to replace such a blob takes three more requests."""
 _PAGE = 512
 """Number of keys in a listing checked together."""
 _SPACES = (b" ", b"\t")
@@ -62,8 +64,8 @@ class _Move:
     """A promote's note in its source about the coming write of its destination."""
 
     dest: str
-    before: Token
-    """Token of the object at the destination: the promote replaces exactly this object."""
+    before: Token | None
+    """Token of the object at the destination: the promote replaces exactly this object. None: it creates the first."""
     data: bytes
 
     def to_bytes(self) -> bytes:
@@ -77,7 +79,8 @@ class _Move:
             return None
         try:
             said = json.loads(tail)
-            return cls(dest=check_key(str(said["dest"])), before=str(said["before"]), data=data)
+            before = None if said["before"] is None else str(said["before"])
+            return cls(dest=check_key(str(said["dest"])), before=before, data=data)
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
@@ -88,8 +91,9 @@ class ObjectBackend(Backend):
     An object store compares and swaps one object at a time, but a commit concerns two: the intent and the ref, and a
     collector may remove the intent. So `promote` first records in its source the token at its destination, and then
     replaces exactly that object. A withdrawal of the source finds the note, and changes the destination before it
-    removes the source; so one or the other fails (``docs/design/protocol.md``, Object stores). A destination without a
-    blob holds a *void*: an object of random bytes that counts as no blob.
+    removes the source; so one or the other fails (``docs/design/protocol.md``, Object stores). Nothing removes the
+    object at a destination: a *void*, an object of random bytes that counts as no blob, takes its place. So a
+    destination that had no object at all never has none again.
     """
 
     is_remote = True
@@ -99,6 +103,8 @@ class ObjectBackend(Backend):
         self._bucket = bucket
         self._moved: dict[str, tuple[Token, Token]] = {}
         """By source: the token known to the caller of an unfinished promote, and the current one."""
+        self._promoted: dict[str, Token] = {}
+        """By destination: the token of the last blob that a promote has put there."""
         self._voids: dict[str, Token] = {}
         """By key: the token of the last void seen there. Each is read once, as no two objects have one token."""
 
@@ -112,20 +118,33 @@ class ObjectBackend(Backend):
         check_key(dest)
         known, token = token, self._current(source, token)
         content = bytes(data)
+        before = self._expected(dest, replace=replace)
         while True:
-            before = self._claim(dest, replace=replace)
             moved = self._bucket.swap(source, _Move(dest=dest, before=before, data=content).to_bytes(), token)
             if moved is None:
                 self._moved.pop(source, None)
                 raise BlobNotFoundError(source)
             self._moved[source] = known, moved
             token = moved
-            if self._bucket.swap(dest, content, before) is not None or self._holds(dest, content):
+            is_refused = False
+            put: Token | None = None
+            try:
+                put = self._bucket.swap(dest, content, before) if before else self._bucket.create(dest, content)
+            except TakenError as error:
+                is_refused = error.is_certain
+            if put is not None:
+                self._note_promoted(dest, put)
                 break
-            # Another process has committed there, or has given this commit up; the next round finds out. Or the commit
-            # succeeded and was replaced before its answer came. Then the next attempt needs other bytes, because
-            # another process may have fenced a promote of exactly these.
-            content = _renewed(content)
+            found = self._bucket.get(dest)
+            if found is not None and found[0].rstrip() == content.rstrip():
+                break  # the answer was lost, and the end of the blob has changed since
+            if found is not None and not replace and not is_void(found[0]):
+                raise BlobExistsError(dest)
+            # Another object is there than expected, or another process has given this commit up; the next round finds
+            # out. Or the commit succeeded and was replaced before its answer came. Then the next attempt needs other
+            # bytes, because another process may have fenced a promote of exactly these.
+            before = None if found is None else found[1].token
+            content = content if is_refused else _renewed(content)
         self._moved.pop(source, None)
         self._remove_used(source)
 
@@ -274,24 +293,22 @@ class ObjectBackend(Backend):
             if token is not None:
                 return token
 
-    def _claim(self, dest: str, *, replace: bool) -> Token:
-        """Return the token of the object at a destination; put a void there if there is none."""
-        while True:
-            try:
-                return self._bucket.create(dest, new_void)
-            except TakenError:
-                info = self._bucket.head(dest)
-            if info is not None:
-                if not replace and self._shown(info) is not None:
-                    raise BlobExistsError(dest)
-                return info.token
+    def _expected(self, dest: str, *, replace: bool) -> Token | None:
+        """Return the token of the object that is probably at a destination; None if there is probably none."""
+        return self._voids.get(dest) or (self._promoted.get(dest) if replace else None)
 
     def _prevent(self, move: _Move) -> bool:
         """Prevent a promote from completing; return whether it had not completed already."""
         while True:
             found = self._bucket.get(move.dest)
-            if found is None:
+            if found is None and move.before is not None:
                 return True  # the object to be replaced is gone for good, for no two objects there are alike
+            if found is None:
+                # Once there is an object, the promote cannot create the first.
+                with suppress(TakenError):
+                    self._note_void(move.dest, self._bucket.create(move.dest, new_void))
+                    return True
+                continue
             blob, info = found
             if info.token != move.before:
                 return blob.rstrip() != move.data.rstrip()
@@ -301,11 +318,6 @@ class ObjectBackend(Backend):
     def _current(self, key: str, token: Token) -> Token:
         known, now = self._moved.get(key, (token, token))
         return now if known == token else token
-
-    def _holds(self, dest: str, content: bytes) -> bool:
-        """Tell whether a promote is done although its answer was lost and the end of its blob has changed since."""
-        found = self._bucket.get(dest)
-        return found is not None and found[0].rstrip() == content.rstrip()
 
     def _void(self, key: str, token: Token) -> bool:
         """Replace the object of a token with a void; return whether the object was still there."""
@@ -318,6 +330,13 @@ class ObjectBackend(Backend):
         if len(self._voids) >= _MAX_VOIDS:
             self._voids.clear()
         self._voids[key] = token
+        self._promoted.pop(key, None)
+
+    def _note_promoted(self, key: str, token: Token) -> None:
+        if len(self._promoted) >= _MAX_PROMOTED:
+            self._promoted.clear()
+        self._promoted[key] = token
+        self._voids.pop(key, None)
 
     def _shown(self, info: ObjectInfo) -> ObjectInfo | None:
         """Return a caller's view of an object: None for a void."""

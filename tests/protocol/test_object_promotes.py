@@ -13,6 +13,7 @@ from tests.protocol.schedules import Exploration, Script
 
 BOTH = pytest.mark.parametrize("replace", [True, False], ids=["replacing", "not replacing"])
 ALL = pytest.mark.parametrize("start", list(START))
+CREATE = f"put if absent {DEST}"
 SWAP = f"put if unchanged {DEST}"
 
 
@@ -251,21 +252,28 @@ def with_a_deletion(number: int) -> Play:
 
 
 def test_blob_of_a_promote_that_is_deleted_before_the_answer_does_not_come_again() -> None:
-    steps = [("p", f"again: {SWAP}"), ("q", SWAP), ("d", ""), ("w", ""), ("p", ""), ("q", "")]
+    steps = [("p", f"again: {CREATE}"), ("q", SWAP), ("d", ""), ("w", ""), ("p", ""), ("q", "")]
 
-    assert play(with_a_deletion(3), *steps) is None
+    assert play(with_a_deletion(2), *steps) is None
 
 
-def test_void_that_is_deleted_before_the_answer_does_not_come_again() -> None:
-    steps = [("p", "again: put if absent"), ("q", SWAP), ("d", ""), ("w", ""), ("p", "put if unchanged"), ("q", "")]
+def test_void_of_a_withdraw_that_is_replaced_before_the_answer_does_not_come_again() -> None:
+    two = Play({}).promoter("p", replace=True).promoter("q", replace=True).withdrawer("w", "intents/p").deleter("d")
+    steps = [("p", CREATE), ("w", f"again: {CREATE}"), ("q", ""), ("d", ""), ("w", ""), ("p", "")]
 
-    assert play(with_a_deletion(1), *steps, ("p", "")) is None
+    assert play(two.losing("w", 1), *steps) is None
+
+
+def test_promote_and_withdraw_that_both_create_the_destination_exclude_each_other() -> None:
+    for first, second in (("p", "w"), ("w", "p")):
+        cast = one("absent", replace=False)
+        assert play(cast, ("p", CREATE), ("w", CREATE), (first, ""), (second, "")) is None
 
 
 def test_a_promote_whose_answer_gets_lost_knows_its_blob_though_a_withdraw_has_changed_its_end() -> None:
-    two = Play({}).promoter("p", replace=False).promoter("q", replace=True).withdrawer("w", "intents/q").losing("p", 3)
+    two = Play({}).promoter("p", replace=False).promoter("q", replace=True).withdrawer("w", "intents/q").losing("p", 2)
 
-    assert play(two, ("p", f"again: {SWAP}"), ("q", SWAP), ("w", ""), ("p", ""), ("q", "")) is None
+    assert play(two, ("p", f"again: {CREATE}"), ("q", SWAP), ("w", ""), ("p", ""), ("q", "")) is None
 
 
 def test_a_promote_that_was_refused_twice_can_be_tried_again() -> None:
@@ -274,6 +282,6 @@ def test_a_promote_that_was_refused_twice_can_be_tried_again() -> None:
         cast.promoter(f"q{n}", replace=False).deleter(f"d{n}")
     steps: list[tuple[str, str]] = []
     for n in (1, 2):
-        steps += [("p", SWAP), (f"q{n}", ""), ("p", "head"), ("p", "put if absent"), (f"d{n}", "")]
+        steps += [("p", CREATE), (f"q{n}", ""), ("p", "put if unchanged intents/p"), (f"d{n}", "")]
 
     assert play(cast, *steps, ("p", "")) is None

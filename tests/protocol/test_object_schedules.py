@@ -166,7 +166,7 @@ def test_random_schedules_of_a_crowd_whose_answers_get_lost_lose_nothing(
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_collection_that_begins_a_generation_or_dies_over_it_keeps_nobody_from_collecting(dies: bool) -> None:
     cast = ObjectCast(before={0: "ab"}).drop(0).collector("first", grace_s=3600).collector("second", grace_s=3600)
-    steps = [("first", "put if unchanged condemned/@generation"), ("second", "")]
+    steps = [("first", "put if absent condemned/@generation"), ("second", "")]
     script = Script(*steps) if dies else Script(*steps, ("first", ""))
 
     run = Run(cast.blobs(), cast.actors, script, view=objects(), is_remote=True)

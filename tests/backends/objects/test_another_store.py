@@ -61,4 +61,4 @@ def test_check_for_another_store_costs_no_request(store: Store, way: Proxy) -> N
     way.forget()
     save(store, 1)
 
-    assert way.traffic().n_billed == 6, str(way.traffic())
+    assert way.traffic().n_billed == 5, str(way.traffic())

@@ -102,7 +102,7 @@ def n_deltas(store: Store) -> int:
     return sum(int(is_delta(read_pack_table(store.backend, name)).sum()) for name in packs_of(store.backend))
 
 
-def test_step_takes_as_many_bytes_as_in_a_folder_and_nine_requests(
+def test_step_takes_as_many_bytes_as_in_a_folder_and_eight_requests(
     store: Store, way: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Store.init_backend(LocalBackend(tmp_path / "folder"), logs=False)
@@ -115,7 +115,7 @@ def test_step_takes_as_many_bytes_as_in_a_folder_and_nine_requests(
         in_folder, in_bucket = stored_bytes(folder.backend) - before[0], stored_bytes(store.backend) - before[1]
 
         assert in_bucket <= in_folder + 4096, f"step {step}"
-        assert traffic.n_billed == 1 + 8, str(traffic)  # one pack
+        assert traffic.n_billed == 1 + 7, str(traffic)  # one pack
         if step:
             assert in_bucket < 0.05 * MODEL_BYTES
             assert traffic.up_bytes < in_bucket + 20_000
@@ -133,7 +133,7 @@ def test_new_process_on_the_same_machine_goes_on_with_deltas_and_fetches_no_base
     traffic = way.traffic()
 
     # Beside the requests of any first save: the ref and the manifest before, and the tables of two packs.
-    assert traffic.n_billed <= 9 + 8, str(traffic)
+    assert traffic.n_billed <= 8 + 8, str(traffic)
     assert traffic.up_bytes < 0.05 * MODEL_BYTES
     assert traffic.down_bytes < 250_000
     assert are_equal(load(other, ref), last)
@@ -160,7 +160,7 @@ def test_process_on_another_machine_fetches_the_bases_in_few_requests(
     assert len(traffic.of(Kind.GET)) <= 24, str(traffic)
     assert traffic_after.up_bytes < 0.05 * MODEL_BYTES
     if has_cache:
-        assert traffic_after.n_billed == 9, str(traffic_after)
+        assert traffic_after.n_billed == 8, str(traffic_after)
     assert are_equal(load(reopen(), ref), after)
 
 
@@ -185,7 +185,7 @@ def test_bases_at_hand_are_used_even_if_they_save_little(store: Store, way: Prox
         save(store, state, step)
     traffic = way.traffic()
 
-    assert traffic.n_billed <= 2 + 8, str(traffic)
+    assert traffic.n_billed <= 2 + 7, str(traffic)
     assert n_deltas(store) > 0
 
 
@@ -212,7 +212,7 @@ def test_file_finds_the_bases_of_an_earlier_process(store: Store, way: Proxy, re
     traffic = way.traffic()
 
     assert traffic.up_bytes < 0.1 * MODEL_BYTES
-    assert traffic.n_billed <= 9 + 48 + 24, str(traffic)
+    assert traffic.n_billed <= 8 + 48 + 24, str(traffic)
     assert traffic.most_at_once > 1
 
 
@@ -239,8 +239,8 @@ def test_new_process_finds_bases_under_other_names_with_few_requests(
     assert traffic.up_bytes < 0.05 * MODEL_BYTES
     # Beside the requests of any first save: two listings, and of each run a ref, a manifest, and the table of its pack.
     # Some refs are read twice.
-    assert traffic.n_billed <= 9 + 5 + 4 * n_others, str(traffic)
-    assert traffic_after.n_billed == 9, str(traffic_after)
+    assert traffic.n_billed <= 8 + 5 + 4 * n_others, str(traffic)
+    assert traffic_after.n_billed == 8, str(traffic_after)
     assert are_equal(load(tuning, ref), renamed(third))
 
 
@@ -262,7 +262,7 @@ def test_quantized_file_finds_the_weights_of_another_process_with_few_requests(
 
     assert traffic.up_bytes < 0.02 * len(file)
     # Of each file a ref and the table of its pack.
-    assert traffic.n_billed <= 9 + 8 + 2 * n_files, str(traffic)
+    assert traffic.n_billed <= 8 + 8 + 2 * n_files, str(traffic)
     assert b"".join(other.iter_file(ref)) == file
 
 
@@ -284,7 +284,7 @@ def test_process_that_created_the_bucket_lists_no_refs_for_its_searches(store: S
         save(store, state if run == 0 else renamed(state), 0, str(run))
         traffic = way.traffic()
 
-        assert traffic.n_billed == 9, str(traffic)
+        assert traffic.n_billed == 8, str(traffic)
     assert traffic.up_bytes < 0.05 * MODEL_BYTES
 
 
