@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import TracebackType
@@ -18,7 +20,7 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.content_cuts import ContentCutter, opaque_sizes
 from tensorcas_mlflow.base.digest import Digests, digest_all, unique_rows
 from tensorcas_mlflow.base.dtypes import parse_dtype
-from tensorcas_mlflow.base.tensors import Spec
+from tensorcas_mlflow.base.tensors import Spec, distinct
 from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import guess_itemsize
 from tensorcas_mlflow.errors import BackendError, FencedError, FormatError, NotFoundError
@@ -33,8 +35,8 @@ from tensorcas_mlflow.file_formats import (
     Tape,
     Tensor,
 )
-from tensorcas_mlflow.layout import Condemnation, Manifest, Mask, Row, sketched_rows
-from tensorcas_mlflow.store._bases import BasePlan, Parents, matching_row
+from tensorcas_mlflow.layout import Condemnation, Manifest, Mask, Row, new_pack_name, sketched_rows
+from tensorcas_mlflow.store._bases import Ancestry, BasePlan, Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._derivations import Derived
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
@@ -328,6 +330,15 @@ BATCH_BYTES = 32 << 20
 """Bytes held before they are stored; a shorter file is saved like a checkpoint, with one intent."""
 
 _TAKE_BYTES = 4 << 20
+_NAMES_AHEAD = 32
+"""Number of packs that an intent of a stream names before they are written; a batch mostly writes one."""
+_NAMES_LAST_S = 1200.0
+"""A name is given to a pack within this time: in an object store it begins with the time, and a pack must arrive within
+an hour of it for other processes to find it by a listing."""
+_MOST_FORESEEN = 1 << 16
+"""Bound of the chunks of an earlier state that are looked up for the packs later batches may rely on."""
+_MOST_NAMED = 1024
+"""Bound of the packs that an intent names for later batches."""
 _FREE_ROWS = 16_384
 _BYTES_A_ROW = 1024
 """A file may have one row for so many of its bytes: a row takes about as many in memory, and some 300 in a
@@ -346,6 +357,29 @@ class _Batch:
 
     pieces: list[memoryview] = field(default_factory=list)
     n_bytes: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Cover:
+    """An intent of a stream that covers its later batches too: it names the packs these may rely on or write."""
+
+    condemned: Condemnation
+    """The condemned lists, read after the intent was created."""
+    packs: frozenset[str]
+    """All packs that the intent names."""
+    names: deque[str]
+    """Those of them that do not exist yet: the names of the next packs to be written."""
+    until_s: float
+    """Time, on the monotonic clock, at which the names are too old to be given to packs."""
+
+    def covers(self, packs: Collection[str]) -> bool:
+        """Tell whether a batch may rely on some packs, and write packs of its own."""
+        return self.packs.issuperset(packs) and bool(self.names) and time.monotonic() < self.until_s
+
+    def drawn(self) -> Iterator[str]:
+        """Yield the names of the next packs."""
+        while self.names:
+            yield self.names.popleft()
 
 
 class _Stream(NamedTuple):
@@ -391,6 +425,10 @@ class Ingest:
         """Size of the chunks stored so far that were missing from the store."""
         self.n_stored_bytes = 0
         """Bytes added to the store so far."""
+        self.n_batches = 0
+        """Number of batches stored so far."""
+        self._cover: _Cover | None = None
+        """The last intent that covers later batches."""
         self._backend = backend
         self._catalog = catalog
         self._chunk_bytes = chunk_bytes
@@ -639,13 +677,22 @@ class Ingest:
         if self._open_derived is not None:
             inputs.append(self._open_derived[1].input_digests)
         named, _, number = unique_rows(np.concatenate([self._digests[-1], *inputs]))
-        # No manifest will ever have this name: the intent exists for its digests.
-        never = f"{uuid.uuid4().hex}{uuid.uuid4().hex}"
-        self._intents.append(declare(self._backend, never, named, plan.packs if plan is not None else ()))
-        condemned = look(self._backend, self._catalog)
+        bases: Collection[str] = plan.packs if plan is not None else ()
+        cover, is_fresh = self._cover, True
+        if cover is None or not cover.covers({*self._packs_of(named), *bases}):
+            cover, is_fresh = self._declare(named, bases), self._backend.is_remote and self.n_batches > 0
+        condemned = cover.condemned
         if plan is not None:
             plan.leave_out(self._backend, condemned)
-        is_missing = probe(self._backend, self._catalog, named, condemned)[number]
+        missing_ones = probe(self._backend, self._catalog, named, condemned, is_fresh=is_fresh)
+        if cover is self._cover:
+            # It names no digest of this batch, so a copy in another pack may go. Packs that turned out to be gone were
+            # searched for such copies.
+            places = self._catalog.find_sound(named, condemned.packs)
+            missing_ones |= ~places.found_in(cover.packs)
+        self._cover = cover
+        self.n_batches += 1
+        is_missing = missing_ones[number]
         if is_missing[n_batch:].any():
             # A collector has deleted inputs.
             if self._open_derived is not None:
@@ -658,7 +705,34 @@ class Ingest:
             chunks = chunks[is_stored[chunks]]
         missing = chunks[is_missing[chunks - first_chunk]]
         new = np.sort(missing[unique_rows(source.columns.digests[missing])[1]])
-        self._write(source, new, plan, condemned)
+        self._write(source, new, plan, condemned, cover.drawn())
+
+    def _declare(self, named: Digests, bases: Collection[str]) -> _Cover:
+        """Create an intent for a batch that covers later ones too, and read the condemned lists.
+
+        It names the digests of the batch, and packs: those of its chunks and of its possible bases, those of the
+        earlier state of the stream, and the packs that the next batches will write.
+        """
+        names = deque(new_pack_name(self._backend) for _ in range(_NAMES_AHEAD))
+        until_s = time.monotonic() + _NAMES_LAST_S
+        packs = {*bases, *self._packs_of(named)}
+        earlier = self._parents.nearest if self._parents is not None else None
+        if earlier is not None and len(earlier.stored_digests) <= _MOST_FORESEEN:
+            # Later batches mostly rely on it, as this one does.
+            packs |= Ancestry.of(self._catalog, unique_rows(earlier.stored_digests)[0]).packs
+        if len(packs) > _MOST_NAMED:
+            packs = set(bases)
+        packs.update(names)
+        # No manifest will ever have this name.
+        never = f"{uuid.uuid4().hex}{uuid.uuid4().hex}"
+        self._intents.append(declare(self._backend, never, named, packs))
+        condemned = look(self._backend, self._catalog)
+        return _Cover(condemned=condemned, packs=frozenset(packs), names=names, until_s=until_s)
+
+    def _packs_of(self, digests: Digests) -> set[str]:
+        """Return the packs of some chunks, as far as this process knows."""
+        places = self._catalog.find_sound(digests, ())
+        return {places.packs[number] for number in distinct(places.pack[places.found]).tolist()}
 
     def _without_streams(self, source: StreamSource, chunks: Any) -> Any:
         """Leave out the chunks of compressed streams, which nothing stores."""
@@ -667,14 +741,21 @@ class Ingest:
         assert source.first_row is not None
         return chunks[~np.isin(source.columns.rows_of(chunks) + source.first_row, list(self._streams))]
 
-    def _write(self, source: StreamSource, new: Any, plan: BasePlan | None, condemned: Condemnation) -> None:
-        """Write new chunks of a batch into packs."""
+    def _write(
+        self,
+        source: StreamSource,
+        new: Any,
+        plan: BasePlan | None,
+        condemned: Condemnation,
+        names: Iterable[str] = (),
+    ) -> None:
+        """Write new chunks of a batch into packs, the first of them under given names."""
         self.n_new_bytes += int(source.sizes[new].sum())
         if plan is not None and self._parents is not None and self._parents.nearest is not None:
             source = source.like(self._parents.nearest)
         payloads = encode_chunks(source, new, self._policy, plan, self._chooser)
         keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None
-        self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, condemned, keep=keep)
+        self.n_stored_bytes += write_packs(self._backend, self._catalog, payloads, condemned, names=names, keep=keep)
 
     def _likely_new(self, source: StreamSource, chunks: Any) -> Any:
         """Return those of some chunks that the store does not have, as far as this process knows."""

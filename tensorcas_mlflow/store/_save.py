@@ -94,6 +94,7 @@ def probe(
     n_bytes: int | None = None,
     before: Places | None = None,
     look_again: Callable[[], Condemnation] | None = None,
+    is_fresh: bool = False,
 ) -> Mask:
     """Find the chunks to write: probe the index, then check that every pack to be relied on exists.
 
@@ -108,6 +109,7 @@ def probe(
         n_bytes: The size of the chunks that this process does not know, if it is known; see `Catalog.refresh`.
         before: Places of the chunks as they were known before the reading of ``condemned``.
         look_again: Reads the condemned lists again; None if a later save repeats this probe and relies on nothing here.
+        is_fresh: Whether the same upload has refreshed this process's view of the index before.
 
     Returns:
         For each digest whether the chunk is missing.
@@ -121,7 +123,7 @@ def probe(
         with backend.reading_together():
             if bases is None:
                 # For a remote store, refresh this process's view of the index only if it lacks a chunk.
-                is_known = backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all())
+                is_known = is_fresh or (backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all()))
             if not is_known:
                 # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
                 seen |= catalog.refresh(n_bytes=n_bytes)
@@ -303,6 +305,7 @@ class PendingSave:
         *,
         policy: Policy = Policy.BALANCED,
         parents: Parents | None = None,
+        is_fresh: bool = False,
     ) -> None:
         """Find the new chunks; see `Store.begin_checkpoint`.
 
@@ -313,6 +316,7 @@ class PendingSave:
             source: Its bytes; those of its stored rows, if the manifest has derived rows already.
             policy: Encoding effort.
             parents: Search for its earlier states; None stores everything in full.
+            is_fresh: See `probe`.
         """
         self.manifest = manifest
         self.n_stored_bytes = 0
@@ -321,6 +325,7 @@ class PendingSave:
         self._catalog = catalog
         self._source = source
         self._policy = policy
+        self._is_fresh = is_fresh
         self._parents = parents if policy is not Policy.FAST else None
         self._plan: BasePlan | None = None
         """Possible bases of new chunks; the intent names them."""
@@ -472,6 +477,7 @@ class PendingSave:
             n_bytes=self._most_bytes(missing),
             before=before,
             look_again=self._look_again,
+            is_fresh=self._is_fresh,
         )
         if self.manifest.derived and (self._first[self._missing] < 0).any():
             self._begin_in_full()

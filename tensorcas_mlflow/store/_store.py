@@ -649,7 +649,17 @@ class Store(Refs):
             manifest = Manifest(
                 kind="file", chunk_bytes=self.chunk_bytes, store_id=self.id, flavor=None, rows=rows.content
             )
-            save = _written(PendingSave(self.backend, self.catalog, manifest, rows, policy=policy, parents=parents))
+            save = _written(
+                PendingSave(
+                    self.backend,
+                    self.catalog,
+                    manifest,
+                    rows,
+                    policy=policy,
+                    parents=parents,
+                    is_fresh=self.backend.is_remote and ingest.n_batches > 0,
+                )
+            )
             save.n_new_bytes += ingest.n_new_bytes
             save.n_stored_bytes += ingest.n_stored_bytes
             return save

@@ -16,7 +16,7 @@ from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import FencedError
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, Row, is_delta
+from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, Row, bases_of, is_delta
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store, _bases, _ingest
 from tensorcas_mlflow.store._recent import RecentManifests
@@ -203,19 +203,31 @@ def test_the_file_before_is_found_behind_many_that_hold_no_tensors(
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_the_intent_of_a_batch_names_the_packs_of_its_bases(store: Store) -> None:
+@pytest.mark.parametrize("foresees", [True, False])
+def test_the_intent_of_a_batch_names_the_packs_of_its_bases(
+    store: Store, monkeypatch: pytest.MonkeyPatch, *, foresees: bool
+) -> None:
+    if not foresees:
+        monkeypatch.setattr(_ingest, "_MOST_FORESEEN", 0)
     commit(store, long_epoch(0))
     packs = packs_of(store.backend)
     named: set[str] = set()
+    seen: set[str] = set()
 
     def look() -> None:
+        seen.update(packs_of(store.backend))
         for info in store.backend.list("intents"):
             named.update(json.loads(store.backend.get(info.key).split(b"\n")[0]).get("bases", []))
 
     commit(store, Stream(long_epoch(1), at=LONG * 3 // 4, then=look), "next")
 
-    assert named
-    assert named <= packs
+    tables = [read_pack_table(store.backend, name) for name in seen - packs]
+    bases = {base.pack for table in tables for base in bases_of(table[is_delta(table)])}
+    # They also name the packs of the batches themselves.
+    assert seen - packs
+    assert seen - packs <= named
+    assert bases
+    assert bases <= named
 
 
 @pytest.mark.usefixtures("small_batches")

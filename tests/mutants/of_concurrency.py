@@ -191,6 +191,13 @@ MUTANTS = (
         after="()",
     ),
     Mutant(
+        fault="a collection during a stream, of the packs of its later batches",
+        test="test_a_collection_during_a_stream_takes_nothing_of_it",
+        definition="Ingest._declare",
+        before="packs.update(names)",
+        after="",
+    ),
+    Mutant(
         fault="a file that is committed between the writing of a text and the drop of the ref it replaces",
         test="test_a_commit_between_the_writing_of_a_text_and_its_drop_is_not_dropped",
         definition="TensorCasArtifactRepository._write",

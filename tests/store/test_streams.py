@@ -106,6 +106,35 @@ def test_stream_keeps_the_chunks_that_others_drop_meanwhile(store: Store) -> Non
     assert read(store, ref) == data
 
 
+@pytest.mark.parametrize("n_names", [100, 4])
+def test_one_intent_covers_many_batches(store: Store, monkeypatch: pytest.MonkeyPatch, n_names: int) -> None:
+    monkeypatch.setattr(_ingest, "_NAMES_AHEAD", n_names)
+    data = noise(LONG)
+    seen: list[int] = []
+    stream = Stream(data, at=1, then=lambda: seen.append(len(list(store.backend.list("intents")))))
+    ref = commit(store, stream)
+
+    n_packs = len(list(store.backend.list("packs")))
+    assert n_packs > 30
+    assert 1 <= max(seen) <= 1 + n_packs // n_names
+    assert (max(seen) == 1) == (n_names > n_packs)
+    assert read(store, ref) == data
+
+
+def test_batch_that_shares_chunks_with_another_file_is_protected_by_an_intent_of_its_own(store: Store) -> None:
+    one, other = noise(100 * CHUNK, 1), noise(100 * CHUNK, 2)
+    commit(store, Stream(one), "one")
+
+    def drop_and_collect() -> None:
+        store.drop_artifacts("one")
+        plan_gc(store).execute()
+
+    data = other + one
+    ref = commit(store, Stream(data, at=len(data) - CHUNK, then=drop_and_collect), "two")
+
+    assert read(store, ref) == data
+
+
 def test_a_stream_given_up_for_dead_fails_whole_and_can_be_stored_again(store: Store) -> None:
     data = noise(LONG)
 

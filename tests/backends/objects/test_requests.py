@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
-from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store import Store, _ingest
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.backends.objects.proxy import Proxy
 from tests.backends.objects.requests_seen import Kind
@@ -84,6 +85,25 @@ def test_a_save_of_a_changed_model_sends_what_changed(store: Store, model: dict[
 
     assert traffic.n_billed == 8, str(traffic)
     assert traffic.up_bytes < 1.1 * TENSOR_BYTES
+
+
+@pytest.mark.parametrize("n_batches", [2, 6])
+def test_file_of_many_batches_makes_ten_requests_beside_its_packs(
+    store: Store, way: Proxy, monkeypatch: pytest.MonkeyPatch, n_batches: int
+) -> None:
+    monkeypatch.setattr(_ingest, "BATCH_BYTES", TENSOR_BYTES)
+    monkeypatch.setattr(_ingest, "_TAKE_BYTES", TENSOR_BYTES)
+    data = np.random.default_rng(0).bytes(n_batches * TENSOR_BYTES + 1000)
+    with store.write_stream(io.BytesIO(data)) as pending:
+        ref = pending.commit(RefTarget(path="file"))
+    traffic = way.traffic()
+    n_packs = len(list(store.backend.list("packs")))
+
+    assert n_packs > n_batches // 2
+    # Two intents, each with a listing of condemned lists and a deletion; a listing of packs; and of the commit the
+    # manifest, the note in the intent, and the ref.
+    assert traffic.n_billed == n_packs + 10, str(traffic)
+    assert b"".join(store.iter_file(ref)) == data
 
 
 @pytest.fixture
