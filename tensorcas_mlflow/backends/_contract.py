@@ -261,6 +261,14 @@ class Backend(ABC):
         """Return the last segments of the keys of the blobs directly below a prefix: `list_dir` without their facts."""
         return {info.key.rpartition("/")[2] for info in self.list_dir(prefix)[0]}
 
+    def possible_children(self, prefix: str) -> tuple[set[str], set[str]]:
+        """Return the last segments of the keys directly below a prefix that may have blobs, and the next segments.
+
+        A remote backend does not look which of the objects count as no blob.
+        """
+        blobs, names = self.list_dir(prefix)
+        return {info.key.rpartition("/")[2] for info in blobs}, set(names)
+
     def paths(self) -> Iterator[str]:
         """Yield the path of every file or object below the root, in no order, even if it is no key.
 

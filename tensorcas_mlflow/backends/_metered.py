@@ -84,6 +84,10 @@ class MeteredBackend(Backend):
         self.tally.add(0)
         return self.inner.list_dir(prefix)
 
+    def possible_children(self, prefix: str) -> tuple[set[str], set[str]]:
+        self.tally.add(0)
+        return self.inner.possible_children(prefix)
+
     def paths(self) -> Iterator[str]:
         self.tally.add(0)
         return self.inner.paths()

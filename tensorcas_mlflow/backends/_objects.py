@@ -230,6 +230,10 @@ class ObjectBackend(Backend):
         blobs = [_blob_info(info) for info in self._all_shown([info for info in objects if is_key(info.path)])]
         return sorted(blobs, key=lambda info: info.key), sorted(name for name in names if is_key(name))
 
+    def possible_children(self, prefix: str) -> tuple[set[str], set[str]]:
+        objects, names = self._bucket.children(check_key(prefix))
+        return {info.path.rpartition("/")[2] for info in objects}, set(names)
+
     def paths(self) -> Iterator[str]:
         # A void has a key of ours, so there is no need to check objects for voids.
         return (info.path for info in self._bucket.walk(""))

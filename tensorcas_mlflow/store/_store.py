@@ -333,6 +333,8 @@ class Store(Refs):
         """The root as one URI."""
         self.id = store_id
         """32 hex digits, drawn on creation of the store; manifests carry it."""
+        self.wide_folders: set[str] = set()
+        """Folders of refs in a bucket, by key prefix, that take more than one request to list."""
         self.chunk_bytes = chunk_bytes
         self._cache = _chunk_cache(backend)
 

@@ -74,7 +74,7 @@ from tensorcas_mlflow.integration.artifacts._paths import (
 from tensorcas_mlflow.integration.artifacts._streams import Inflow, Rejoined, UploadStream, n_announced, read_head
 from tensorcas_mlflow.integration.pages import HISTORY_PAGE
 from tensorcas_mlflow.integration.server_store import announcement
-from tensorcas_mlflow.layout import Manifest, RefTarget
+from tensorcas_mlflow.layout import Manifest, RefTarget, artifact_key, artifact_prefix
 from tensorcas_mlflow.store import PendingSave, Store, has_pending, take_pending
 
 _log = logging.getLogger(__name__)
@@ -196,12 +196,16 @@ class StoreFinder:
             assert store is not None
         folder, in_folder = (path, in_store) if as_folder else (posixpath.dirname(path), posixpath.dirname(in_store))
         places = [(store, part) for part in (in_folder, *parents(in_folder))]
-        unchecked = itertools.takewhile(lambda place: place not in checked, places)
+        unchecked = list(itertools.takewhile(lambda place: place not in checked, places))
+        is_new = False
+        if unchecked and in_folder and not as_folder and self._plain.calls_are_requests:
+            may_be_file, is_new = _beside(store, in_folder)
+            unchecked = unchecked if may_be_file else unchecked[1:]
         blocker = self._plain.blocker(folder) or next((part for _, part in unchecked if has_ref(store, part)), None)
         if blocker is not None:
             raise ValueError(f"{path!r} cannot be written: {blocker!r} is not a folder")
         checked.update(places)
-        if not as_folder and (self._plain.is_folder(path) or any(store.artifacts(in_store))):
+        if not as_folder and (self._plain.is_folder(path) or (not is_new and any(store.artifacts(in_store)))):
             raise ValueError(f"{path!r} cannot be written as a file: it is a folder")
         return store, in_store
 
@@ -251,6 +255,22 @@ class StoreFinder:
         )
 
 
+def _beside(store: Store, folder: str) -> tuple[bool, bool]:
+    """Look at a folder in a bucket from the folder above it, by one request that shows both kinds.
+
+    Returns:
+        Whether it may be a file, and whether nothing has ever been stored in it.
+    """
+    above = artifact_prefix(posixpath.dirname(folder))
+    if above in store.wide_folders:
+        return True, False  # a listing takes many requests
+    names, folders = store.backend.possible_children(above)
+    if len(names) + len(folders) > _MOST_BESIDE:
+        store.wide_folders.add(above)
+    key, prefix = artifact_key(folder), artifact_prefix(folder)
+    return key.rpartition("/")[2] in names, prefix.rpartition("/")[2] not in folders
+
+
 def has_ref(store: Store | None, in_store: str) -> bool:
     """Tell whether a store, if there is one, has a ref for a path."""
     return store is not None and in_store != "" and store.artifact(in_store) is not None
@@ -268,6 +288,8 @@ PLAIN_BYTES = 64 * 1024
 MANIFEST_BYTES = 256 * 1024 * 1024
 """Larger files are not checked for being manifests: the check holds the file in memory."""
 
+_MOST_BESIDE = 1000
+"""Number of objects and folders that one request lists."""
 _MAX_TEXTS = 32
 """Bound of texts written together; they are in memory."""
 _MAX_ATTEMPTS = 3

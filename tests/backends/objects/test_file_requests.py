@@ -1,0 +1,106 @@
+"""Requests of a file logged below a location in a bucket, and what it refuses to be written over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlflow.exceptions import MlflowException
+
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository, _repository
+from tensorcas_mlflow.store import _ingest
+from tests.backends.objects.proxy import Proxy
+from tests.backends.objects.requests_seen import Kind
+from tests.backends.objects.servers import S3Server
+from tests.tracking import no_stray_settings
+
+__all__ = ["no_stray_settings"]
+
+N_BYTES = 1 << 20
+
+
+@pytest.fixture
+def repo(
+    s3: S3Server, bucket: str, way: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> TensorCasArtifactRepository:
+    """A repository at the root of a store into which this process has logged a file."""
+    for name, value in s3.at(way.endpoint).environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "cache"))
+    made = TensorCasArtifactRepository(f"tensorcas-s3://{bucket}/root")
+    made.log_artifact(written(tmp_path / "model.bin"), "step-0")
+    way.forget()
+    return made
+
+
+def written(path: Path, seed: int = 0) -> Path:
+    path.write_bytes(np.random.default_rng(seed).bytes(N_BYTES))
+    return path
+
+
+def test_file_in_a_new_folder_makes_nine_requests_beside_its_pack(
+    repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path
+) -> None:
+    repo.log_artifact(written(tmp_path / "model.bin", 1), "step-1")
+    traffic = way.traffic()
+
+    # Seven of the save, one that looks for a file in the folder's place and for the folder, and one for a plain file.
+    assert traffic.n_billed == 1 + 9, str(traffic)
+    assert len(traffic.of(Kind.LIST)) == 3
+    assert len(traffic.of(Kind.HEAD)) == 1
+
+
+def test_file_of_many_batches_makes_twelve_requests_beside_its_packs(
+    repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ingest, "BATCH_BYTES", N_BYTES // 4)
+    monkeypatch.setattr(_ingest, "_TAKE_BYTES", N_BYTES // 4)
+    repo.log_artifact(written(tmp_path / "model.bin", 1), "step-1")
+    traffic = way.traffic()
+    n_packs = sum("/packs/" in each.path for each in traffic.of(Kind.PUT, Kind.CREATE).exchanges)
+
+    assert n_packs > 2
+    assert traffic.n_billed == n_packs + 12, str(traffic)
+
+
+def test_file_in_a_folder_with_files_makes_ten_requests_beside_its_pack(
+    repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path
+) -> None:
+    repo.log_artifact(written(tmp_path / "other.bin", 1), "step-0")
+
+    assert way.traffic().n_billed == 1 + 10, str(way.traffic())
+
+
+@pytest.mark.parametrize("most", [1000, 0])
+def test_file_is_refused_below_a_file_and_in_the_place_of_a_folder(
+    repo: TensorCasArtifactRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(_repository, "_MOST_BESIDE", most)
+    repo.log_artifact(written(tmp_path / "x.bin", 1), "a/b")
+    for _ in range(2):
+        with pytest.raises(MlflowException, match=r"'a/b/x\.bin' is not a folder"):
+            repo.log_artifact(written(tmp_path / "y.bin", 2), "a/b/x.bin")
+        with pytest.raises(MlflowException, match=r"'a/b/x\.bin' is not a folder"):
+            repo.log_artifact(written(tmp_path / "y.bin", 2), "a/b/x.bin/c")
+        with pytest.raises(MlflowException, match="it is a folder"):
+            repo.log_artifact(written(tmp_path / "b", 3), "a")
+        with pytest.raises(MlflowException, match="it is a folder"):
+            repo.log_artifact(written(tmp_path / "a", 3))
+    repo.log_artifact(written(tmp_path / "x.bin", 4), "a/b")
+
+    assert [info.path for info in repo.list_artifacts("a/b")] == ["a/b/x.bin"]
+    assert Path(repo.download_artifacts("a/b/x.bin")).read_bytes() == (tmp_path / "x.bin").read_bytes()
+
+
+def test_file_takes_the_place_of_a_folder_whose_files_are_deleted(
+    repo: TensorCasArtifactRepository, tmp_path: Path
+) -> None:
+    repo.log_artifact(written(tmp_path / "x.bin", 1), "a/b")
+    repo.delete_artifacts("a/b")
+    repo.log_artifact(written(tmp_path / "b", 2), "a")
+    repo.delete_artifacts("a/b")
+    repo.log_artifact(written(tmp_path / "x.bin", 3), "a/b")
+
+    assert [info.path for info in repo.list_artifacts("a")] == ["a/b"]
+    assert [info.path for info in repo.list_artifacts("a/b")] == ["a/b/x.bin"]
