@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from tensorcas_mlflow.base.digest import Digests, digest
+from tensorcas_mlflow.base.digest import Digests, digest, unique_rows
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.layout._pack import ENTRY, Entries, is_delta
 
-MAGIC = b"\x89TCHNT\r\x01"
+MAGIC = b"\x89TCHNT\r\x03"
 PACKS_MAGIC = b"\x89TCHNT\r\x02"
 _FOOTER = struct.Struct("<I16s8s")
 _DIGEST_BYTES = 16
@@ -51,20 +51,24 @@ class Hints(NamedTuple):
     """For each row its entry in that pack, without the digest of its stored bytes."""
 
 
-def hint_bytes(packs: Sequence[str], pack: Any, entries: Entries) -> bytes:
+def hint_bytes(packs: Sequence[str], pack: Any, entries: Entries, order: Any = None) -> bytes:
     """Write hints.
 
     Args:
         packs: Names of packs.
         pack: For each chunk the position of its pack in ``packs``.
         entries: For each chunk its entry; ascending by digest, none twice.
+        order: The chunks, by number, in the order of their first places in the manifest; None if that is ascending.
     """
     used, number = np.unique(pack, return_inverse=True)
+    if order is not None:
+        number, entries = number[order], entries.take(order)
     head = json.dumps({"packs": [packs[at] for at in used.tolist()], "n": len(entries)}).encode() + b"\n"
     columns = {name: entries[name] for name, _ in _COLUMNS if name != "pack"} | {"pack": number}
-    # Chunks of a tensor are adjacent, so differences are small numbers.
-    columns["offset"] = np.diff(entries["offset"].astype(np.int64), prepend=np.int64(0))
-    body = b"".join(columns[name].astype(dtype).tobytes() for name, dtype in _COLUMNS)
+    # A save writes new chunks in the order of the manifest, so mostly each begins where the one before it ends.
+    ends = entries["offset"].astype(np.int64) + entries["stored_bytes"]
+    columns["offset"] = entries["offset"].astype(np.int64) - np.append(np.int64(0), ends[:-1])[: len(entries)]
+    body = b"".join(_planes(columns[name].astype(dtype)) for name, dtype in _COLUMNS)
     packed = zstandard.ZstdCompressor(level=3).compress(head + body)
     return packed + _FOOTER.pack(len(packed), digest(packed)[:_DIGEST_BYTES], MAGIC)
 
@@ -84,7 +88,7 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
 
     Args:
         data: Hints from `split_hints`.
-        digests: The distinct chunks of their manifest, ascending.
+        digests: The chunks of their manifest, as they follow each other in it.
     """
     if len(data) < _FOOTER.size:
         return None
@@ -92,9 +96,10 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
     n_packed, said, magic = _FOOTER.unpack(data[-_FOOTER.size :])
     if magic != MAGIC or n_packed != len(packed) or digest(packed)[:_DIGEST_BYTES] != said:
         return None
+    distinct, first, _ = unique_rows(digests)
     try:
         # At most as many packs as chunks: a small manifest must not claim hints that take much memory.
-        most_bytes = len(digests) * (_ROW_BYTES + _PACK_BYTES) + 1024
+        most_bytes = len(distinct) * (_ROW_BYTES + _PACK_BYTES) + 1024
         if not 0 < zstandard.frame_content_size(packed) <= most_bytes:
             return None
         head, _, body = zstandard.ZstdDecompressor().decompress(packed).partition(b"\n")
@@ -107,29 +112,41 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
         return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if n_rows != len(digests) or len(body) != n_rows * _ROW_BYTES or not isinstance(packs, list):
+    if n_rows != len(distinct) or len(body) != n_rows * _ROW_BYTES or not isinstance(packs, list):
         return None
     if not all(isinstance(name, str) and _PACK_NAME.fullmatch(name) for name in packs):
         return None
     entries = np.zeros(n_rows, dtype=ENTRY)
-    entries["digest"] = digests
+    entries["digest"] = distinct
+    order = np.argsort(first)
+    columns = {}
     at = 0
-    pack = np.empty(0, np.uint32)
     for name, dtype in _COLUMNS:
-        column = np.frombuffer(body, dtype, n_rows, at)
-        at += column.nbytes
-        if name == "pack":
-            pack = column
-        elif name == "offset":
-            offset = np.cumsum(column)
-            if n_rows and offset.min() < 0:
-                return None
-            entries[name] = offset
-        else:
-            entries[name] = column
+        columns[name] = _from_planes(body, dtype, n_rows, at)
+        at += columns[name].nbytes
+    stored = columns["stored_bytes"].astype(np.int64)
+    columns["offset"] = np.cumsum(columns["offset"] + stored) - stored
+    if n_rows and columns["offset"].min() < 0:
+        return None
+    pack = np.empty(n_rows, np.uint32)
+    pack[order] = columns.pop("pack")
+    for name, column in columns.items():
+        entries[name][order] = column
     if n_rows and (int(pack.max()) >= len(packs) or not _is_possible(entries)):
         return None
-    return Hints(packs=tuple(packs), pack=pack.astype(np.uint32), entries=entries)
+    return Hints(packs=tuple(packs), pack=pack, entries=entries)
+
+
+def _planes(column: Any) -> bytes:
+    """Return the lowest byte of each number, then the next byte of each, and so on."""
+    planes: bytes = column.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
+    return planes
+
+
+def _from_planes(body: bytes, dtype: str, n: int, at: int) -> Any:
+    size = np.dtype(dtype).itemsize
+    planes = np.frombuffer(body, np.uint8, n * size, at).reshape(size, n)
+    return np.ascontiguousarray(planes.T).view(dtype).reshape(n)
 
 
 def pack_hint_bytes(packs: Collection[str]) -> bytes:

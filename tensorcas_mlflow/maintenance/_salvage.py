@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Set
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.codecs import codec_numbered
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.layout import (
@@ -46,7 +45,7 @@ class Clues:
         self._segments = list(_segments(backend))
         self._hints: dict[str, list[Entries]] = {}
         for manifest in manifests:
-            hints = read_hints(manifest.hints, unique_rows(manifest.stored_digests)[0]) if manifest.hints else None
+            hints = read_hints(manifest.hints, manifest.stored_digests) if manifest.hints else None
             for number, name in enumerate(hints.packs if hints is not None else ()):
                 assert hints is not None
                 if name not in of:

@@ -437,7 +437,7 @@ def _check(
         return [Problem(key=key, reason=reason, checkpoint=ref.label) for ref in refs]
     unhinted = []
     is_hint = not manifest.hints or read_pack_hints(manifest.hints) is not None
-    if not is_hint and read_hints(manifest.hints, unique_rows(manifest.stored_digests)[0]) is None:
+    if not is_hint and read_hints(manifest.hints, manifest.stored_digests) is None:
         unhinted.append(
             Problem(key=key, reason="its hints are damaged (nothing is lost, and the index is asked instead)")
         )
@@ -540,8 +540,8 @@ def _and_more(reason: str, n_chunks: int) -> str:
 
 def _saved_in(manifest: Manifest, chunks: Any) -> list[str]:
     """Return the packs in which some chunks, by their numbers, lay when the manifest was written, if it says so."""
-    different, _, which = unique_rows(manifest.stored_digests)
-    hints = read_hints(manifest.hints, different)
+    _, _, which = unique_rows(manifest.stored_digests)
+    hints = read_hints(manifest.hints, manifest.stored_digests)
     if hints is None:
         return []
     return [pack_key(hints.packs[at]) for at in np.unique(hints.pack[which[chunks]]).tolist()]

@@ -251,12 +251,13 @@ def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> byt
     """Return the blob of a manifest with stored chunks: in a remote store with hints, for readers without an index."""
     blob = manifest.to_blob(is_packed=not backend.has_logs)
     if backend.is_remote:
-        places = catalog.find(unique_rows(manifest.stored_digests)[0])
+        different, first, _ = unique_rows(manifest.stored_digests)
+        places = catalog.find(different)
         if is_delta(places.entries).any():
             own = {places.packs[number] for number in distinct(places.pack[places.found]).tolist()}
             blob += pack_hint_bytes(own | catalog.find_chains(places)[1])
         else:
-            blob += hint_bytes(places.packs, places.pack, places.entries)
+            blob += hint_bytes(places.packs, places.pack, places.entries, np.argsort(first))
     return blob
 
 

@@ -715,7 +715,7 @@ class Store(Refs):
         manifest = manifest.labelled(ref.label)
         RECENT.note(self.id, ref.manifest.partition(".")[0], manifest)
         if manifest.hints:
-            hints = read_hints(manifest.hints, unique_rows(manifest.stored_digests)[0])
+            hints = read_hints(manifest.hints, manifest.stored_digests)
             if hints is not None:
                 self.catalog.take_hints(hints)
             elif (packs := read_pack_hints(manifest.hints)) is not None:

@@ -58,6 +58,31 @@ def test_hints_come_back_as_they_were_written(n: int) -> None:
         assert (found.entries[name] == written[name]).all(), name
 
 
+def test_hints_come_back_in_the_order_of_a_manifest_that_repeats_chunks() -> None:
+    written = entries(9)
+    pack = np.arange(9) % 2
+    digests = written["digest"][[4, 8, 4, 0, 1, 7, 8, 6, 2, 3, 5, 5]]
+    order = [4, 8, 0, 1, 7, 6, 2, 3, 5]
+    found = read_hints(hint_bytes(PACKS[:2], pack, written, order), digests)
+
+    assert found is not None
+    assert found.pack.tolist() == pack.tolist()
+    for name in ("digest", "offset", "stored_bytes", "raw_bytes", "codec", "typesize"):
+        assert (found.entries[name] == written[name]).all(), name
+
+
+def test_hints_of_a_save_take_three_bytes_for_each_chunk() -> None:
+    n = 1000
+    order = np.random.default_rng(1).permutation(n)
+    written = entries(n)
+    sizes = np.random.default_rng(0).integers(170_000, 180_000, n)
+    written["stored_bytes"][order] = sizes
+    written["offset"][order] = 64 + np.cumsum(sizes) - sizes
+    written["raw_bytes"], written["codec"], written["typesize"] = 1 << 18, 4, 2
+
+    assert len(hint_bytes(PACKS[:1], np.zeros(n, int), written, order)) < 3 * n
+
+
 @pytest.mark.parametrize("n", [0, 1, 9, 1024])
 def test_hints_of_deltas_come_back_as_they_were_written(n: int) -> None:
     names = [f"{number:032x}" for number in range(n)]
