@@ -335,6 +335,9 @@ class Store(Refs):
         """32 hex digits, drawn on creation of the store; manifests carry it."""
         self.wide_folders: set[str] = set()
         """Folders of refs in a bucket, by key prefix, that take more than one request to list."""
+        self.root_folders: set[str] = set()
+        """Artifact roots of repositories in a bucket, and the folders above them, that this process has checked to be
+        no files."""
         self.chunk_bytes = chunk_bytes
         self._cache = _chunk_cache(backend)
 

@@ -196,7 +196,12 @@ class StoreFinder:
             assert store is not None
         folder, in_folder = (path, in_store) if as_folder else (posixpath.dirname(path), posixpath.dirname(in_store))
         places = [(store, part) for part in (in_folder, *parents(in_folder))]
-        unchecked = list(itertools.takewhile(lambda place: place not in checked, places))
+        # MLflow made the root a folder of artifacts. So in a bucket, where each look is a request, one look is enough.
+        root = in_store[: len(in_store) - len(path)].rstrip("/")
+        roots = {root, *parents(root)} if self._plain.calls_are_requests else set()
+        unchecked = list(
+            itertools.takewhile(lambda place: place not in checked and place[1] not in store.root_folders, places)
+        )
         is_new = False
         if unchecked and in_folder and not as_folder and self._plain.calls_are_requests:
             may_be_file, is_new = _beside(store, in_folder)
@@ -205,6 +210,9 @@ class StoreFinder:
         if blocker is not None:
             raise ValueError(f"{path!r} cannot be written: {blocker!r} is not a folder")
         checked.update(places)
+        if len(store.root_folders) > _MOST_ROOT_FOLDERS:
+            store.root_folders.clear()
+        store.root_folders |= roots
         if not as_folder and (self._plain.is_folder(path) or (not is_new and any(store.artifacts(in_store)))):
             raise ValueError(f"{path!r} cannot be written as a file: it is a folder")
         return store, in_store
@@ -288,6 +296,7 @@ PLAIN_BYTES = 64 * 1024
 MANIFEST_BYTES = 256 * 1024 * 1024
 """Larger files are not checked for being manifests: the check holds the file in memory."""
 
+_MOST_ROOT_FOLDERS = 1 << 14
 _MOST_BESIDE = 1000
 """Number of objects and folders that one request lists."""
 _MAX_TEXTS = 32

@@ -72,6 +72,31 @@ def test_file_in_a_folder_with_files_makes_ten_requests_beside_its_pack(
     assert way.traffic().n_billed == 1 + 10, str(way.traffic())
 
 
+def test_folders_above_the_artifact_root_are_looked_at_once(
+    repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path
+) -> None:
+    root = f"{repo.artifact_uri}/0123456789abcdef/artifacts"
+    counts = []
+    for seed in range(3):
+        way.forget()
+        run = TensorCasArtifactRepository(root)
+        run.log_artifact(written(tmp_path / "model.bin", seed + 1), f"step-{seed}")
+        counts.append(way.traffic().n_billed)
+
+    assert counts[1:] == [1 + 9, 1 + 9]
+    assert counts[0] == counts[1] + 2
+
+
+def test_file_in_the_place_of_an_artifact_root_is_refused_there(
+    repo: TensorCasArtifactRepository, tmp_path: Path
+) -> None:
+    repo.log_artifact(written(tmp_path / "artifacts", 1), "0123456789abcdef")
+    run = TensorCasArtifactRepository(f"{repo.artifact_uri}/0123456789abcdef/artifacts")
+    for _ in range(2):
+        with pytest.raises(MlflowException, match="is not a folder"):
+            run.log_artifact(written(tmp_path / "model.bin", 2), "step-0")
+
+
 @pytest.mark.parametrize("most", [1000, 0])
 def test_file_is_refused_below_a_file_and_in_the_place_of_a_folder(
     repo: TensorCasArtifactRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
