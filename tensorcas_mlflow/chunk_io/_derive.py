@@ -77,7 +77,7 @@ class DerivedRows:
             of = f"the {'input' if len(each.inputs) == 1 else 'inputs'} {', '.join(map(str, each.inputs[:8]))}"
             residual = "" if each.residual is None else f" and the residual {each.residual}"
             reason = f"function {each.function} of {of}{residual} makes chunk {actual} in the place of {said}"
-            key = f"manifests/{manifest.digest}"
+            key = f"{'recipes' if manifest.kind == 'recipe' else 'manifests'}/{manifest.digest}"
             raise DerivedTensorError(said, key, reason, manifest.label, (name,) if name else ())
 
 

@@ -17,6 +17,7 @@ from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted, can_decode
 from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_sizes, damage_of
 from tensorcas_mlflow.chunk_io._map import map_rows, mappable
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, check_outs, new_arrays
+from tensorcas_mlflow.chunk_io._recipes import Recipes
 from tensorcas_mlflow.chunk_io._stored import OpenPacks
 from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment
 from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, DerivedTensorError
@@ -41,6 +42,8 @@ class ChunkOwner(NamedTuple):
     """Numbers of the chunks, counted over all rows, if they do not follow each other."""
     tell: Callable[[Any], tuple[str, ...]] | None = None
     """Returns the names of some chunks' tensors, by the chunks' numbers, if the rows do not tell them."""
+    manifest: str | None = None
+    """Digest of its manifest; None if it is unknown."""
 
     def names(self, chunks: Any) -> tuple[str, ...]:
         """Return the names of some chunks' tensors, by the chunks' numbers; stretches of a file have no name."""
@@ -69,11 +72,19 @@ class ChunkReader:
     """Reader of the chunks of one store, through the local cache.
 
     Every method raises:
-        ChunkNotFoundError: No pack of this store holds a chunk.
+        ChunkNotFoundError: No pack of this store holds a chunk, and no recipe makes it.
         CorruptChunkError: A chunk is damaged. Without ``verify`` it shows only if decoding fails.
     """
 
-    def __init__(self, backend: Backend, catalog: Catalog, *, cache: ExtentCache | None = None, store_id: str = ""):
+    def __init__(
+        self,
+        backend: Backend,
+        catalog: Catalog,
+        *,
+        cache: ExtentCache | None = None,
+        store_id: str = "",
+        uses_recipes: bool = True,
+    ):
         """Create a reader.
 
         Args:
@@ -81,11 +92,16 @@ class ChunkReader:
             catalog: The catalog of that backend.
             cache: Cache of reads on local disk; None caches nothing.
             store_id: Id of the store in the cache.
+            uses_recipes: Whether to make chunks that no pack holds; else only packs count.
         """
         self._backend = backend
         self._catalog = catalog
         self._cache = cache
         self._store_id = store_id
+        plain: ChunkReader | None = None
+        if uses_recipes:  # the inputs of recipes lie in packs
+            plain = ChunkReader(backend, catalog, cache=cache, store_id=store_id, uses_recipes=False)
+        self._recipes = Recipes(backend, catalog, plain)
 
     def tensors(
         self,
@@ -301,7 +317,11 @@ class ChunkReader:
         owner = _owner(manifest, rows, needed_by)
         everything = np.arange(len(digests))
         places = self._locate(digests, frozenset(), everything, owner)
-        suspects = everything if check_sizes(places, sizes) else self._suspects(places)
+        made, there = np.flatnonzero(~places.found), np.flatnonzero(places.found)
+        suspects = there
+        if not check_sizes(places.some(there), sizes[there]):
+            suspects = there[self._suspects(places.some(there))]
+        suspects = np.union1d(suspects, made)
         for first, stop in _runs(suspects, sizes):
             block = np.empty(int(sizes[first:stop].sum()), dtype=np.uint8).data
             target = Target.of_block(block, sizes[first:stop])
@@ -346,11 +366,18 @@ class ChunkReader:
         wanted = np.arange(len(manifest.columns)) if names is None else manifest.numbers(names)
         rows = _with_sources(wanted, manifest.derivations(wanted).values())
         digests = columns.digests[columns.chunks_of(rows)]
-        places = self._locate(digests, frozenset(), np.arange(len(digests)), _owner(manifest, rows, wanted))
+        owner = _owner(manifest, rows, wanted)
+        places = self._locate(digests, frozenset(), np.arange(len(digests)), owner)
         mapped = mappable(places, columns, rows, manifest.chunk_bytes) if copy is False else rows[:0]
         counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
         is_mapped = np.isin(np.arange(len(rows)), mapped)
-        chunks = np.flatnonzero(~np.repeat(is_mapped, counts))
+        is_read = ~np.repeat(is_mapped, counts) & places.found
+        if not places.found.all():
+            # What is made is read as the inputs of its recipe.
+            inputs = self._recipes.inputs_of(digests[~places.found])
+            places = self._locate(np.concatenate([digests, inputs]), frozenset(), np.arange(0), owner)
+            is_read = np.concatenate([is_read, np.ones(len(inputs), dtype=bool)])
+        chunks = np.flatnonzero(is_read)
         with OpenFiles(self._backend) as files:
             planner = Planner(self._backend, files, way or way_of_environment())
             held = chunks[:0] if self._cache is None else self._find_cached(self._cache, places, chunks)
@@ -385,7 +412,7 @@ class ChunkReader:
         """Memory-map rows stored raw and in one piece; return arrays by position among the rows."""
         places = self._catalog.find(digests)
         for refresh in (partial(self._catalog.look_at_latest, digests), self._catalog.refresh):
-            if places.found.all():
+            if places.found.all() or self._recipes.make_all(digests[~places.found]):
                 break
             refresh()
             places = self._catalog.find(digests)
@@ -409,7 +436,7 @@ class ChunkReader:
                 outs = [target.view(chunk) for chunk in range(end - begin)]
                 self.read_chunks(manifest, np.arange(begin, end), outs, verify=verify, last=last)
             else:
-                owner = ChunkOwner(label=manifest.label, rows=manifest.rows, first=begin)
+                owner = ChunkOwner(manifest.label, manifest.rows, first=begin, manifest=manifest.digest)
                 self._read(Wanted(digests=manifest.digests[begin:end], target=target, verify=verify), owner)
             yield block
             begin = end
@@ -428,13 +455,13 @@ class ChunkReader:
         """
         columns = manifest.columns
         if not manifest.derived:
-            owner = ChunkOwner(label=manifest.label, rows=manifest.rows, numbers=chunks)
+            owner = ChunkOwner(manifest.label, manifest.rows, numbers=chunks, manifest=manifest.digest)
             self.read(columns.digests[chunks], list(outs), verify=verify, owner=owner)
             return
         row_of = columns.rows_of(chunks)
         is_derived = np.isin(row_of, [each.row for each in manifest.derived])
         stored = np.flatnonzero(~is_derived)
-        owner = ChunkOwner(label=manifest.label, rows=manifest.rows, numbers=chunks[stored])
+        owner = ChunkOwner(manifest.label, manifest.rows, numbers=chunks[stored], manifest=manifest.digest)
         buffers = [outs[at] for at in stored.tolist()]
         self.read(columns.digests[chunks[stored]], buffers, verify=verify, owner=owner)
         for row in distinct(row_of[is_derived]).tolist():
@@ -508,6 +535,9 @@ class ChunkReader:
                     waiting.append((besides, again, [first[damage.chunk] for damage in again]))
         if not lost:
             return
+        self._recipes.refresh(wanted.digests[_chunks_of(lost)])
+        if self._recipes.make(wanted, _chunks_of(lost), owner):
+            return
         damage = min(lost, key=lambda each: (each.error is not None, each.chunk))
         if damage.error is not None:
             raise damage.error
@@ -523,6 +553,12 @@ class ChunkReader:
         n_moves = 0
         while True:
             places = self._locate(part.digests, without, chunks, owner)
+            if not places.found.all():
+                there = np.flatnonzero(places.found)
+                if not self._made(part, np.flatnonzero(~places.found), owner, chunks, is_last=n_moves >= _MAX_ATTEMPTS):
+                    n_moves += 1
+                    continue
+                places, part, chunks = places.some(there), part.some(there), chunks[there]
             try:
                 return self._read_at(places, part, chunks, way)
             except BlobNotFoundError:
@@ -540,19 +576,54 @@ class ChunkReader:
                     self._catalog.miss_all_gone()
                 self._catalog.refresh()
 
+    def _made(self, part: Wanted, missing: Any, owner: ChunkOwner, chunks: Any, *, is_last: bool) -> bool:
+        """Make chunks that no pack holds; return False if they have to be looked up again.
+
+        Args:
+            part: The wanted chunks.
+            missing: Numbers of those to make.
+            owner: Owner of the chunks.
+            chunks: Numbers by which the owner knows the wanted chunks.
+            is_last: Whether to raise an error instead of returning False.
+        """
+        try:
+            if self._recipes.make(part, missing, owner, chunks):
+                return True
+        except ChunkNotFoundError:
+            if is_last:
+                raise
+            # A collector has put what a recipe made into packs, and has deleted the recipe with its inputs.
+            self._recipes.refresh(part.digests[missing])
+            self._catalog.refresh()
+        if is_last:
+            digest_text = part.digests[missing[0]].tobytes().hex()
+            raise ChunkNotFoundError(digest_text, len(missing), owner.label, owner.names(chunks[missing]))
+        return False
+
     def _locate(self, digests: Digests, without: frozenset[str], chunks: Any, owner: ChunkOwner) -> Places:
-        catalog = self._catalog
+        """Look up chunks; nothing is found for those that recipes make."""
+        catalog, recipes = self._catalog, self._recipes
         places = catalog.find(digests, without)
-        # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed.
-        latest = partial(catalog.look_at_latest, digests)
-        for refresh in (latest, catalog.refresh, catalog.refresh_from_packs, catalog.refresh_from_packs):
-            if places.found.all():
+        # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed. They come last, as
+        # the tables of all packs cost the most.
+        look_ups = (
+            lambda _: catalog.look_at_latest(digests),
+            lambda _: catalog.refresh(),
+            lambda missing: None if owner.manifest is None else recipes.refresh(missing, of=owner.manifest),
+            recipes.refresh,
+            lambda _: catalog.refresh_from_packs(),
+            lambda _: catalog.refresh_from_packs(),
+            recipes.refresh,
+        )
+        for look_up in look_ups:
+            if places.found.all() or recipes.make_all(digests[~places.found]):
                 return places
-            refresh()
+            look_up(digests[~places.found])
             places = catalog.find(digests, without)
-        if not places.found.all():
-            if catalog.refusal is not None:
-                raise catalog.refusal
+        if not places.found.all() and not recipes.make_all(digests[~places.found]):
+            for refusal in (catalog.refusal, recipes.newer):
+                if refusal is not None:
+                    raise refusal
             missing = np.flatnonzero(~places.found)
             names, suspects = owner.names(chunks[missing]), tuple(catalog.suspects())
             digest_text = digests[missing[0]].tobytes().hex()
@@ -603,13 +674,13 @@ def _owner(manifest: Manifest, rows: Offsets, needed_by: Offsets) -> ChunkOwner:
     """
     chosen = ChosenRows(manifest.table, rows)
     if not manifest.derived:
-        return ChunkOwner(label=manifest.label, rows=chosen)
+        return ChunkOwner(label=manifest.label, rows=chosen, manifest=manifest.digest)
 
     def tell(chunks: Any) -> tuple[str, ...]:
         counts = manifest.table.chunk_at[rows + 1] - manifest.table.chunk_at[rows]
         return manifest.names_needing(np.repeat(rows, counts)[chunks], among=needed_by)
 
-    return ChunkOwner(label=manifest.label, rows=chosen, tell=tell)
+    return ChunkOwner(label=manifest.label, rows=chosen, tell=tell, manifest=manifest.digest)
 
 
 def _with_sources(rows: Offsets, derived: Iterable[Derivation]) -> Offsets:

@@ -313,6 +313,7 @@ def _optimize_json(report: OptimizeReport) -> Json:
         "packs_bytes_before": report.n_bytes_before,
         "packs_bytes_after": report.n_bytes_after,
         "written_bytes": report.written_bytes,
+        "n_recipes": report.n_recipes,
     }
 
 

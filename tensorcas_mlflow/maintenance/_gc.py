@@ -7,6 +7,7 @@ something may be deleted; ``docs/design/protocol.md`` argues for every step.
 from __future__ import annotations
 
 import errno
+import logging
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -31,32 +32,50 @@ from tensorcas_mlflow.errors import (
     FormatError,
     PendingSavesError,
 )
-from tensorcas_mlflow.layout import Manifest, find_strangers, list_blobs, pack_key, strangers_text, tidy_ref_tables
+from tensorcas_mlflow.layout import (
+    RECIPES,
+    Manifest,
+    find_strangers,
+    list_blobs,
+    pack_key,
+    recipe_key,
+    strangers_text,
+    tidy_ref_tables,
+)
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
-from tensorcas_mlflow.maintenance._gc_survey import Survey, is_damaged, learn, read_manifest, survey
+from tensorcas_mlflow.maintenance._gc_survey import Seen, Survey, is_damaged, learn, read_manifest, survey
+from tensorcas_mlflow.maintenance._verify_recipes import fault_of_recipe
 from tensorcas_mlflow.maintenance._workers import Readers
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
+_log = logging.getLogger(__name__)
+
 
 def choose(
-    state: Survey, max_waste: float, *, prefer: Set[str] = frozenset(), avoid: Set[str] = frozenset()
+    state: Survey,
+    max_waste: float,
+    *,
+    prefer: Set[str] = frozenset(),
+    avoid: Set[str] = frozenset(),
+    without: Collection[str] = (),
 ) -> tuple[list[str], dict[str, int], int]:
     """Choose the packs that can go.
 
     Of a chunk with several copies one counts: one that needs no pack to be avoided, in a preferred pack, with the most
     effort, in the pack of which most is needed; the first of equals. So the other packs become empty, and optimized
-    copies stay. Copies in condemned packs do not count. The base of a delta that is needed is needed where it lies. So
-    a pack that holds one is not rewritten: its deltas would have to be written in full. The bases of a pack are needed
-    too while a save under way may store deltas against that pack.
+    copies stay. Copies in condemned packs do not count. A chunk that a recipe makes needs no copy. The base of a delta
+    that is needed is needed where it lies. So a pack that holds one is not rewritten: its deltas would have to be
+    written in full. The bases of a pack are needed too while a save under way may store deltas against that pack.
 
     Args:
         state: Survey of the store.
         max_waste: Share of a pack's payload that may be unneeded.
         prefer: Packs whose copies count first.
         avoid: Packs whose copies count last, and deltas against them.
+        without: Recipes that do not count.
 
     Returns:
         Packs nothing needs; packs that waste too much, with the payload bytes that are needed; and the unneeded bytes
@@ -66,7 +85,8 @@ def choose(
     rows = state.rows
     n_packs = len(rows.packs)
     stored = rows.stored_bytes
-    wanted = state.live_rows() & state.copies(but=condemned)
+    needed_rows = state.live_rows() & ~state.made(but=condemned, without=without)[rows.chunk]
+    wanted = needed_rows & state.copies(but=condemned)
     weight = np.bincount(rows.pack[wanted], weights=stored[wanted], minlength=n_packs)
     is_other = np.array([name not in prefer for name in rows.packs], dtype=bool)
     best = np.flatnonzero(wanted)
@@ -77,7 +97,7 @@ def choose(
     kept[best[np.unique(rows.chunk[best], return_index=True)[1]]] = True
     # What nobody can decode stays: the pack of its base may be lost, and come back from a backup; or it is condemned,
     # and whoever finishes that list writes the chunk in full.
-    kept |= state.live_rows() & ~state.has_row(wanted)[rows.chunk]
+    kept |= needed_rows & ~state.has_row(wanted)[rows.chunk]
     bases = state.bases_of(kept | state.rows_in(state.pinned))
     holds_base = np.bincount(rows.pack[bases], minlength=n_packs) > 0
     kept |= bases
@@ -100,25 +120,90 @@ def choose(
     return doomed, rewrites, n_bound
 
 
-def still_needed(state: Survey, ours: frozenset[str], *, known: frozenset[str]) -> frozenset[str]:
+def still_needed(state: Survey, ours: frozenset[str], *, seen: Seen) -> frozenset[str]:
     """Return the packs we have condemned that hold the only copy of a needed chunk, or the base of that copy.
 
     A copy in a pack that anybody has condemned does not count: two collectors may each have chosen the other's. A pack
-    that a save under way may store deltas against is needed too, with the bases of all it holds. A delta in a pack that
-    appeared after our list does not count either: another collector may be about to delete its base, and not have seen
-    the delta.
+    that a save under way may store deltas against is needed too, with the bases of all it holds. Deltas and recipes
+    that appeared after our list do not count either: another collector may be about to delete a base or an input, and
+    not have seen them.
 
     Args:
         state: Survey of the store that sees our list.
         ours: The packs on our list.
-        known: Packs that we had seen, or written, before we made it.
+        seen: Packs and recipes that we had seen, or written, before we made it.
     """
-    live = state.live_rows()
-    safe = state.has_row(live & state.copies(but=state.condemned_packs() | ours, deltas_in=known))
+    going = state.condemned_packs() | ours
+    live = state.live_rows() & ~state.made(but=going, known=seen)[state.rows.chunk]
+    safe = state.has_row(live & state.copies(but=going, deltas_in=seen.packs))
     at_risk = live & ~safe[state.rows.chunk]
     at_risk |= state.bases_of(at_risk | state.rows_in(state.pinned))
     holders = np.unique(state.rows.pack[at_risk])
     return (frozenset(state.rows.packs[number] for number in holders) | state.pinned) & ours
+
+
+def recipes_still_needed(state: Survey, ours: frozenset[str], *, seen: Seen) -> frozenset[str]:
+    """Return the recipes we have condemned that make a needed chunk which no pack and no recipe that stays gives.
+
+    Args:
+        state: Survey of the store that sees our list.
+        ours: The recipes on our list.
+        seen: See `still_needed`.
+    """
+    going = state.condemned_packs()
+    safe = state.has_row(state.live_rows() & state.copies(but=going, deltas_in=seen.packs))
+    at_risk = state.live & ~safe & ~state.made(but=going, known=seen)
+    return frozenset(each.name for each in state.recipes if each.name in ours and at_risk[each.products].any())
+
+
+def find_wrong_recipes(
+    store: Store, state: Survey, *, doomed: frozenset[str], without: frozenset[str]
+) -> frozenset[str]:
+    """Evaluate the recipes because of which a collection is about to delete the last other way to get a chunk.
+
+    Args:
+        store: Store that is collected.
+        state: Survey of the store, before anything is condemned.
+        doomed: Packs that the collection is about to delete, or to rewrite.
+        without: Recipes that it is about to delete.
+
+    Returns:
+        Those that make other bytes than they say, or cannot be evaluated now. The copies stay.
+    """
+    going = state.condemned_packs() | doomed
+    needed = state.live_rows()
+    others = state.has_row(needed)
+    for each in state.recipes:
+        if each.name in without:
+            others[each.products] = True
+    last = state.live & ~state.needs_pack & others & ~state.has_row(needed & state.copies(but=going))
+    names = {each.name for each in state.recipes if each.name not in without and last[each.products].any()}
+    wrong: set[str] = set()
+    for name in sorted(names):
+        reason = fault_of_recipe(store, name)
+        if reason is not None:
+            _log.warning("%s does not make what it says, so copies of it stay: %s", recipe_key(name), reason)
+            wrong.add(name)
+    return frozenset(wrong)
+
+
+def useless_recipes(state: Survey) -> frozenset[str]:
+    """Return the recipes that need not stay: a chunk needs no more than one recipe, and none if it needs a pack.
+
+    A row of a recipe stands for a chunk that needs no copy in a pack, if its inputs have copies. Without them it may
+    still stand for a chunk without any copy: an input may come back from a backup.
+    """
+    has_copy = state.has_row(state.copies(but=state.condemned_packs())) if state.recipes else state.live
+    stood_for = np.zeros(len(state.live), dtype=bool)
+    useful: set[str] = set()
+    for each in sorted(state.recipes, key=lambda each: each.name):
+        makes = each.products[state.live[each.products]]
+        is_sound = each.is_whole and has_copy[each.inputs].all()
+        stands_for = ~has_copy[makes] | (~state.needs_pack[makes] if is_sound else False)
+        if (stands_for & ~stood_for[makes]).any():
+            useful.add(each.name)
+            stood_for[makes] |= is_sound
+    return frozenset(each.name for each in state.recipes) - useful
 
 
 Reason = Literal["dropped", "died", "uncommitted", "copied", "cut"]
@@ -127,14 +212,14 @@ IN_WORDS: dict[Reason, str] = {
     "dropped": "of dropped checkpoints",
     "died": "of dead saves",
     "uncommitted": "of saves never committed",
-    "copied": "held elsewhere too",
+    "copied": "held or made elsewhere too",
     "cut": "cut short",
 }
 """Words for each reason; they follow a number of bytes.
 
 dropped: the ref that named the manifest is gone, or names another one. died: an intent that is given up relies on it.
 uncommitted: a save ended before it committed, and left no trace of whose it was. copied: other packs hold all of it
-that is needed. cut: it cannot be read.
+that is needed, or recipes make it. cut: it cannot be read.
 """
 
 
@@ -210,6 +295,10 @@ class GcPlan(PrintedPlan):
     """Packs that are needed in part: name, payload bytes needed, size in bytes."""
     manifests: tuple[str, ...]
     """Manifests that no ref names."""
+    recipes: tuple[str, ...] = ()
+    """Recipes that make nothing needed, or nothing that packs should not hold."""
+    recipe_bytes: int = 0
+    """Bytes of packs that nothing but recipes needs: inputs whose own checkpoints are gone."""
     reasons: Mapping[str, Reason]
     """Reason why nothing needs it, for each of ``packs`` and ``manifests``."""
     dead_lists: tuple[str, ...]
@@ -236,7 +325,7 @@ class GcPlan(PrintedPlan):
     def is_empty(self) -> bool:
         """True if there is nothing to do."""
         damage = self.damaged_refs, self.quarantine
-        work = self.packs, self.rewrites, self.manifests, self.stale_intents, self.dead_lists, *damage
+        work = self.packs, self.rewrites, self.manifests, self.recipes, self.stale_intents, self.dead_lists, *damage
         return not any(work)
 
     def __str__(self) -> str:
@@ -251,6 +340,10 @@ class GcPlan(PrintedPlan):
                 f"{count_text(len(self.rewrites), 'pack')} to rewrite ({size_text(live)} of {size_text(whole)} needed)"
             )
         lines.append(f"{count_text(len(self.manifests), 'manifest')} to delete")
+        if self.recipes:
+            lines.append(f"{count_text(len(self.recipes), 'recipe')} to delete")
+        if self.recipe_bytes:
+            lines.append(f"{size_text(self.recipe_bytes)} stay for recipes that make other checkpoints of them")
         if self.bound_bytes:
             held = f"{size_text(self.bound_bytes)} stay in packs that deltas of other checkpoints need"
             lines.append(f"{held} (`tensorcas optimize` frees most of them)")
@@ -308,6 +401,7 @@ class GcReport:
     n_packs: int
     """Packs deleted, including those that were rewritten."""
     n_manifests: int
+    n_recipes: int = 0
     n_aborted: int
     """Saves aborted."""
     n_spared: int
@@ -317,8 +411,10 @@ class GcReport:
 
     def __str__(self) -> str:
         spared = f", {count_text(self.n_spared, 'pack')} spared" if self.n_spared else ""
+        packs, manifests = count_text(self.n_packs, "pack"), count_text(self.n_manifests, "manifest")
+        recipes = f" and {count_text(self.n_recipes, 'recipe')}" if self.n_recipes else ""
         return (
-            f"deleted {count_text(self.n_packs, 'pack')} and {count_text(self.n_manifests, 'manifest')}, "
+            f"deleted {packs}{',' if recipes else ' and'} {manifests}{recipes}, "
             f"aborted {count_text(self.n_aborted, 'save')}{spared}, freed {size_text(self.freed_bytes)}"
         )
 
@@ -333,6 +429,7 @@ def plan_gc(
     without: Collection[str] = (),
     quarantine_s: float = DEFAULT_QUARANTINE_S,
     avoid: Set[str] = frozenset(),
+    avoid_recipes: Set[str] = frozenset(),
     engine: Engine | None = None,
     watch: Watcher = ignore,
 ) -> GcPlan:
@@ -352,6 +449,7 @@ def plan_gc(
             are there, it spares what they need.
         quarantine_s: Seconds after which damaged bytes in quarantine are deleted.
         avoid: Packs whose copies, and deltas against them, go where a chunk has several.
+        avoid_recipes: Recipes that go, once packs hold what they make.
         engine: Workers that read manifests and the tables of packs; by default this process does, on all cores. The
             plan is the same. This process alone carries it out.
         watch: Told the manifests that workers have read, and then the tables.
@@ -393,7 +491,9 @@ def plan_gc(
             f"no save {unknown[0]!r} is under way in {store.uri!r}, nor a damaged ref of that key, so it cannot be "
             "abandoned"
         )
-    doomed, rewrites, bound_bytes = choose(state, max_waste, prefer=prefer, avoid=avoid)
+    recipes = frozenset(each.name for each in state.recipes)
+    unneeded = useless_recipes(state) | (recipes & avoid_recipes)
+    doomed, rewrites, bound_bytes = choose(state, max_waste, prefer=prefer, avoid=avoid, without=unneeded)
     manifests = tuple(sorted(state.manifests - state.live_manifests))
     return GcPlan(
         store=store,
@@ -405,6 +505,8 @@ def plan_gc(
         packs={name: state.sizes[name] for name in doomed},
         rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
         manifests=manifests,
+        recipes=tuple(sorted(unneeded)),
+        recipe_bytes=int(state.rows.stored_bytes[state.kept_by_recipes[state.rows.chunk]].sum()),
         reasons=find_reasons(store.backend, census, state, doomed, manifests),
         dead_lists=tuple(condemned.key for condemned in state.dead_lists),
         quarantine=_old_quarantine(store.backend, quarantine_s),
@@ -450,28 +552,33 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     doomed = own | inherited
     manifests = frozenset(plan.manifests).union(*(condemned.manifests for condemned in finishing)) & state.manifests
     manifests -= state.live_manifests
+    recipes = frozenset(plan.recipes).union(*(condemned.recipes for condemned in finishing))
+    recipes &= {each.name for each in state.recipes}
     sources = (own & plan.rewrites.keys()) | inherited
-    copied = copy_out(plan.store, state, doomed=doomed, sources=sources, watch=watch)
-    known = frozenset(state.sizes) | copied.packs
+    wrong = find_wrong_recipes(plan.store, state, doomed=doomed, without=recipes)
+    copied = copy_out(plan.store, state, doomed=doomed, sources=sources, without=recipes | wrong, watch=watch)
+    known = frozenset(each.name for each in state.recipes) - wrong
+    seen = Seen(frozenset(state.sizes) | copied.packs, known)
     spared = dead_packs = frozenset[str]()
     freed_bytes = 0
-    if doomed or manifests or finishing:
-        key = _condemn(backend, plan.census, p.condemned_bytes(doomed, manifests))
+    if doomed or manifests or recipes or finishing:
+        key = _condemn(backend, plan.census, p.condemned_bytes(doomed, manifests, recipes))
         # From here on no save comes to rely on what is listed. This survey sees the saves that did before.
         try:
             state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
         except FormatError:
             backend.delete(key)
             raise
-        spared = still_needed(state, doomed, known=known)
+        spared = still_needed(state, doomed, seen=seen)
         dead_packs = doomed - spared
         manifests -= state.live_manifests
+        recipes -= (spared_recipes := recipes_still_needed(state, recipes, seen=seen))
         p.begin_generation(backend)
         # A ref that the survey saw gone, or replaced, must not come back in a crash without what it needs. And the
         # copies that count may be of writers that were killed before these were durable.
-        for prefix in ("intents", "refs", "packs"):
+        for prefix in ("intents", "refs", "packs", RECIPES):
             backend.settle(prefix)
-        keys = [f"manifests/{name}" for name in sorted(manifests)]
+        keys = [f"manifests/{name}" for name in sorted(manifests)] + [recipe_key(name) for name in sorted(recipes)]
         freed_bytes += sum(info.size for info in backend.map_requests(backend.stat, keys) if info is not None)
         for some in (keys, [pack_key(name) for name in sorted(dead_packs)]):
             list(backend.map_requests(backend.delete, some))
@@ -479,7 +586,8 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
         backend.delete(key)
         for condemned in finishing:
             # The list's owner may still delete what is spared, so the list has to stay.
-            if not condemned.packs & spared and not condemned.manifests & (state.manifests - manifests):
+            stays = condemned.packs & spared or condemned.recipes & spared_recipes
+            if not stays and not condemned.manifests & (state.manifests - manifests):
                 backend.delete(condemned.key)
     # A stand-in may hold what stands, damaged, at the key of another ref.
     if all(key.startswith(f"{p.STAND_INS}/") for key in state.unread_refs):
@@ -498,6 +606,7 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     return GcReport(
         n_packs=len(dead_packs),
         n_manifests=len(manifests),
+        n_recipes=len(recipes),
         n_aborted=n_aborted,
         n_spared=len(spared),
         freed_bytes=freed_bytes,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from tensorcas_mlflow.layout import (
     RefSeen,
     list_blobs,
     pack_key,
+    recipe_key,
 )
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
@@ -34,9 +36,12 @@ from tensorcas_mlflow.maintenance._inventory import (
     Copies,
     DigestSet,
     Inventory,
+    RecipeRow,
+    RowNumbers,
     copies_in,
     inventory_of_packs,
     list_manifests,
+    read_recipe_rows,
     read_tables,
 )
 from tensorcas_mlflow.maintenance._workers import Readers
@@ -50,6 +55,27 @@ _STEP = re.compile(r"(.*/@)([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRow:
+    """A row of a recipe, its chunks given as positions in the digests of an inventory."""
+
+    name: str
+    """Name of the recipe."""
+    products: RowNumbers
+    """Chunks that it makes; those that no manifest and no pack has are left out."""
+    inputs: RowNumbers
+    """Chunks that it takes."""
+    is_whole: bool
+    """False if there is no trace of an input."""
+
+
+class Seen(NamedTuple):
+    """Names of what a collector has seen, or written, before it made its list."""
+
+    packs: frozenset[str]
+    recipes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """A store as a collector sees it at one time. A *chunk* is a position in the digests of ``inventory``."""
 
@@ -57,6 +83,10 @@ class Survey:
     """All that was ever read of the store; it may tell of blobs that are gone."""
     live: Mask
     """For each chunk whether somebody needs it."""
+    needs_pack: Mask
+    """For each chunk whether it needs a copy in a pack, even if a recipe makes it."""
+    kept_by_recipes: Mask
+    """For each chunk whether nothing but recipes needs it."""
     n_live: int
     """Chunks that somebody needs, also those that are in no pack and no manifest yet."""
     pinned: frozenset[str]
@@ -90,10 +120,40 @@ class Survey:
     """Packs whose table cannot be read, while everything needed is elsewhere; most likely uploads that were cut."""
     rows: Copies
     """Copies in all other packs. A *row* is one of these."""
+    recipes: Sequence[KnownRow]
+    """The rows of all recipes there are."""
 
     def condemned_packs(self) -> frozenset[str]:
         """Return the packs that somebody is about to delete."""
         return frozenset[str]().union(*(condemned.packs for condemned in self.lists))
+
+    def condemned_recipes(self) -> frozenset[str]:
+        """Return the recipes that somebody is about to delete."""
+        return frozenset[str]().union(*(condemned.recipes for condemned in self.lists))
+
+    def made(
+        self, *, but: frozenset[str] = frozenset(), without: Collection[str] = (), known: Seen | None = None
+    ) -> Mask:
+        """Return for each chunk whether it needs no copy in a pack, since a recipe makes it.
+
+        A recipe that somebody has condemned does not count, nor one with an input that would have no copy left.
+
+        Args:
+            but: Packs that will be gone, or that somebody has condemned.
+            without: Recipes that will be gone.
+            known: The recipes, and the packs with deltas, that count; by default all.
+        """
+        found = np.zeros(len(self.live), dtype=bool)
+        going = self.condemned_recipes() | {*without}
+        usable = [each for each in self.recipes if each.is_whole and each.name not in going]
+        if known is not None:
+            usable = [each for each in usable if each.name in known.recipes]
+        if usable:
+            has_copy = self.has_row(self.copies(but=but, deltas_in=None if known is None else known.packs))
+            for each in usable:
+                if has_copy[each.inputs].all():
+                    found[each.products] = True
+        return found & ~self.needs_pack
 
     def live_rows(self) -> Mask:
         """Return for each row whether its chunk is needed."""
@@ -221,15 +281,23 @@ def survey(
     blind = _kept_by_damaged(backend, census, refs, manifests)
     live_manifests |= blind
     sizes, unreadable = _read_packs(backend, census, readers)
+    recipes = _read_recipes(backend, census)
     inventory = census.inventory
     # An intent needs all of its digests. A manifest is needed if a ref names it, or an intent that lists no digests.
     named = inventory.chunks_of({*refs.holders, *blind, *(intent.manifest for intent in half_committed)})
     declared = live.digests()
     chunks = inventory.find(declared)
     named[chunks[chunks >= 0]] = True
+    needs_pack = np.zeros(len(named), dtype=bool)
+    needs_pack[chunks[chunks >= 0]] = True
+    known = [_in_chunks(name, row, inventory) for name, rows in recipes.items() for row in rows]
+    without_recipes = named.copy()
+    _add_inputs(named, needs_pack, known)
     state = Survey(
         inventory=inventory,
         live=named,
+        needs_pack=needs_pack,
+        kept_by_recipes=named & ~without_recipes,
         n_live=int(named.sum()) + int((chunks < 0).sum()),
         pinned=frozenset(pinned),
         live_manifests=frozenset(live_manifests),
@@ -246,17 +314,58 @@ def survey(
             condemned
             for condemned in lists
             if ages.get(condemned.key, before + 1) <= before
-            and (condemned.packs & sizes.keys() or not condemned.manifests & manifests.keys() & live_manifests)
+            and (
+                condemned.packs & sizes.keys()
+                or condemned.recipes & recipes.keys()
+                or not condemned.manifests & manifests.keys() & live_manifests
+            )
         ],
         manifests=frozenset(manifests),
         sizes=sizes,
         unreadable=sorted(unreadable),
         rows=copies_in(inventory, sizes.keys() - unreadable.keys()),
+        recipes=known,
     )
-    if unreadable and ((chunks < 0).any() or (named & ~state.has_row(state.copies())).any()):
+    if unreadable and ((chunks < 0).any() or (named & ~state.made() & ~state.has_row(state.copies())).any()):
         name, cause = min(unreadable.items())
         raise CorruptError(pack_key(name), f"{cause.reason}, and no other pack has all that is needed") from cause
     return state
+
+
+def _read_recipes(backend: Backend, census: Census) -> Mapping[str, tuple[RecipeRow, ...]]:
+    """Read the recipes there are, each once for a census.
+
+    Raises:
+        CorruptError: One cannot be read, so nobody knows which chunks it makes and takes.
+        NewerFormatError: A later release wrote one.
+    """
+    census.recipes, faults = read_recipe_rows(backend, census.recipes)
+    for name, error in faults.items():
+        remedy = "checkpoints may need what it makes; `tensorcas repair` puts it aside"
+        raise CorruptError(recipe_key(name), f"{error.reason}; {remedy}") from error
+    return census.recipes
+
+
+def _in_chunks(name: str, row: RecipeRow, inventory: Inventory) -> KnownRow:
+    products, inputs = inventory.find(row.products), inventory.find(row.inputs)
+    return KnownRow(
+        name=name,
+        products=products[products >= 0],
+        inputs=inputs[inputs >= 0],
+        is_whole=bool((inputs >= 0).all()),
+    )
+
+
+def _add_inputs(live: Mask, needs_pack: Mask, rows: Sequence[KnownRow]) -> None:
+    """Mark the inputs of the rows of recipes that make needed chunks as needed, in packs.
+
+    They are kept whatever else makes or holds the chunk: another collector may have trusted the recipe.
+    """
+    left = list(rows)
+    while in_use := [each for each in left if live[each.products].any()]:
+        for each in in_use:
+            live[each.inputs] = needs_pack[each.inputs] = True
+        left = [each for each in left if not live[each.products].any()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,9 @@ from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import BackendError, CheckpointNotFoundError, DirectAccessError
 from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Mask, PackWriter, Payload, Ref, pack_key
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
-from tensorcas_mlflow.maintenance._gc import GcPlan, GcReport, plan_gc
+from tensorcas_mlflow.maintenance._gc import GcPlan, plan_gc
 from tensorcas_mlflow.maintenance._inventory import Inventory, manifest_of
+from tensorcas_mlflow.maintenance._optimize_derive import write_recipes
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_encode import (
     BLOCK_BYTES,
@@ -136,13 +137,23 @@ def _until_full(
             return
 
 
-def collect(store: Store, done_chunks: DoneChunks, *, max_waste: float = DEFAULT_MAX_WASTE) -> GcReport:
-    """Collect garbage by the rules of every collection: above all, old copies of optimized chunks."""
+def collect(store: Store, done_chunks: DoneChunks, *, max_waste: float = DEFAULT_MAX_WASTE) -> None:
+    """Collect garbage by the rules of every collection: above all, old copies of optimized chunks.
+
+    The inputs of a recipe that goes are garbage when it is gone, so they take a second collection.
+    """
+    n_recipes = -1
+    while n_recipes:
+        done_chunks.refresh()
+        report = plan_gc(
+            store,
+            max_waste=max_waste,
+            prefer=done_chunks.optimized_packs(),
+            avoid=done_chunks.wasteful,
+            avoid_recipes=done_chunks.slow_recipes,
+        ).execute()
+        n_recipes = report.n_recipes
     done_chunks.refresh()
-    prefer, avoid = done_chunks.optimized_packs(), done_chunks.wasteful
-    report = plan_gc(store, max_waste=max_waste, prefer=prefer, avoid=avoid).execute()
-    done_chunks.refresh()
-    return report
 
 
 WINDOW = 32
@@ -166,12 +177,16 @@ class OptimizeReport:
     n_bytes_after: int
     written_bytes: int
     """Bytes of new packs, including packs that are gone again."""
+    n_recipes: int = 0
+    """New recipes: they make tensors of others, so that no pack need hold them."""
     n_left: int
     """Chunks of the plan that stayed as they were: they cannot be read, or a collector is about to move them."""
 
     def __str__(self) -> str:
         before, after = size_text(self.n_bytes_before), size_text(self.n_bytes_after)
-        done = f"wrote {size_text(self.written_bytes)} of new packs; all packs together took {before} and take {after}"
+        recipes = f" and {count_text(self.n_recipes, 'recipe')}" if self.n_recipes else ""
+        written = f"wrote {size_text(self.written_bytes)} of new packs{recipes}"
+        done = f"{written}; all packs together took {before} and take {after}"
         chunks = count_text(self.n_left, "chunk")
         left = f"; {chunks} left as before: `tensorcas verify --full` reports damaged ones"
         return done + left if self.n_left else done
@@ -274,9 +289,14 @@ def plan_optimize(
         inventory.digests[needed],
         shallow=inventory.digests[needed & inventory.chunks_of({ref.manifest for ref in shallow})],
     )
-    if shallow and done_chunks.wasteful:  # a copy there is worth less than one elsewhere
+    if done_chunks.slow_recipes or (shallow and done_chunks.wasteful):  # a copy there is worth less than one elsewhere
         gc = plan_gc(
-            store, prefer=done_chunks.optimized_packs(), avoid=done_chunks.wasteful, engine=engine, watch=watch
+            store,
+            prefer=done_chunks.optimized_packs(),
+            avoid=done_chunks.wasteful,
+            avoid_recipes=done_chunks.slow_recipes,
+            engine=engine,
+            watch=watch,
         )
     todo = needed & ~done_chunks.are_done(inventory.digests)
     unfinished = _manifests_with(inventory, todo)
@@ -358,6 +378,9 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
         done_bytes = min(done_bytes + n_bytes, plan.n_bytes)
         watch(Progress(done_bytes=done_bytes, n_bytes=plan.n_bytes))
 
+    n_recipes = 0
+    if plan.n_chunks:
+        n_recipes = write_recipes(store, done_chunks, _different(p.read_refs(store.backend)), note)
     for turn in range(_MOST_ROUNDS):
         written_before = written_bytes
         for window in _windows(store, done_chunks, p.read_refs(store.backend)):
@@ -368,7 +391,7 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
                 if waiting_bytes >= COLLECT_BYTES:
                     collect(store, done_chunks, max_waste=MID_WASTE)
                     waiting_bytes = 0
-        if written_bytes > written_before or (turn == 0 and not plan.gc.is_empty):
+        if written_bytes > written_before or (turn == 0 and (n_recipes or not plan.gc.is_empty)):
             collect(store, done_chunks)
         # New deltas may have bases in a pack of which little else is needed. A collection can then neither delete nor
         # rewrite it, so the next round optimizes those bases too.
@@ -378,6 +401,7 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
         n_bytes_before=before_bytes,
         n_bytes_after=done_chunks.n_bytes,
         written_bytes=written_bytes,
+        n_recipes=n_recipes,
         n_left=done_chunks.n_left,
     )
 
@@ -394,13 +418,19 @@ class _Window:
     """The series of each of them, by the digest of its manifest."""
 
 
+def _different(refs: Sequence[Ref]) -> list[Ref]:
+    """Return the first ref of each content, in the order of `in_order`."""
+    first = {ref.manifest.partition(".")[0]: ref for ref in reversed(in_order(refs))}
+    return list(reversed(first.values()))
+
+
 def _windows(store: Store, done_chunks: DoneChunks, refs: Sequence[Ref]) -> Iterator[_Window]:
     """Yield some refs' checkpoints at a time, each content once.
 
     Beside the latest checkpoints before these come the nearest ones by sketches, however far back.
     """
-    different = {ref.manifest.partition(".")[0]: ref for ref in reversed(in_order(refs))}
-    chosen = list(reversed(different.values()))
+    chosen = _different(refs)
+    different = {ref.manifest.partition(".")[0]: ref for ref in chosen}
     series = {digest: series_of(ref) for digest, ref in different.items()}
     relatives = FarRelatives(store)
     before: list[Manifest] = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, prefixes
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, distinct_digests, prefixes
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import (
     EMPTY,
@@ -24,7 +25,15 @@ from tensorcas_mlflow.layout import (
     pack_key,
 )
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
-from tensorcas_mlflow.maintenance._inventory import BaseLinks, PackTables, is_among, links_of
+from tensorcas_mlflow.maintenance._inventory import (
+    NO_DIGESTS,
+    BaseLinks,
+    PackTables,
+    RecipeRow,
+    is_among,
+    links_of,
+    read_recipe_rows,
+)
 from tensorcas_mlflow.store import protocol as p
 
 _MOST_TABLES = 8
@@ -33,7 +42,10 @@ SHALLOW_DEPTH = 1
 
 
 class DoneChunks:
-    """Chunks of a store that are *done*: a copy has the wanted effort, can be decoded, and is not too deep."""
+    """Chunks of a store that are *done*: a copy has the wanted effort, can be decoded, and is not too deep.
+
+    A chunk that a recipe makes is done, too, and needs no copy.
+    """
 
     def __init__(self, backend: Backend, effort: int) -> None:
         """Read the tables of all packs.
@@ -45,11 +57,16 @@ class DoneChunks:
         self._backend = backend
         self._effort = effort
         self._tables = PackTables(backend)
+        self._every: Table | None = None
         self._needed: Digests | None = None
+        self._recipes: Mapping[str, tuple[RecipeRow, ...]] = {}
+        self._made = self._held = NO_DIGESTS
         self._shallow: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
         self.wasteful: frozenset[str] = frozenset()
         """Packs to replace: those that waste much and that no collection can rewrite, and those with a deep copy of a
         chunk that must be shallow. Nothing should need them any more."""
+        self.slow_recipes: frozenset[str] = frozenset()
+        """Recipes to replace: those that make a chunk that must be shallow."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -63,6 +80,8 @@ class DoneChunks:
         names = sorted(self._tables.entries.keys() - condemned)
         table = make_table({name: self._tables.entries[name] for name in names})
         links = links_of(table)
+        self._every = None
+        self._read_recipes(table, links)
         is_optimized = (table.entries["effort"] >= self._effort) & (links.base != NOWHERE)
         # A reader may find a deep copy by a hint as long as its pack exists, so the whole pack goes.
         self.wasteful = self._find_wasteful(table, links, is_optimized) | self._find_deep(table)
@@ -74,6 +93,38 @@ class DoneChunks:
         self._saved_bytes = table.entries["stored_bytes"][~is_optimized].astype(np.uint32)
         self.n_bytes = sum(self._tables.sizes.values())
         """Bytes of all packs."""
+
+    def _read_recipes(self, table: Table, links: BaseLinks) -> None:
+        """Find the chunks that recipes make of what packs hold, and the recipes to replace."""
+        self._recipes, faults = read_recipe_rows(self._backend, self._recipes)
+        for fault in faults.values():
+            raise fault
+        there = _rows_of(table, links.decodable(np.ones(len(table), dtype=bool))) if self._recipes else EMPTY
+        usable = {
+            name: [row for row in rows if (there.find(row.inputs) >= 0).all()] for name, rows in self._recipes.items()
+        }
+        self.slow_recipes = frozenset(
+            name for name, rows in usable.items() if self._is_slow(rows) or self._is_wasteful(rows, there)
+        )
+        fast = [row for name, rows in usable.items() if name not in self.slow_recipes for row in rows]
+        made, self._held = (distinct_digests(map(attrgetter(name), fast)) for name in ("products", "inputs"))
+        self._made = made[~is_among(made, self._held)]
+
+    def _is_slow(self, rows: Sequence[RecipeRow]) -> bool:
+        return any(self.must_be_shallow(row.products).any() for row in rows)
+
+    def _is_wasteful(self, rows: Sequence[RecipeRow], there: Table) -> bool:
+        """Tell whether the inputs that no checkpoint needs take more room than the needed products would in packs."""
+        if self._needed is None or not rows:
+            return False
+        inputs, products = (distinct_digests(map(attrgetter(name), rows)) for name in ("inputs", "products"))
+        entries = there.entries[there.find(inputs)]
+        stored, raw = entries["stored_bytes"].astype(np.int64), entries["raw_bytes"].astype(np.int64)
+        kept_bytes = int(stored[~is_among(inputs, self._needed)].sum())
+        # Products are encoded about as well as their inputs, and no chunk of them is larger than one of the store.
+        n_needed = int(is_among(products, self._needed).sum())
+        share = int(stored.sum()) / max(1, int(raw.sum()))
+        return kept_bytes > n_needed * int(raw.max(initial=0)) * share
 
     def need(self, digests: Digests, *, shallow: Digests | None = None) -> None:
         """Set what refs need.
@@ -89,6 +140,29 @@ class DoneChunks:
         if shallow is not None:
             self._shallow = shallow
         self.refresh()
+
+    def add_recipe(self, name: str, rows: tuple[RecipeRow, ...]) -> None:
+        """Add a recipe that has just been written: its products need no copy, and are no bases."""
+        self._recipes = {**self._recipes, name: rows}
+        self._made = distinct_digests([self._made, *(row.products for row in rows)])
+        self._held = distinct_digests([self._held, *(row.inputs for row in rows)])
+
+    def are_made(self, digests: Digests) -> Mask:
+        """Return for each chunk whether a recipe makes it, so that it needs no copy."""
+        return is_among(digests, self._made) if len(self._made) else np.zeros(len(digests), dtype=bool)
+
+    def are_inputs(self, digests: Digests) -> Mask:
+        """Return for each chunk whether a recipe takes it, so that no recipe may make it."""
+        return is_among(digests, self._held) if len(self._held) else np.zeros(len(digests), dtype=bool)
+
+    def base_digests(self) -> Digests:
+        """Return the distinct bases of the deltas that refs need, ascending."""
+        table = self._tables.table()
+        wanted = np.ones(len(table), dtype=bool)
+        if self._needed is not None and len(table):
+            wanted = is_among(np.ascontiguousarray(table.entries["digest"]), self._needed)
+        bases = links_of(table).bases_of(wanted)
+        return distinct_digests([np.ascontiguousarray(table.entries["digest"][bases])])
 
     def must_be_shallow(self, digests: Digests) -> Mask:
         """Return for each chunk whether it is to be read with `SHALLOW_DEPTH` bases at most; see `need`."""
@@ -108,7 +182,8 @@ class DoneChunks:
         """
         if self._needed is None or len(table) == 0:
             return frozenset()
-        wanted = is_among(table.entries["digest"], self._needed) & is_optimized
+        digests = np.ascontiguousarray(table.entries["digest"])
+        wanted = is_among(digests, self._needed) & ~self.are_made(digests) & is_optimized
         is_base = links.bases_of(wanted)
         n, stored = len(table.packs), table.entries["stored_bytes"].astype(np.int64)
         total = np.bincount(table.pack, weights=stored, minlength=n)
@@ -119,6 +194,7 @@ class DoneChunks:
     def add(self, name: str, entries: Entries) -> None:
         """Add a pack that has just been written, all of it with the effort that is wanted."""
         self._tables.entries[name] = entries
+        self._every = None
         self._base_packs[name] = _base_packs(entries)
         self._done.append(make_table({name: entries}))
         if len(self._done) > _MOST_TABLES:
@@ -142,7 +218,7 @@ class DoneChunks:
 
     def are_done(self, digests: Digests) -> Mask:
         """Return for each chunk whether it is done."""
-        is_done = np.zeros(len(digests), dtype=bool)
+        is_done = self.are_made(digests)
         for table in self._done:
             is_done |= table.find(digests) >= 0
         return is_done
@@ -178,6 +254,16 @@ class DoneChunks:
         table = make_table(self._tables.entries)
         entries = table.entries[(rows := table.find(digests))[rows >= 0]]
         return int(entries["raw_bytes"].astype(np.int64).sum()), int(entries["stored_bytes"].astype(np.int64).sum())
+
+    def stored_bytes(self, digests: Digests) -> Any:
+        """Return for each chunk its stored bytes in a pack; -1 if no pack holds it."""
+        if self._every is None:
+            self._every = self._tables.table()
+        table = self._every
+        rows = table.find(digests)
+        n_bytes = np.full(len(digests), -1, dtype=np.int64)
+        n_bytes[rows >= 0] = table.entries["stored_bytes"][rows[rows >= 0]]
+        return n_bytes
 
     def saved_bytes(self, digests: Digests) -> Any:
         """Return for each chunk its stored bytes in a pack of a save; NaN if no such pack holds it.

@@ -14,6 +14,7 @@ from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Payload, Ref, decode_chunk, list_blobs, payload_of
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
+from tensorcas_mlflow.maintenance._inventory import RecipeRow, is_among, read_recipe_rows
 from tensorcas_mlflow.maintenance._quarantine import Quarantine
 from tensorcas_mlflow.store import Store
 
@@ -53,6 +54,7 @@ class Sources:
         self._quarantine = quarantine
         self._manifests: dict[int, dict[str, list[str]]] = {}
         """For each store the names of its manifests, by their digest."""
+        self._recipes: dict[int, list[RecipeRow]] = {}
 
     def manifest(self, name: str, refs: Iterable[Ref]) -> FoundManifest | None:
         """Find a manifest that hashes to its name.
@@ -97,7 +99,19 @@ class Sources:
                     return held
                 refresh()
                 held = held | source.catalog.find(digests).found
+            for row in self._recipe_rows(source):
+                is_made = ~held & is_among(digests, row.products)
+                if is_made.any() and source.catalog.find(row.inputs).found.all():
+                    held = held | is_made
         return held
+
+    def _recipe_rows(self, source: Store) -> list[RecipeRow]:
+        """Return the rows of all recipes of a store, which are read once."""
+        rows = self._recipes.get(id(source))
+        if rows is None:
+            recipes = read_recipe_rows(source.backend, {})[0].values()
+            rows = self._recipes[id(source)] = [row for each in recipes for row in each]
+        return rows
 
     def payloads(self, digests: Digests) -> Iterator[Payload]:
         """Yield chunks as a source stores them, each decoded and checked against its digest, none twice."""

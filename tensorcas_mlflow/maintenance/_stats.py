@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
-from tensorcas_mlflow.layout import DEFAULT_NAME, REF_TABLES, Entries, Ref, list_blobs
+from tensorcas_mlflow.layout import DEFAULT_NAME, REF_TABLES, Entries, Ref, list_blobs, list_recipes
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     DigestSet,
     Inventory,
     PackTables,
+    inventory_of_manifests,
     list_manifests,
     manifest_of,
+    merge_inventories,
+    read_recipe_rows,
     read_tables,
 )
 from tensorcas_mlflow.store import Store
@@ -85,6 +89,7 @@ class DiskUsage(Figures):
     packs: int
     index: int
     manifests: int
+    """Bytes of manifests and recipes."""
     refs: int
     intents: int
     condemned: int
@@ -166,6 +171,7 @@ def disk_usage(backend: Backend) -> DiskUsage:
         prefix: sum(info.size for info in list_blobs(backend, prefix) if not info.is_shared) for prefix in prefixes
     }
     sizes["refs"] += sum(info.size for info in list_blobs(backend, REF_TABLES))
+    sizes["manifests"] += sum(list_recipes(backend).values())
     settings = backend.stat("format")
     sizes["format"] = 0 if settings is None else settings.size
     sizes["logs"] = backend.shared_bytes()
@@ -600,4 +606,38 @@ def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
         if isinstance(table, np.ndarray):
             tables[name] = table
     census.learn_packs(tables, sizes)
-    return census.inventory.only(manifests=by_manifest, packs=sizes)
+    return _with_recipes(census.inventory.only(manifests=by_manifest, packs=sizes), backend)
+
+
+def _with_recipes(inventory: Inventory, backend: Backend) -> Inventory:
+    """Let manifests name the inputs of recipes in the place of what these make and no pack holds."""
+    rows = [row for each in read_recipe_rows(backend, {})[0].values() for row in each]
+    if not rows:
+        return inventory
+    is_held = np.zeros(len(inventory.digests), dtype=bool)
+    is_held[inventory.entry_chunk] = True
+    row_of = np.full(len(inventory.digests), -1, dtype=np.int64)
+    """For each chunk the row that makes it, or -1."""
+    for number, row in enumerate(rows):
+        products = inventory.find(row.products)
+        products = products[products >= 0]
+        row_of[products[~is_held[products]]] = number
+    changes = np.zeros(len(inventory.manifests) + 1, dtype=np.int64)
+    spans = row_of[inventory.span_chunk] >= 0
+    np.add.at(changes, inventory.span_start[spans], 1)
+    np.add.at(changes, inventory.span_stop[spans], -1)
+    changed = np.flatnonzero(np.cumsum(changes)[:-1])
+    # Each span with the changed manifests that it covers.
+    first, stop = changed.searchsorted(inventory.span_start), changed.searchsorted(inventory.span_stop)
+    of_span, number = _counted_up(first, stop - first)
+    order = np.argsort(number, kind="stable")
+    chunks, borders = inventory.span_chunk[of_span][order], number[order].searchsorted(np.arange(len(changed) + 1))
+    again: list[tuple[str, int, Digests]] = []
+    for at, begin, end in zip(changed.tolist(), borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+        named = chunks[begin:end]
+        makers = np.unique(row_of[named])
+        inputs = [rows[maker].inputs for maker in makers[makers >= 0].tolist()]
+        digests = np.concatenate([inventory.digests[named[row_of[named] < 0]], *inputs])
+        again.append((inventory.manifests[at], int(inventory.manifest_bytes[at]), digests))
+    others = set(inventory.manifests) - {name for name, _, _ in again}
+    return merge_inventories([inventory.only(manifests=others, packs=inventory.sizes), inventory_of_manifests(again)])

@@ -46,6 +46,7 @@ from tensorcas_mlflow.layout import (
     read_hints,
     read_pack_hints,
     read_ref_tables,
+    recipe_key,
     strangers_text,
     with_bases,
 )
@@ -53,6 +54,7 @@ from tensorcas_mlflow.maintenance._belied import belied_packs
 from tensorcas_mlflow.maintenance._chunks import ChunkFault, Verdict, part_of, shard_of
 from tensorcas_mlflow.maintenance._inventory import PackTables, links_of, read_holders, stands
 from tensorcas_mlflow.maintenance._verify_derived import DerivedChecks, Underivable
+from tensorcas_mlflow.maintenance._verify_recipes import RecipeChecks
 from tensorcas_mlflow.maintenance._workers import check_all
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -155,7 +157,7 @@ def verify(
     unreadable = [
         Problem(key=key, reason=reason_of(error), checkpoint=p.label_of(key)) for key, error in faults.items()
     ]
-    packs = _Packs(store.backend)
+    packs = _Packs(store)
     damage = _Damage(lost={}, copies={})
     if full or sample is not None or part is not None:
         # All copies of a chunk are chosen or none.
@@ -165,9 +167,12 @@ def verify(
         damage = _read_chunks(store, packs, chosen, decode=full, engine=engine, watch=watch)
     if full or not store.backend.is_remote:
         packs.check_heads()
+    lost = packs.recipes.find_lost(packs.table, damage.lost, full=full)
+    of_recipes = {name: each.reason for name, each in packs.recipes.damaged.items()} | packs.recipes.wrong
+    unread = [Problem(key=recipe_key(name), reason=reason) for name, reason in of_recipes.items()]
     needed: set[bytes] = set()
     derived = DerivedChecks(store) if full else None
-    check = partial(_check, store, packs, damage=damage.lost, needed=needed, derived=derived)
+    check = partial(_check, store, packs, damage=lost, needed=needed, derived=derived)
     found = [problem for refs in holders.values() for problem in check(refs)]
     if derived is not None:
         found += [problem for fault in derived.finish() for problem in _underivable(store, fault)]
@@ -179,7 +184,7 @@ def verify(
         n_read=damage.n_read,
         full=full,
         seed=None if sample is None else seed,
-        problems=(*of_logs, *unreadable, *packs.problems, *found),
+        problems=(*of_logs, *unreadable, *unread, *packs.problems, *found),
         strangers=find_strangers(store.backend),
     )
 
@@ -199,19 +204,20 @@ def reason_of(error: Exception) -> str:
 
 
 class _Packs:
-    """Packs of a store, and the problems of their tables."""
+    """Packs and recipes of a store, and the problems of the packs' tables."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, store: Store) -> None:
         self.problems: list[Problem] = []
         self.table: Table = make_table({})
         """All chunks that can be read; a delta only with its bases."""
-        self._backend = backend
-        self._tables = PackTables(backend)
+        self._backend = store.backend
+        self._tables = PackTables(store.backend)
         self._lost: list[str] | None = None
+        self.recipes = RecipeChecks(store)
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the tables of new packs, and forget packs that are gone."""
+        """Read the tables of new packs and new recipes, and forget those that are gone."""
         for name in self._tables.refresh():
             key, fault = pack_key(name), self._tables.faults.get(name)
             if fault is not None:
@@ -220,6 +226,7 @@ class _Packs:
                 faults = _faults_of(self._tables.entries[name])
                 self.problems += [Problem(key=key, reason=reason) for reason in faults]
         self.table = with_bases(self._tables.table())
+        self.recipes.refresh()
 
     def check_heads(self) -> None:
         """Check that packs begin with the magic bytes, which nobody needs to read them."""
@@ -464,11 +471,11 @@ def _misplaced(packs: _Packs, manifest: Manifest) -> Iterator[_Broken]:
     """Find the chunks of a manifest that no pack holds, or that have another size there."""
     digests = manifest.stored_digests
     at = packs.table.find(digests)
-    if (at < 0).any():
+    if ((at < 0) & ~packs.recipes.are_products(digests)).any():
         # Perhaps a collector has moved them since the packs were listed.
         packs.refresh()
         at = packs.table.find(digests)
-    missing = np.flatnonzero(at < 0)
+    missing = np.flatnonzero((at < 0) & ~packs.recipes.are_products(digests))
     if len(missing):
         lost = packs.lost()
         hint = f"; lost or unreadable are {', '.join(lost[:_N_NAMES])}" if len(lost) > 1 else ""

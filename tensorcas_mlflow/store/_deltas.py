@@ -45,6 +45,19 @@ _HELD_BYTES = 16 << 20
 """Bound of decoded bases kept in memory: many consecutive deltas may share one, and its chain is decoded once."""
 
 
+def full_payload(digest: bytes, raw: Buffer, typesize: int, *, begins_row: bool) -> Payload:
+    """Encode a chunk in full.
+
+    Args:
+        digest: Its digest.
+        raw: Its bytes.
+        typesize: Size of an element in bytes.
+        begins_row: See `Payload`.
+    """
+    codec, typesize, data = encode_best(raw, typesize)
+    return Payload(digest=digest, raw_bytes=len(raw), codec=codec, typesize=typesize, data=data, begins_row=begins_row)
+
+
 class Bases:
     """Reader of the bases of deltas, one by one, each from the pack its delta names. Shared by threads."""
 
@@ -163,15 +176,7 @@ class Bases:
     def in_full(entry: Any, stored: Buffer, *, begins_row: bool, base: Buffer | None) -> Payload:
         """Decode a delta with any copy of its base, and encode the chunk in full; see `payload`."""
         raw = decode_chunk(entry, stored, base)
-        codec, typesize, data = encode_best(raw, int(entry["typesize"]))
-        return Payload(
-            digest=entry["digest"].tobytes(),
-            raw_bytes=len(raw),
-            codec=codec,
-            typesize=typesize,
-            data=data,
-            begins_row=begins_row,
-        )
+        return full_payload(entry["digest"].tobytes(), raw, int(entry["typesize"]), begins_row=begins_row)
 
     def _find_held(self, name: tuple[str, bytes]) -> Buffer | None:
         with self._lock:

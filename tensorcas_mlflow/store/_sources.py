@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -31,6 +32,8 @@ _WATCHED_BYTES = 64 << 20
 
 ReadRows = Callable[[Any, Any], list[Any]]
 """Returns the bytes of chunks, given their numbers over all rows and their rows."""
+ReadStored = Callable[[Digests, int], memoryview]
+"""Returns the bytes of a stored chunk, given its digest and its size."""
 CountBytes = Callable[[int], None]
 """Called with the number of bytes processed since the last call."""
 
@@ -354,11 +357,14 @@ class TensorCopy(Source):
         chunk_bytes: int,
         *,
         before: TensorCopy | None = None,
+        read: ReadStored | None = None,
     ) -> None:
         """Copy and hash all arrays; see `TensorSource` for the other arguments and the errors.
 
         Args:
             before: A copy of the state before; if it is stored already, its checkpoint must still exist.
+            read: Reads a chunk of that checkpoint which no pack holds any more: an optimization may have found a
+                function that makes it. None if there is no such reader.
         """
         specs, arrays, at_bytes, chunk_at, self.sizes = _lay_out(tensors, cuts, chunk_bytes)
         if before is not None and not np.array_equal(before.sizes, self.sizes):
@@ -367,6 +373,7 @@ class TensorCopy(Source):
         self._area, self._is_copied, digests = copy_and_digest(arrays, chunk_at, self.sizes, known=known)
         self._begins = offsets_of(self.sizes)[:-1]
         self._before = before
+        self._read = read
         self.n_copied_bytes = int(self.sizes[self._is_copied].sum())
         """Memory of the copies, until they are stored."""
         self.is_stored = False
@@ -414,17 +421,28 @@ class TensorCopy(Source):
             begin = int(self._begins[chunk])
             piece: memoryview = self._area.data[begin : begin + int(self.sizes[chunk])]
             return piece
-        if self._before is None:
-            # The chunk was stored when the state was copied: its checkpoint was dropped and collected since.
-            raise FencedError(1)
-        return self._before._piece(chunk)
+        if self._before is not None:
+            return self._before._piece(chunk)
+        # The chunk was stored when the state was copied.
+        if self._read is not None:
+            with suppress(ChunkNotFoundError):
+                return self._read(self.columns.digests[chunk : chunk + 1], int(self.sizes[chunk]))
+        raise FencedError(1)  # its checkpoint was dropped and collected since
 
 
 class NoSource(Source):
     """A manifest with all chunks stored already and no bytes of its own."""
 
-    def __init__(self, rows: Sequence[Row], chunk_bytes: int) -> None:
+    def __init__(self, rows: Sequence[Row], chunk_bytes: int, read: ReadStored | None = None) -> None:
+        """Describe the rows.
+
+        Args:
+            rows: The rows of the manifest.
+            chunk_bytes: Its chunk size.
+            read: Reads a chunk that no pack holds and that a recipe makes; None if there is no such reader.
+        """
         self.rows = rows
+        self._read = read
         # Without rows no column is built: Arrow would import more than a program may want.
         self.sizes = self.columns.chunk_sizes(chunk_bytes) if len(rows) else np.empty(0, dtype=np.int64)
 
@@ -432,10 +450,13 @@ class NoSource(Source):
         return np.zeros(len(chunks), dtype=bool)
 
     def _reader(self) -> ReadRows:
-        def nothing(chunks: Any, _rows: Any) -> list[Any]:
-            raise ChunkNotFoundError(hex_of(self.columns.digests[chunks[0]]), len(chunks))
+        def elsewhere(chunks: Any, _rows: Any) -> list[Any]:
+            digests, read = self.columns.digests, self._read
+            if read is None:
+                raise ChunkNotFoundError(hex_of(digests[chunks[0]]), len(chunks))
+            return [read(digests[chunk : chunk + 1], int(self.sizes[chunk])) for chunk in chunks.tolist()]
 
-        return nothing
+        return elsewhere
 
 
 def _byte_cuts(specs: Specs, row: int, cuts: Sequence[int]) -> Any:

@@ -26,7 +26,7 @@ from tensorcas_mlflow.backends import (
     open_bucket,
 )
 from tensorcas_mlflow.base import config, threads
-from tensorcas_mlflow.base.digest import unique_rows
+from tensorcas_mlflow.base.digest import Digests, unique_rows
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.chunk_io import Catalog
@@ -609,7 +609,12 @@ class Store(Refs):
         """
         from tensorcas_mlflow.store._sources import TensorCopy
 
-        return TensorCopy(tensors, cuts or {}, self.chunk_bytes, before=before)
+        return TensorCopy(tensors, cuts or {}, self.chunk_bytes, before=before, read=self._read_chunk)
+
+    def _read_chunk(self, digest: Digests, n_bytes: int) -> memoryview:
+        data = memoryview(bytearray(n_bytes))
+        self.chunks.read(digest, [data], verify=True)
+        return data
 
     def relies_on(self, copy: TensorCopy) -> bool:
         """Tell whether this process believes that the store has all chunks of a copy, intact; from memory alone."""
@@ -688,7 +693,7 @@ class Store(Refs):
         from tensorcas_mlflow.store._sources import NoSource
 
         self._check_id(manifest)
-        source = NoSource(Rows(manifest.stored), manifest.chunk_bytes)
+        source = NoSource(Rows(manifest.stored), manifest.chunk_bytes, self._read_chunk)
         return _written(PendingSave(self.backend, self.catalog, manifest, source))
 
     def metered(self, tally: ReadCounter) -> Store:

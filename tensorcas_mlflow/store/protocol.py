@@ -48,7 +48,7 @@ from tensorcas_mlflow.layout import (
     to_merge,
 )
 from tensorcas_mlflow.store import _save
-from tensorcas_mlflow.store._deltas import Bases
+from tensorcas_mlflow.store._deltas import Bases, full_payload
 from tensorcas_mlflow.store._save import declare
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "check_index",
     "condemned_bytes",
     "declare",
+    "full_payload",
     "intent_bytes",
     "label_of",
     "list_packs",

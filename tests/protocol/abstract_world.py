@@ -21,12 +21,20 @@ class Entry(NamedTuple):
     """The pack that holds what it is a delta against."""
 
 
+class Recipe(NamedTuple):
+    """A chunk made of other chunks. No number is used again."""
+
+    number: int
+    product: str
+    inputs: tuple[str, ...]
+
+
 class Intent(NamedTuple):
     writer: int
     attempt: int
     chunks: frozenset[str]
     bases: frozenset[int]
-    """Packs that hold the bases of deltas it may write."""
+    """Packs that hold the bases of deltas it may write, or the inputs of a recipe."""
 
     @property
     def manifest(self) -> Name:
@@ -45,6 +53,7 @@ class Listed(NamedTuple):
     collector: int
     packs: frozenset[int]
     manifests: frozenset[Name]
+    recipes: frozenset[Recipe] = frozenset()
 
 
 class World(NamedTuple):
@@ -57,16 +66,23 @@ class World(NamedTuple):
     intents: frozenset[Intent]
     refs: frozenset[Ref]
     lists: frozenset[Listed]
+    recipes: frozenset[Recipe] = frozenset()
 
     def loss(self) -> str | None:
         """Say which ref does not load, if one does not."""
+        stored = self.stored()
+        made = {recipe.product for recipe in self.recipes if stored.issuperset(recipe.inputs)}
         for ref in self.refs:
             if ref.manifest not in self.manifests:
                 return f"step {ref.step} has no manifest"
             for chunk in ref.chunks:
-                if not any(e.chunk == chunk and {e.pack, e.base} - {RAW} <= self.packs for e in self.entries):
+                if chunk not in stored and chunk not in made:
                     return f"step {ref.step} has no chunk {chunk}"
         return None
+
+    def stored(self) -> set[str]:
+        """Return the chunks with a copy in a pack that can be decoded."""
+        return {e.chunk for e in self.entries if {e.pack, e.base} - {RAW} <= self.packs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +107,16 @@ class Rules:
     dead_list_is_finished: bool = True
     finisher_lists_too: bool = True
     old_list_stays: bool = True
+    new_delta_is_not_relied_on: bool = True
+    new_delta_is_no_copy: bool = True
+    inputs_are_kept: bool = True
+    inputs_of_a_condemned_recipe_are_kept: bool = True
+    inputs_need_packs: bool = True
+    condemned_input_is_no_input: bool = True
+    condemned_recipe_stands_for_nothing: bool = True
+    needed_recipe_is_spared: bool = True
+    lists_before_recipes_at_surveys: bool = True
+    new_recipe_stands_for_nothing: bool = True
 
 
 class Writer(NamedTuple):
@@ -108,10 +134,30 @@ class Writer(NamedTuple):
     condemned: frozenset[int] = frozenset()
     to_look: tuple[int, ...] = ()
     there: frozenset[int] = frozenset()
+    known: frozenset[int] = frozenset()
+    """Packs with deltas that it has found in the index before it read the lists."""
 
     @property
     def intent(self) -> Intent:
         return Intent(self.number, self.attempt, self.chunks, frozenset({self.base} - {RAW}))
+
+
+class Deriver(NamedTuple):
+    """An optimization that writes one recipe."""
+
+    number: int
+    recipe: Recipe
+    at: str = "declare"
+    packs: frozenset[int] = frozenset()
+    """Packs of one copy of each input."""
+    to_read: tuple[int, ...] = ()
+    """Collectors whose lists it has seen and not read yet."""
+    condemned: frozenset[int] = frozenset()
+    to_look: tuple[int, ...] = ()
+
+    @property
+    def intent(self) -> Intent:
+        return Intent(self.number, 0, frozenset(self.recipe.inputs), self.packs)
 
 
 class Survey(NamedTuple):
@@ -123,6 +169,7 @@ class Survey(NamedTuple):
     packs: frozenset[int] = frozenset()
     manifests: frozenset[Name] = frozenset()
     entries: frozenset[Entry] = frozenset()
+    recipes: frozenset[Recipe] = frozenset()
 
 
 class Collector(NamedTuple):
@@ -143,6 +190,15 @@ class Collector(NamedTuple):
     seen: Survey = Survey()
     copies: tuple[Entry, ...] = ()
     spared: frozenset[int] = frozenset()
+    recipes: frozenset[Recipe] = frozenset()
+    """Recipes of the plan, like the packs."""
+    made: tuple[Recipe, ...] = ()
+    """Recipes whose products it writes into its pack."""
+    spared_recipes: frozenset[Recipe] = frozenset()
+    wanted: frozenset[int | Recipe] | None = None
+    """The only plan it may make; None if it may plan anything."""
+    known: frozenset[int | Recipe] = frozenset()
+    """Recipes, and packs with deltas, that it has seen or written before it wrote its list."""
 
 
 class Deletion(NamedTuple):
@@ -152,6 +208,6 @@ class Deletion(NamedTuple):
     at: str = "drop"
 
 
-Actor = Writer | Collector | Deletion
+Actor = Writer | Deriver | Collector | Deletion
 State = tuple[World, tuple[Actor, ...]]
 Step = tuple[World, Actor]

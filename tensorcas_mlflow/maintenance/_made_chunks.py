@@ -1,0 +1,66 @@
+"""Chunks that recipes make, encoded in full for packs of this store or another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from tensorcas_mlflow.base.digest import Digests, as_keys, unique_rows
+from tensorcas_mlflow.base.tensors import offsets_of
+from tensorcas_mlflow.chunk_io import LastRow
+from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
+from tensorcas_mlflow.layout import Manifest, Payload
+from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store import protocol as p
+
+_BATCH_BYTES = 16 << 20
+
+
+def made_payloads(
+    store: Store, digests: Digests, faults: dict[bytes, str], recipes: Iterable[Manifest]
+) -> Iterator[Payload]:
+    """Make chunks by the recipes of a store, and encode each in full, none twice.
+
+    Args:
+        store: The store. Its reader compares each chunk with its digest.
+        digests: The wanted chunks, distinct. Those that no recipe makes are left out.
+        faults: Learns why a chunk of a recipe cannot be made, by its digest.
+        recipes: The recipes.
+    """
+    wanted = {digest.tobytes() for digest in digests}
+    for recipe in recipes:
+        last = LastRow()
+        for chunks in _batches(recipe, wanted):
+            sizes = recipe.chunk_sizes[chunks]
+            block = np.empty(int(sizes.sum()), np.uint8).data
+            outs = [block[begin:end] for begin, end in pairwise(offsets_of(sizes).tolist())]
+            names = [digest.tobytes() for digest in recipe.digests[chunks]]
+            try:
+                store.chunks.read_chunks(recipe, chunks, outs, verify=True, last=last)
+            except (FormatError, NotFoundError, BackendError) as error:
+                faults |= dict.fromkeys(names, str(getattr(error, "reason", error)))
+                continue
+            rows = recipe.columns.rows_of(chunks)
+            typesizes = recipe.columns.codec_itemsizes[rows].tolist()
+            begins = np.diff(rows, prepend=-1) != 0
+            for name, raw, typesize, begins_row in zip(names, outs, typesizes, begins.tolist(), strict=True):
+                wanted.discard(name)
+                faults.pop(name, None)
+                yield p.full_payload(name, raw, typesize, begins_row=begins_row)
+
+
+def _batches(recipe: Manifest, wanted: set[bytes]) -> Iterator[np.ndarray]:
+    """Yield the numbers of a recipe's chunks that are wanted, each different chunk once, ascending."""
+    _, first, _ = unique_rows(recipe.digests)
+    keys = np.frombuffer(b"".join(wanted), dtype="V32")
+    chunks = np.sort(first[np.isin(as_keys(recipe.digests[first]), keys)]) if wanted else first[:0]
+    ends = np.cumsum(recipe.chunk_sizes[chunks])
+    rows = recipe.columns.rows_of(chunks)
+    while len(chunks):
+        # No batch has chunks of two rows: one of them may lack an input.
+        n_of_row = int(np.searchsorted(rows, rows[0], side="right"))
+        n = min(n_of_row, max(1, int(np.searchsorted(ends - ends[0], _BATCH_BYTES))))
+        yield chunks[:n]
+        chunks, ends, rows = chunks[n:], ends[n:], rows[n:]
