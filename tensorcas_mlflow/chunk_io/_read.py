@@ -12,12 +12,12 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.tensors import Offsets, bytes_of, distinct
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
 from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted, can_decode
 from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_sizes, damage_of
 from tensorcas_mlflow.chunk_io._map import map_rows, mappable
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, check_outs, new_arrays
-from tensorcas_mlflow.chunk_io._recipes import Recipes
 from tensorcas_mlflow.chunk_io._stored import OpenPacks
 from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment
 from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, DerivedTensorError
@@ -26,6 +26,7 @@ from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, pack_key, pack
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import ExtentCache
     from tensorcas_mlflow.chunk_io._derive import LastRow
+    from tensorcas_mlflow.chunk_io._recipes import Recipes
     from tensorcas_mlflow.layout import Derivation
 
 
@@ -98,10 +99,19 @@ class ChunkReader:
         self._catalog = catalog
         self._cache = cache
         self._store_id = store_id
+        self._uses_recipes = uses_recipes
+
+    @Lazy
+    def _recipes(self) -> Recipes:
+        """The recipes of the store. Few stores have any."""
+        from tensorcas_mlflow.chunk_io._recipes import Recipes
+
         plain: ChunkReader | None = None
-        if uses_recipes:  # the inputs of recipes lie in packs
-            plain = ChunkReader(backend, catalog, cache=cache, store_id=store_id, uses_recipes=False)
-        self._recipes = Recipes(backend, catalog, plain)
+        if self._uses_recipes:  # the inputs of recipes lie in packs
+            plain = ChunkReader(
+                self._backend, self._catalog, cache=self._cache, store_id=self._store_id, uses_recipes=False
+            )
+        return Recipes(self._backend, self._catalog, plain)
 
     def tensors(
         self,
@@ -602,8 +612,11 @@ class ChunkReader:
 
     def _locate(self, digests: Digests, without: frozenset[str], chunks: Any, owner: ChunkOwner) -> Places:
         """Look up chunks; nothing is found for those that recipes make."""
-        catalog, recipes = self._catalog, self._recipes
+        catalog = self._catalog
         places = catalog.find(digests, without)
+        if places.found.all():
+            return places
+        recipes = self._recipes
         # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed. They come last, as
         # the tables of all packs cost the most.
         look_ups = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,7 +25,24 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._catalog import Catalog
     from tensorcas_mlflow.chunk_io._decode import Wanted
     from tensorcas_mlflow.chunk_io._derive import LastRow
-    from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader
+
+
+class InputReader(Protocol):
+    """Reader that uses no recipe."""
+
+    def read_chunks(self, manifest: Manifest, chunks: Any, outs: Any, *, verify: bool, last: LastRow) -> None:
+        """Read chunks of a manifest's content; see `ChunkReader.read_chunks`."""
+
+
+class Owner(Protocol):
+    """Owner of chunks; see `ChunkOwner`."""
+
+    @property
+    def label(self) -> str | None:
+        """Its name in words."""
+
+    def names(self, chunks: Any) -> tuple[str, ...]:
+        """Return the names of some chunks' tensors, by the chunks' numbers."""
 
 
 _N_AT_ONCE = 32
@@ -60,7 +77,7 @@ class _Products(NamedTuple):
 class Recipes:
     """The recipes of one store, as far as this process has read them. A recipe never changes. For any thread."""
 
-    def __init__(self, backend: Backend, catalog: Catalog, reader: ChunkReader | None) -> None:
+    def __init__(self, backend: Backend, catalog: Catalog, reader: InputReader | None) -> None:
         """Read nothing yet.
 
         Args:
@@ -142,7 +159,7 @@ class Recipes:
             found.append(manifest.table.digests[manifest.table.chunks_of(sources)])
         return distinct_digests(found)
 
-    def make(self, wanted: Wanted, numbers: Any, owner: ChunkOwner, chunks: Any = None) -> bool:
+    def make(self, wanted: Wanted, numbers: Any, owner: Owner, chunks: Any = None) -> bool:
         """Make some of the wanted chunks in their places, and compare each with its digest.
 
         Args:

@@ -113,6 +113,7 @@ def _plan_json(plan: GcPlan) -> Json:
         "n_manifests": len(plan.manifests),
         "n_recipes": len(plan.recipes),
         "bound_bytes": plan.bound_bytes,
+        "recipe_bytes": plan.recipe_bytes,
         "n_dead_saves": len(plan.stale_intents),
         "n_dead_collections": len(plan.dead_lists),
         "n_quarantined": len(plan.quarantine),

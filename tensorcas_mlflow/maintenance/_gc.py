@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base.digest import distinct_digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
@@ -177,10 +178,13 @@ def find_wrong_recipes(
         if each.name in without:
             others[each.products] = True
     last = state.live & ~state.needs_pack & others & ~state.has_row(needed & state.copies(but=going))
-    names = {each.name for each in state.recipes if each.name not in without and last[each.products].any()}
+    products: dict[str, list[np.ndarray]] = {}
+    for each in state.recipes:
+        if each.name not in without and last[each.products].any():
+            products.setdefault(each.name, []).append(each.products[last[each.products]])
     wrong: set[str] = set()
-    for name in sorted(names):
-        reason = fault_of_recipe(store, name)
+    for name, chunks in sorted(products.items()):
+        reason = fault_of_recipe(store, name, distinct_digests([state.inventory.digests[np.concatenate(chunks)]]))
         if reason is not None:
             _log.warning("%s does not make what it says, so copies of it stay: %s", recipe_key(name), reason)
             wrong.add(name)

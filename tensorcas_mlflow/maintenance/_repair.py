@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import LogDamage
-from tensorcas_mlflow.base.digest import Digests, as_keys, distinct_digests
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
@@ -622,14 +622,11 @@ def _look_at_intents(store: Store) -> list[Finding]:
 
 
 def _wrong_recipes(store: Store, needs: Needs, good: Any) -> dict[str, str]:
-    """Evaluate the recipes whose inputs are good; return the reasons why some make other bytes than they say."""
-    wrong: dict[str, str] = {}
-    for name, rows in needs.recipes.items():
-        if all(np.isin(as_keys(row.inputs), good).all() for row in rows):
-            reason = fault_of_recipe(store, name)
-            if reason is not None:
-                wrong[name] = reason
-    return wrong
+    """Evaluate the recipes as far as their inputs are good; return the reasons why some make other bytes."""
+    made = needs.products(good)
+    products = np.frombuffer(made.tobytes(), np.uint8).reshape(-1, DIGEST_BYTES)
+    found = {name: fault_of_recipe(store, name, distinct_digests([products])) for name in needs.recipes}
+    return {name: reason for name, reason in found.items() if reason is not None}
 
 
 def _made(seen: _Seen, digests: Digests) -> Any:

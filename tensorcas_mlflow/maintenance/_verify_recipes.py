@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -79,19 +79,28 @@ class RecipeChecks:
         return {text: fault for text, fault in {**lost, **damaged}.items() if text not in made}
 
 
-def fault_of_recipe(store: Store, name: str) -> str | None:
-    """Evaluate a recipe; return the reason why it does not make all that it says, or None."""
+def fault_of_recipe(store: Store, name: str, products: Digests | None = None) -> str | None:
+    """Evaluate a recipe; return the reason why it does not make all that it says, or None.
+
+    Args:
+        store: The store.
+        name: Name of the recipe.
+        products: Evaluate only the rows that make one of these chunks; by default all.
+    """
     try:
         recipe = read_recipe(store.backend, name)
     except (NotFoundError, FormatError) as error:
         return str(getattr(error, "reason", error))
-    return next(iter(_evaluate(store, recipe).values()), None)
+    rows: Collection[int] | None = None
+    if products is not None:
+        rows = set(recipe.columns.rows_of(np.flatnonzero(is_among(recipe.digests, products))).tolist())
+    return next(iter(_evaluate(store, recipe, rows).values()), None)
 
 
-def _evaluate(store: Store, recipe: Manifest) -> dict[int, str]:
-    """Evaluate a recipe; return the rows that do not come out as it says, and why."""
+def _evaluate(store: Store, recipe: Manifest, rows: Collection[int] | None = None) -> dict[int, str]:
+    """Evaluate rows of a recipe, by default all; return those that do not come out as it says, and why."""
     checks = DerivedChecks(store)
-    faults = [*checks.add((), recipe), *checks.finish()]
+    faults = [*checks.add((), recipe, rows), *checks.finish()]
     return {fault.derivation.row: str(getattr(fault.error, "reason", fault.error)) for fault in faults}
 
 

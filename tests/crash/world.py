@@ -24,6 +24,7 @@ from tensorcas_mlflow.errors import StoreNotFoundError
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.layout import Derivation, Manifest, Ref, RefTarget, Row, list_recipes, read_recipe
 from tensorcas_mlflow.maintenance import GcReport, plan_gc, verify
+from tensorcas_mlflow.maintenance._inventory import rows_of_recipe
 from tensorcas_mlflow.maintenance._optimize_derive import write_recipe
 from tensorcas_mlflow.store import Store, protocol
 from tensorcas_mlflow.store import _store as opening
@@ -77,18 +78,21 @@ def recipe(letters: str, store_id: str) -> Manifest:
 def derive(store: Store, letters: str) -> None:
     """Write a recipe for some capitals, as an optimization does that has found their function."""
     store.catalog.refresh()
-    write_recipe(store, recipe(letters, store.id))
+    write_recipe(store, recipe(letters, store.id), "0" * 64)
 
 
 def chunks_for_packs(store: Store) -> set[bytes]:
     """Return the digests of the chunks that packs have to hold: of all refs, less what recipes make of others."""
-    chunks = {row.tobytes() for ref in protocol.read_refs(store.backend) for row in store.manifest(ref).digests}
-    recipes = [read_recipe(store.backend, name) for name in list_recipes(store.backend)]
-    for each in recipes:
-        products = {row.tobytes() for row in each.digests}
-        assert products & chunks, "a recipe is left that makes nothing needed"
-        chunks -= products
-    return chunks.union(*({row.tobytes() for row in each.stored_digests} for each in recipes))
+    needed = {row.tobytes() for ref in protocol.read_refs(store.backend) for row in store.manifest(ref).digests}
+    chunks = set(needed)
+    for name in list_recipes(store.backend):
+        rows = rows_of_recipe(read_recipe(store.backend, name))
+        used = [row for row in rows if needed & {each.tobytes() for each in row.products}]
+        assert used, "a recipe is left that makes nothing needed"
+        for row in used:
+            chunks -= {each.tobytes() for each in row.products}
+            chunks |= {each.tobytes() for each in row.inputs}
+    return chunks
 
 
 def long_file(letters: str) -> bytes:

@@ -180,7 +180,7 @@ def finish_a_list_without_listing_it(patch: pytest.MonkeyPatch) -> None:
         return state
 
     patch.setattr(_gc, "survey", noting)
-    patch.setattr(protocol, "condemned_bytes", lambda packs, manifests: honest(packs - others, manifests))
+    patch.setattr(protocol, "condemned_bytes", lambda packs, *more: honest(packs - others, *more))
 
 
 class ListGoesFirst(WatchedBackend):

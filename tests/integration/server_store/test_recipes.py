@@ -12,7 +12,7 @@ from tensorcas_mlflow.maintenance import plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tests.derived.made import Tensors, as_bfloat16, model, save
 from tests.integration.server_store.conftest import Experiment
-from tests.recipes.made import digests_of, drop, held, no_search, optimize
+from tests.recipes.made import collect, digests_of, drop, held, no_search, optimize
 
 
 def check_reads(store: Store, ref: Ref, tensors: Tensors) -> None:
@@ -32,7 +32,7 @@ def test_client_reads_what_a_recipe_makes_of_the_chunks_of_a_dropped_checkpoint(
 
     assert optimize(carried.store()).n_recipes == 1
     drop(carried.store(), of_model)
-    optimize(carried.store())
+    collect(carried.store())
     assert not digests_of(carried.store(), of_copy) <= held(carried.store().backend)
 
     check_reads(client, of_copy, copy)
