@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeVar
 
@@ -138,12 +139,20 @@ class ConcurrencyConformance:
 
     @pytest.mark.parametrize("replace", [True, False])
     def test_a_blob_is_promoted_or_withdrawn_and_never_both(self, backend: Backend, replace: bool) -> None:
-        n_promoted = 0
+        token = backend.put_new("intents/alone", [b"x" * 500], durable=False)
+        began = time.perf_counter()
+        backend.promote("intents/alone", "refs/@alone", b"ref", token=token, replace=replace)
+        took_s = time.perf_counter() - began
+        n_promoted = n_withdrawn = 0
         for turn in range(2 * self.rounds):
             source, dest = f"intents/{turn}", f"refs/@{turn}"
             token = backend.put_new(source, [b"x" * 500], durable=False)
+            # One of the two begins later, by up to twice the time of a promote alone: so each of them wins sometimes,
+            # however many steps either takes.
+            lead = (turn % 9 - 4) / 2
 
-            def act(n: int, source: str = source, dest: str = dest, token: Token = token) -> bool:
+            def act(n: int, source: str = source, dest: str = dest, token: Token = token, lead: float = lead) -> bool:
+                time.sleep(took_s * max(0, lead if n % 2 else -lead))
                 if n % 2:
                     return backend.withdraw(source, token)
                 try:
@@ -158,7 +167,9 @@ class ConcurrencyConformance:
             assert promoted == (backend.stat(dest) is not None)
             assert backend.stat(source) is None
             n_promoted += promoted
-        assert n_promoted < 2 * self.rounds
+            n_withdrawn += withdrawn
+        assert n_promoted > 0
+        assert n_withdrawn > 0
 
     def test_of_many_that_promote_to_one_key_one_wins_if_none_may_replace(self, backend: Backend) -> None:
         for turn in range(self.rounds // 4):

@@ -26,7 +26,7 @@ from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, pack_key, pack
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import ExtentCache
     from tensorcas_mlflow.chunk_io._derive import LastRow
-    from tensorcas_mlflow.chunk_io._recipes import Recipes
+    from tensorcas_mlflow.chunk_io._recipes import KnownRecipes
     from tensorcas_mlflow.layout import Derivation
 
 
@@ -102,16 +102,16 @@ class ChunkReader:
         self._uses_recipes = uses_recipes
 
     @Lazy
-    def _recipes(self) -> Recipes:
+    def _recipes(self) -> KnownRecipes:
         """The recipes of the store. Few stores have any."""
-        from tensorcas_mlflow.chunk_io._recipes import Recipes
+        from tensorcas_mlflow.chunk_io._recipes import KnownRecipes
 
         plain: ChunkReader | None = None
         if self._uses_recipes:  # the inputs of recipes lie in packs
             plain = ChunkReader(
                 self._backend, self._catalog, cache=self._cache, store_id=self._store_id, uses_recipes=False
             )
-        return Recipes(self._backend, self._catalog, plain)
+        return KnownRecipes(self._backend, self._catalog, plain)
 
     def tensors(
         self,
@@ -565,7 +565,8 @@ class ChunkReader:
             places = self._locate(part.digests, without, chunks, owner)
             if not places.found.all():
                 there = np.flatnonzero(places.found)
-                if not self._made(part, np.flatnonzero(~places.found), owner, chunks, is_last=n_moves >= _MAX_ATTEMPTS):
+                missing, is_last = np.flatnonzero(~places.found), n_moves >= _MAX_ATTEMPTS
+                if not self._made(part, missing, without, owner, chunks, is_last=is_last):
                     n_moves += 1
                     continue
                 places, part, chunks = places.some(there), part.some(there), chunks[there]
@@ -586,12 +587,15 @@ class ChunkReader:
                     self._catalog.miss_all_gone()
                 self._catalog.refresh()
 
-    def _made(self, part: Wanted, missing: Any, owner: ChunkOwner, chunks: Any, *, is_last: bool) -> bool:
+    def _made(
+        self, part: Wanted, missing: Any, without: frozenset[str], owner: ChunkOwner, chunks: Any, *, is_last: bool
+    ) -> bool:
         """Make chunks that no pack holds; return False if they have to be looked up again.
 
         Args:
             part: The wanted chunks.
             missing: Numbers of those to make.
+            without: Packs that do not count.
             owner: Owner of the chunks.
             chunks: Numbers by which the owner knows the wanted chunks.
             is_last: Whether to raise an error instead of returning False.
@@ -605,6 +609,11 @@ class ChunkReader:
             # A collector has put what a recipe made into packs, and has deleted the recipe with its inputs.
             self._recipes.refresh(part.digests[missing])
             self._catalog.refresh()
+        except CorruptChunkError:
+            # Perhaps a pack holds one that the index does not name. Packs come last, as their tables cost the most.
+            self._catalog.refresh_from_packs()
+            if is_last or not self._catalog.find(part.digests[missing], without).found.any():
+                raise
         if is_last:
             digest_text = part.digests[missing[0]].tobytes().hex()
             raise ChunkNotFoundError(digest_text, len(missing), owner.label, owner.names(chunks[missing]))

@@ -34,7 +34,7 @@ class InputReader(Protocol):
         """Read chunks of a manifest's content; see `ChunkReader.read_chunks`."""
 
 
-class Owner(Protocol):
+class NamesChunks(Protocol):
     """Owner of chunks; see `ChunkOwner`."""
 
     @property
@@ -74,7 +74,7 @@ class _Products(NamedTuple):
     """For each its number among the chunks of the recipe; ascending."""
 
 
-class Recipes:
+class KnownRecipes:
     """The recipes of one store, as far as this process has read them. A recipe never changes. For any thread."""
 
     def __init__(self, backend: Backend, catalog: Catalog, reader: InputReader | None) -> None:
@@ -91,6 +91,8 @@ class Recipes:
         self._lock = Lock()
         self._known: OrderedDict[str, _Recipe] = OrderedDict()
         """The recipes at hand by name; the oldest of too many are forgotten, and read again."""
+        self._n_bytes = 0
+        """About the bytes that these take."""
         self._damaged: frozenset[str] = frozenset()
         self.newer: NewerFormatError | None = None
         """The error of a recipe of a later release, which makes nothing here."""
@@ -111,7 +113,8 @@ class Recipes:
             return
         names = list_recipes(self._backend)
         with self._lock:
-            self._known = OrderedDict((name, each) for name, each in self._known.items() if name in names)
+            for name in self._known.keys() - names.keys():
+                self._n_bytes -= self._known.pop(name).n_bytes
             new = sorted(names.keys() - self._known.keys() - self._damaged)
         if of is not None:
             new = [name for name in new if is_recipe_of(name, of)]
@@ -126,11 +129,11 @@ class Recipes:
         with self._lock:
             if isinstance(found, CorruptError):
                 self._damaged |= {name}
-            elif found is not None:
+            elif found is not None and name not in self._known:
                 self._known[name] = found
-                n_bytes = sum(each.n_bytes for each in self._known.values())
-                while n_bytes > _MOST_KEPT_BYTES and len(self._known) > 1:
-                    n_bytes -= self._known.popitem(last=False)[1].n_bytes
+                self._n_bytes += found.n_bytes
+                while self._n_bytes > _MOST_KEPT_BYTES and len(self._known) > 1:
+                    self._n_bytes -= self._known.popitem(last=False)[1].n_bytes
 
     def _read(self, name: str) -> _Recipe | CorruptError | None:
         try:
@@ -159,7 +162,7 @@ class Recipes:
             found.append(manifest.table.digests[manifest.table.chunks_of(sources)])
         return distinct_digests(found)
 
-    def make(self, wanted: Wanted, numbers: Any, owner: Owner, chunks: Any = None) -> bool:
+    def make(self, wanted: Wanted, numbers: Any, owner: NamesChunks, chunks: Any = None) -> bool:
         """Make some of the wanted chunks in their places, and compare each with its digest.
 
         Args:

@@ -23,11 +23,11 @@ from tensorcas_mlflow.layout import ENTRY, Entries, RefSeen, list_blobs
 from tensorcas_mlflow.maintenance._inventory import (
     NO_BASE,
     Inventory,
-    RecipeRow,
     inventory_of_manifests,
     inventory_of_packs,
     merge_inventories,
 )
+from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows
 
 VERSION = 3
 MAGIC = b"\x89TCCN\r\n\x01"
@@ -221,8 +221,8 @@ class Census:
         """Known manifests: names and sizes."""
         self.packs: dict[str, int] = {}
         """Packs with known tables: names and sizes."""
-        self.recipes: Mapping[str, tuple[RecipeRow, ...]] = {}
-        """Chunks of the recipes that were there at the last look. No census records them."""
+        self.recipes: Mapping[str, RecipeRows] = {}
+        """Rows of the recipes that were there at the last look. No census records them."""
         self._refs: dict[RefSeen, str] = {}
         self._n_new = self._new_bytes = 0
         """Blobs that no census told of, and their bytes."""

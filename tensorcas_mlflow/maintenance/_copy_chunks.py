@@ -17,8 +17,9 @@ from tensorcas_mlflow.chunk_io import plan_reads
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Base, Manifest, Payload, is_delta, pack_key, pack_name, payload_of
 from tensorcas_mlflow.maintenance._chunks import ChunkFault, Look, Shard, Verdict, read_chunks
-from tensorcas_mlflow.maintenance._inventory import is_among, read_recipes
+from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.maintenance._made_chunks import made_payloads
+from tensorcas_mlflow.maintenance._recipe_rows import read_recipes
 from tensorcas_mlflow.maintenance._workers import StoreAt
 from tensorcas_mlflow.store import PendingBatch, Store
 from tensorcas_mlflow.store.protocol import Bases

@@ -14,12 +14,13 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise, starmap
 from typing import Literal
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import distinct_digests
+from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
@@ -46,7 +47,7 @@ from tensorcas_mlflow.layout import (
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
-from tensorcas_mlflow.maintenance._gc_survey import Seen, Survey, is_damaged, learn, read_manifest, survey
+from tensorcas_mlflow.maintenance._gc_survey import Seen, Survey, is_damaged, learn, read_manifest, survey, values_at
 from tensorcas_mlflow.maintenance._verify_recipes import fault_of_recipe
 from tensorcas_mlflow.maintenance._workers import Readers
 from tensorcas_mlflow.store import Store
@@ -127,12 +128,12 @@ def still_needed(state: Survey, ours: frozenset[str], *, seen: Seen) -> frozense
     A copy in a pack that anybody has condemned does not count: two collectors may each have chosen the other's. A pack
     that a save under way may store deltas against is needed too, with the bases of all it holds. Deltas and recipes
     that appeared after our list do not count either: another collector may be about to delete a base or an input, and
-    not have seen them.
+    not have seen them. Nor does a recipe that we have not evaluated for the chunk.
 
     Args:
         state: Survey of the store that sees our list.
         ours: The packs on our list.
-        seen: Packs and recipes that we had seen, or written, before we made it.
+        seen: What we had seen, or written, before we made it.
     """
     going = state.condemned_packs() | ours
     live = state.live_rows() & ~state.made(but=going, known=seen)[state.rows.chunk]
@@ -154,13 +155,16 @@ def recipes_still_needed(state: Survey, ours: frozenset[str], *, seen: Seen) -> 
     going = state.condemned_packs()
     safe = state.has_row(state.live_rows() & state.copies(but=going, deltas_in=seen.packs))
     at_risk = state.live & ~safe & ~state.made(but=going, known=seen)
-    return frozenset(each.name for each in state.recipes if each.name in ours and at_risk[each.products].any())
+    rows = state.recipes
+    return rows.recipes_with(rows.making(values_at(at_risk, rows.products))) & ours
 
 
-def find_wrong_recipes(
+def evaluate_recipes(
     store: Store, state: Survey, *, doomed: frozenset[str], without: frozenset[str]
-) -> frozenset[str]:
+) -> tuple[Digests, frozenset[str]]:
     """Evaluate the recipes because of which a collection is about to delete the last other way to get a chunk.
+
+    A recipe may be forged or wrong, so it stands for no chunk but those for which it has been evaluated.
 
     Args:
         store: Store that is collected.
@@ -169,26 +173,21 @@ def find_wrong_recipes(
         without: Recipes that it is about to delete.
 
     Returns:
-        Those that make other bytes than they say, or cannot be evaluated now. The copies stay.
+        Those chunks; and the recipes that make other bytes than they say, or cannot be evaluated now. The copies of
+        what these make stay.
     """
-    going = state.condemned_packs() | doomed
-    needed = state.live_rows()
-    others = state.has_row(needed)
-    for each in state.recipes:
-        if each.name in without:
-            others[each.products] = True
+    rows, going, needed = state.recipes, state.condemned_packs() | doomed, state.live_rows()
+    is_going = rows.of(without)
+    others = state.has_row(needed) | state.inventory.marked(rows.made_by(is_going))
     last = state.live & ~state.needs_pack & others & ~state.has_row(needed & state.copies(but=going))
-    products: dict[str, list[np.ndarray]] = {}
-    for each in state.recipes:
-        if each.name not in without and last[each.products].any():
-            products.setdefault(each.name, []).append(each.products[last[each.products]])
+    chunks = state.inventory.digests[last]
     wrong: set[str] = set()
-    for name, chunks in sorted(products.items()):
-        reason = fault_of_recipe(store, name, distinct_digests([state.inventory.digests[np.concatenate(chunks)]]))
+    for name in sorted(rows.recipes_with(rows.making(values_at(last, rows.products)) & ~is_going)):
+        reason = fault_of_recipe(store, name, chunks)
         if reason is not None:
             _log.warning("%s does not make what it says, so copies of it stay: %s", recipe_key(name), reason)
             wrong.add(name)
-    return frozenset(wrong)
+    return chunks, frozenset(wrong)
 
 
 def useless_recipes(state: Survey) -> frozenset[str]:
@@ -197,17 +196,23 @@ def useless_recipes(state: Survey) -> frozenset[str]:
     A row of a recipe stands for a chunk that needs no copy in a pack, if its inputs have copies. Without them it may
     still stand for a chunk without any copy: an input may come back from a backup.
     """
-    has_copy = state.has_row(state.copies(but=state.condemned_packs())) if state.recipes else state.live
+    rows = state.recipes
+    if not rows.names:
+        return frozenset()
+    has_copy = state.has_row(state.copies(but=state.condemned_packs()))
+    is_needed = values_at(state.live, rows.products)
+    chunk, row = rows.products[is_needed], rows.product_row[is_needed]
+    is_sound = rows.complete(values_at(has_copy, rows.inputs))[row]
+    stands_for = ~has_copy[chunk] | (~state.needs_pack[chunk] & is_sound)
     stood_for = np.zeros(len(state.live), dtype=bool)
-    useful: set[str] = set()
-    for each in sorted(state.recipes, key=lambda each: each.name):
-        makes = each.products[state.live[each.products]]
-        is_sound = each.is_whole and has_copy[each.inputs].all()
-        stands_for = ~has_copy[makes] | (~state.needs_pack[makes] if is_sound else False)
-        if (stands_for & ~stood_for[makes]).any():
-            useful.add(each.name)
-            stood_for[makes] |= is_sound
-    return frozenset(each.name for each in state.recipes) - useful
+    useless: set[str] = set()
+    borders = rows.recipe[row].searchsorted(np.arange(len(rows.names) + 1)).tolist()
+    for name, some in zip(rows.names, starmap(slice, pairwise(borders)), strict=True):
+        if (stands_for[some] & ~stood_for[chunk[some]]).any():
+            stood_for[chunk[some][is_sound[some]]] = True
+        else:
+            useless.add(name)
+    return frozenset(useless)
 
 
 Reason = Literal["dropped", "died", "uncommitted", "copied", "cut"]
@@ -247,10 +252,8 @@ def find_reasons(
     learn(census, backend.map_requests(partial(_unneeded_manifest, backend), unknown))
     inventory = census.inventory
     of_dropped = inventory.chunks_of([name for name in manifests if name not in died])
-    of_died, live = inventory.chunks_of(died), np.zeros(len(inventory.digests), dtype=bool)
-    given_up = inventory.find(state.given_up)
-    of_died[given_up[given_up >= 0]] = True
-    live[inventory.find(state.inventory.digests[state.live])] = True
+    of_died = inventory.chunks_of(died) | inventory.marked(inventory.find(state.given_up))
+    live = inventory.marked(inventory.find(state.inventory.digests[state.live]))
     number = {name: at for at, name in enumerate(inventory.packs)}
     has = [
         _packs_with(mask, inventory.entry_chunk, inventory.entry_pack, len(number))
@@ -495,8 +498,7 @@ def plan_gc(
             f"no save {unknown[0]!r} is under way in {store.uri!r}, nor a damaged ref of that key, so it cannot be "
             "abandoned"
         )
-    recipes = frozenset(each.name for each in state.recipes)
-    unneeded = useless_recipes(state) | (recipes & avoid_recipes)
+    unneeded = useless_recipes(state) | (avoid_recipes & {*state.recipes.names})
     doomed, rewrites, bound_bytes = choose(state, max_waste, prefer=prefer, avoid=avoid, without=unneeded)
     manifests = tuple(sorted(state.manifests - state.live_manifests))
     return GcPlan(
@@ -557,12 +559,11 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     manifests = frozenset(plan.manifests).union(*(condemned.manifests for condemned in finishing)) & state.manifests
     manifests -= state.live_manifests
     recipes = frozenset(plan.recipes).union(*(condemned.recipes for condemned in finishing))
-    recipes &= {each.name for each in state.recipes}
+    recipes &= {*state.recipes.names}
     sources = (own & plan.rewrites.keys()) | inherited
-    wrong = find_wrong_recipes(plan.store, state, doomed=doomed, without=recipes)
+    evaluated, wrong = evaluate_recipes(plan.store, state, doomed=doomed, without=recipes)
     copied = copy_out(plan.store, state, doomed=doomed, sources=sources, without=recipes | wrong, watch=watch)
-    known = frozenset(each.name for each in state.recipes) - wrong
-    seen = Seen(frozenset(state.sizes) | copied.packs, known)
+    seen = Seen(frozenset(state.sizes) | copied.packs, frozenset(state.recipes.names) - wrong, evaluated)
     spared = dead_packs = frozenset[str]()
     freed_bytes = 0
     if doomed or manifests or recipes or finishing:

@@ -33,8 +33,9 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.maintenance._chunks import Verdict, read_chunks, shard_of
 from tensorcas_mlflow.maintenance._gc_survey import Survey
-from tensorcas_mlflow.maintenance._inventory import read_recipes, read_tables
+from tensorcas_mlflow.maintenance._inventory import read_tables
 from tensorcas_mlflow.maintenance._made_chunks import made_payloads
+from tensorcas_mlflow.maintenance._recipe_rows import read_recipes
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -118,11 +119,7 @@ def _copy_made(store: Store, state: Survey, lacking: Mask, going: frozenset[str]
     Returns:
         Bytes of the new packs.
     """
-    wanted = np.zeros(len(lacking), dtype=bool)
-    for each in state.recipes:
-        if each.name in going:
-            wanted[each.products] = True
-    wanted &= lacking
+    wanted = lacking & state.inventory.marked(state.recipes.made_by(state.recipes.of(going)))
     if not wanted.any():
         return 0
     faults: dict[bytes, str] = {}

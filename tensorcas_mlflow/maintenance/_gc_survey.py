@@ -36,14 +36,13 @@ from tensorcas_mlflow.maintenance._inventory import (
     Copies,
     DigestSet,
     Inventory,
-    RecipeRow,
     RowNumbers,
     copies_in,
     inventory_of_packs,
     list_manifests,
-    read_recipe_rows,
     read_tables,
 )
+from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, read_recipe_rows
 from tensorcas_mlflow.maintenance._workers import Readers
 from tensorcas_mlflow.store import protocol as p
 
@@ -54,25 +53,15 @@ _INTENT_PAUSE_S = 0.01
 _STEP = re.compile(r"(.*/@)([0-9]{1,18})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownRow:
-    """A row of a recipe, its chunks given as positions in the digests of an inventory."""
-
-    name: str
-    """Name of the recipe."""
-    products: RowNumbers
-    """Chunks that it makes; those that no manifest and no pack has are left out."""
-    inputs: RowNumbers
-    """Chunks that it takes."""
-    is_whole: bool
-    """False if there is no trace of an input."""
-
-
 class Seen(NamedTuple):
-    """Names of what a collector has seen, or written, before it made its list."""
+    """What a collector has seen, or written, before it made its list."""
 
     packs: frozenset[str]
+    """Names."""
     recipes: frozenset[str]
+    """Names, without those that it has found to be wrong."""
+    evaluated: Digests
+    """Chunks for which it has evaluated the recipes that make them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +109,8 @@ class Survey:
     """Packs whose table cannot be read, while everything needed is elsewhere; most likely uploads that were cut."""
     rows: Copies
     """Copies in all other packs. A *row* is one of these."""
-    recipes: Sequence[KnownRow]
-    """The rows of all recipes there are."""
+    recipes: RecipeRows
+    """The rows of all recipes there are, by name. A chunk of which nothing but recipes has a trace is -1."""
 
     def condemned_packs(self) -> frozenset[str]:
         """Return the packs that somebody is about to delete."""
@@ -141,19 +130,19 @@ class Survey:
         Args:
             but: Packs that will be gone, or that somebody has condemned.
             without: Recipes that will be gone.
-            known: The recipes, and the packs with deltas, that count; by default all.
+            known: The recipes, the packs with deltas, and the products, that count; by default all.
         """
-        found = np.zeros(len(self.live), dtype=bool)
+        rows = self.recipes
         going = self.condemned_recipes() | {*without}
-        usable = [each for each in self.recipes if each.is_whole and each.name not in going]
+        usable = ~rows.of(going)
         if known is not None:
-            usable = [each for each in usable if each.name in known.recipes]
-        if usable:
-            has_copy = self.has_row(self.copies(but=but, deltas_in=None if known is None else known.packs))
-            for each in usable:
-                if has_copy[each.inputs].all():
-                    found[each.products] = True
-        return found & ~self.needs_pack
+            usable &= rows.of(known.recipes)
+        if not usable.any():
+            return np.zeros(len(self.live), dtype=bool)
+        has_copy = self.has_row(self.copies(but=but, deltas_in=None if known is None else known.packs))
+        usable &= rows.complete(values_at(has_copy, rows.inputs))
+        found: Mask = self.inventory.marked(rows.made_by(usable)) & ~self.needs_pack
+        return found if known is None else found & self.inventory.marked(self.inventory.find(known.evaluated))
 
     def live_rows(self) -> Mask:
         """Return for each row whether its chunk is needed."""
@@ -188,6 +177,12 @@ class Survey:
         found = np.zeros(len(self.live), dtype=bool)
         found[self.rows.chunk[rows]] = True
         return found
+
+
+def values_at(mask: Mask, chunks: RowNumbers) -> Mask:
+    """Return the value of a mask for each of some chunks; False for -1."""
+    values: Mask = np.append(mask, False)[chunks]
+    return values
 
 
 def survey(
@@ -287,10 +282,9 @@ def survey(
     named = inventory.chunks_of({*refs.holders, *blind, *(intent.manifest for intent in half_committed)})
     declared = live.digests()
     chunks = inventory.find(declared)
-    named[chunks[chunks >= 0]] = True
-    needs_pack = np.zeros(len(named), dtype=bool)
-    needs_pack[chunks[chunks >= 0]] = True
-    known = [_in_chunks(name, row, inventory) for name, rows in recipes.items() for row in rows]
+    needs_pack = inventory.marked(chunks)
+    named |= needs_pack
+    known = join_rows(recipes.values()).with_chunks(inventory.find)
     without_recipes = named.copy()
     _add_inputs(named, needs_pack, known)
     state = Survey(
@@ -332,7 +326,7 @@ def survey(
     return state
 
 
-def _read_recipes(backend: Backend, census: Census) -> Mapping[str, tuple[RecipeRow, ...]]:
+def _read_recipes(backend: Backend, census: Census) -> Mapping[str, RecipeRows]:
     """Read the recipes there are, each once for a census.
 
     Raises:
@@ -346,26 +340,17 @@ def _read_recipes(backend: Backend, census: Census) -> Mapping[str, tuple[Recipe
     return census.recipes
 
 
-def _in_chunks(name: str, row: RecipeRow, inventory: Inventory) -> KnownRow:
-    products, inputs = inventory.find(row.products), inventory.find(row.inputs)
-    return KnownRow(
-        name=name,
-        products=products[products >= 0],
-        inputs=inputs[inputs >= 0],
-        is_whole=bool((inputs >= 0).all()),
-    )
-
-
-def _add_inputs(live: Mask, needs_pack: Mask, rows: Sequence[KnownRow]) -> None:
+def _add_inputs(live: Mask, needs_pack: Mask, rows: RecipeRows) -> None:
     """Mark the inputs of the rows of recipes that make needed chunks as needed, in packs.
 
     They are kept whatever else makes or holds the chunk: another collector may have trusted the recipe.
     """
-    left = list(rows)
-    while in_use := [each for each in left if live[each.products].any()]:
-        for each in in_use:
-            live[each.inputs] = needs_pack[each.inputs] = True
-        left = [each for each in left if not live[each.products].any()]
+    used = np.zeros(len(rows), dtype=bool)
+    while (more := rows.making(values_at(live, rows.products)) & ~used).any():
+        used |= more
+        inputs = rows.taken_by(more)
+        inputs = inputs[inputs >= 0]
+        live[inputs] = needs_pack[inputs] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

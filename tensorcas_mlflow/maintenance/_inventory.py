@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests, prefixes, unique_rows
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, prefixes, unique_rows
 from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
 from tensorcas_mlflow.layout import (
@@ -34,9 +34,7 @@ from tensorcas_mlflow.layout import (
     base_rows,
     is_delta,
     list_blobs,
-    list_recipes,
     make_table,
-    read_recipe,
 )
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -165,6 +163,12 @@ class Inventory:
             open_ = open_[~is_hit]
             at[open_] += 1
         return found
+
+    def marked(self, chunks: RowNumbers) -> Mask:
+        """Return for each chunk whether it is one of some, which may repeat; -1 is none."""
+        is_one = np.zeros(len(self.digests), dtype=bool)
+        is_one[chunks[chunks >= 0]] = True
+        return is_one
 
     @cached_property
     def _prefix(self) -> Any:
@@ -502,73 +506,6 @@ def read_tables(
 def list_manifests(backend: Backend) -> dict[str, int]:
     """List the manifests of a store: names and sizes."""
     return {info.key.removeprefix("manifests/"): info.size for info in list_blobs(backend, "manifests")}
-
-
-class RecipeRow(NamedTuple):
-    """The distinct chunks of one row of a recipe, ascending."""
-
-    products: Digests
-    inputs: Digests
-
-
-def rows_of_recipe(recipe: Manifest) -> tuple[RecipeRow, ...]:
-    """Return the chunks of each row of a recipe. A row is made of its own inputs, whatever becomes of other rows."""
-    table = recipe.table
-
-    def digests(rows: Sequence[int]) -> Digests:
-        return distinct_digests([table.digests[table.chunks_of(np.array(rows, dtype=np.int64))]])
-
-    return tuple(RecipeRow(digests([each.row]), digests(each.sources)) for each in recipe.derived)
-
-
-T = TypeVar("T")
-
-
-def read_recipes(
-    backend: Backend, *, known: Mapping[str, T]
-) -> tuple[dict[str, Manifest | T], dict[str, CorruptError]]:
-    """Read the recipes of a store, in a remote store many at once.
-
-    Args:
-        backend: Backend of the store.
-        known: What is to stand for some of them, which are not read again.
-
-    Returns:
-        The recipes by name; and the errors of those that cannot be read.
-
-    Raises:
-        NewerFormatError: A later release wrote one.
-        BackendError: The storage failed.
-    """
-
-    def read(name: str) -> Manifest | T | CorruptError | None:
-        if name in known:
-            return known[name]
-        try:
-            return read_recipe(backend, name)
-        except BlobNotFoundError:
-            return None
-        except CorruptError as error:
-            return error
-
-    recipes: dict[str, Manifest | T] = {}
-    faults: dict[str, CorruptError] = {}
-    names = sorted(list_recipes(backend))
-    for name, found in zip(names, backend.map_requests(read, names), strict=True):
-        if isinstance(found, CorruptError):
-            faults[name] = found
-        elif found is not None:
-            recipes[name] = found
-    return recipes, faults
-
-
-def read_recipe_rows(
-    backend: Backend, known: Mapping[str, tuple[RecipeRow, ...]]
-) -> tuple[dict[str, tuple[RecipeRow, ...]], dict[str, CorruptError]]:
-    """Read the chunks of the recipes of a store, row by row; see `read_recipes`."""
-    found, faults = read_recipes(backend, known=known)
-    rows = {name: rows_of_recipe(each) if isinstance(each, Manifest) else each for name, each in found.items()}
-    return rows, faults
 
 
 def read_holders(store: Store) -> tuple[dict[str, list[Ref]], dict[str, FormatError | BackendError]]:

@@ -10,8 +10,6 @@ against one of an earlier pack, which an intent names, as a save's does (``docs/
 
 from __future__ import annotations
 
-import logging
-import uuid
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -26,7 +24,7 @@ from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.text import content_text, count_text, size_text
 from tensorcas_mlflow.codecs import Effort
-from tensorcas_mlflow.errors import BackendError, CheckpointNotFoundError, DirectAccessError
+from tensorcas_mlflow.errors import CheckpointNotFoundError, DirectAccessError
 from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Mask, PackWriter, Payload, Ref, pack_key
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._gc import GcPlan, plan_gc
@@ -50,10 +48,6 @@ from tensorcas_mlflow.maintenance._optimize_tree import SAMPLE_BYTES, plant
 from tensorcas_mlflow.store import Store, sketches_in
 from tensorcas_mlflow.store import protocol as p
 
-_log = logging.getLogger(__name__)
-
-_NEVER = "0" * 64
-"""Digest of no manifest: the intent is never committed."""
 MID_WASTE = 0.5
 """Waste from which a collection on the way rewrites a pack: so it copies no more than it frees, and the waste never
 exceeds what is needed."""
@@ -87,8 +81,7 @@ def write_unit(
     is_done = done_chunks.are_done(digests)
     packs, _ = done_chunks.find(digests[is_done])
     bases = done_chunks.with_bases(name for name in packs if name is not None)
-    intent = p.declare(store.backend, f"{_NEVER}.{uuid.uuid4().hex[:8]}", digests[~is_done], bases)
-    try:
+    with p.protected(store.backend, digests[~is_done], bases):
         relied = frozenset(done_chunks.there(bases))
         written_bytes = 0
         waiting = iter(blocks)
@@ -105,12 +98,6 @@ def write_unit(
             written_bytes += writer.n_bytes
         store.catalog.fold()
         return written_bytes
-    finally:
-        try:
-            store.backend.retract(*intent)
-        except BackendError as error:
-            # All is written, or another error is on its way. A collection removes the intent when this process is gone.
-            _log.warning("an intent was not removed: %s", error)
 
 
 def _until_full(

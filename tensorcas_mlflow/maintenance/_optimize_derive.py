@@ -7,19 +7,18 @@ checkpoints whose inputs were saved later, or that were saved without a search.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.base.digest import Digests, distinct_digests
-from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
+from tensorcas_mlflow.errors import FormatError, NotFoundError
 from tensorcas_mlflow.layout import Manifest, Ref, new_recipe_name, pack_key, recipe_key
-from tensorcas_mlflow.maintenance._inventory import is_among, manifest_of, rows_of_recipe
+from tensorcas_mlflow.maintenance._inventory import is_among, manifest_of
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
-from tensorcas_mlflow.maintenance._optimize_relatives import MOST_READ_BYTES, MOST_UNREAD, series_of
+from tensorcas_mlflow.maintenance._optimize_relatives import MOST_UNREAD, compute_sketched, series_of
+from tensorcas_mlflow.maintenance._recipe_rows import rows_of_recipe
 from tensorcas_mlflow.store import (
     LEAST_DERIVED_BYTES,
     MOST_DERIVED_BYTES,
@@ -27,7 +26,6 @@ from tensorcas_mlflow.store import (
     Sketched,
     Sketches,
     Store,
-    compute_sketches,
     find_derived,
     recipe_of,
 )
@@ -35,8 +33,6 @@ from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
 
-_NEVER = "0" * 64
-"""Digest of no manifest: the intent is never committed."""
 _LEAST_SHARE = 1 / 20
 """A row is not derived if its chunks take less than this share of their bytes."""
 _MOST_OLD = 32
@@ -89,7 +85,10 @@ def write_recipes(store: Store, done_chunks: DoneChunks, refs: Sequence[Ref], on
     if not new:
         return 0
     for ref in unsketched[-MOST_UNREAD:]:
-        _sketch(store, ref, known)
+        manifest = manifest_of(store, [ref])
+        found = None if manifest is None else compute_sketched(store, ref.manifest, manifest)
+        if manifest is not None and found is not None:
+            known.note(manifest.digest, found)
     chosen = {ref.manifest for ref in [*list(old.values())[-_MOST_OLD:], *new]}
     kept = distinct_digests([done_chunks.base_digests(), *taken])
     n_recipes = 0
@@ -101,7 +100,7 @@ def write_recipes(store: Store, done_chunks: DoneChunks, refs: Sequence[Ref], on
         derived = _derive(store, done_chunks, manifest, kept, known)
         recipe = recipe_of(manifest, derived) if derived else None
         if recipe is not None and (name := write_recipe(store, recipe, manifest.digest)) is not None:
-            done_chunks.add_recipe(name, rows_of_recipe(recipe))
+            done_chunks.add_recipe(name, rows_of_recipe(name, recipe))
             n_recipes += 1
             on_done(sum(each.row.spec.n_bytes for each in derived.values()))
     return n_recipes
@@ -112,16 +111,6 @@ def _has_relatives(ref: Ref, known: Sketches) -> bool:
     query = known.get(ref.manifest)
     matches = () if query is None else known.relatives(query)
     return any(match.sketched is not query for match in matches)
-
-
-def _sketch(store: Store, ref: Ref, known: Sketches) -> None:
-    """Sketch a checkpoint that was saved without sketches."""
-    manifest = manifest_of(store, [ref])
-    if manifest is not None:
-        with suppress(NotFoundError, FormatError):
-            found = compute_sketches(store, ref.manifest, manifest, most_bytes=MOST_READ_BYTES)
-            if found is not None:
-                known.note(manifest.digest, found)
 
 
 def _derive(
@@ -204,19 +193,12 @@ def write_recipe(store: Store, recipe: Manifest, of: str) -> str | None:
     if not places.found.all():
         return None
     packs = {places.packs[number] for number in np.unique(places.pack)} | store.catalog.find_chains(places)[1]
-    intent = p.declare(store.backend, f"{_NEVER}.{uuid.uuid4().hex[:8]}", inputs, packs)
-    try:
+    with p.protected(store.backend, inputs, packs):
         if not _are_there(store, packs):
             return None
         name = new_recipe_name(recipe, of)
         store.backend.put_new(recipe_key(name), [recipe.to_blob()])
         return name
-    finally:
-        try:
-            store.backend.retract(*intent)
-        except BackendError as error:
-            # The recipe is written, or another error is on its way. A collection removes the intent of a dead process.
-            _log.warning("an intent was not removed: %s", error)
 
 
 def _are_there(store: Store, packs: Set[str]) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,10 @@ from tensorcas_mlflow.maintenance._inventory import (
     NO_DIGESTS,
     BaseLinks,
     PackTables,
-    RecipeRow,
     is_among,
     links_of,
-    read_recipe_rows,
 )
+from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, read_recipe_rows
 from tensorcas_mlflow.store import protocol as p
 
 _MOST_TABLES = 8
@@ -59,7 +57,7 @@ class DoneChunks:
         self._tables = PackTables(backend)
         self._every: Table | None = None
         self._needed: Digests | None = None
-        self._recipes: Mapping[str, tuple[RecipeRow, ...]] = {}
+        self._recipes: Mapping[str, RecipeRows] = {}
         self._made = self._held = NO_DIGESTS
         self._shallow: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
         self.wasteful: frozenset[str] = frozenset()
@@ -100,24 +98,21 @@ class DoneChunks:
         for fault in faults.values():
             raise fault
         there = _rows_of(table, links.decodable(np.ones(len(table), dtype=bool))) if self._recipes else EMPTY
-        usable = {
-            name: [row for row in rows if (there.find(row.inputs) >= 0).all()] for name, rows in self._recipes.items()
-        }
+        usable = {name: rows.only(there.find(rows.inputs) >= 0) for name, rows in self._recipes.items()}
         self.slow_recipes = frozenset(
-            name for name, rows in usable.items() if self._is_slow(rows) or self._is_wasteful(rows, there)
+            name
+            for name, rows in usable.items()
+            if self.must_be_shallow(rows.products).any() or self._is_wasteful(rows, there)
         )
-        fast = [row for name, rows in usable.items() if name not in self.slow_recipes for row in rows]
-        made, self._held = (distinct_digests(map(attrgetter(name), fast)) for name in ("products", "inputs"))
+        fast = join_rows(rows for name, rows in usable.items() if name not in self.slow_recipes)
+        made, self._held = distinct_digests([fast.products]), distinct_digests([fast.inputs])
         self._made = made[~is_among(made, self._held)]
 
-    def _is_slow(self, rows: Sequence[RecipeRow]) -> bool:
-        return any(self.must_be_shallow(row.products).any() for row in rows)
-
-    def _is_wasteful(self, rows: Sequence[RecipeRow], there: Table) -> bool:
+    def _is_wasteful(self, rows: RecipeRows, there: Table) -> bool:
         """Tell whether the inputs that no checkpoint needs take more room than the needed products would in packs."""
-        if self._needed is None or not rows:
+        if self._needed is None or len(rows) == 0:
             return False
-        inputs, products = (distinct_digests(map(attrgetter(name), rows)) for name in ("inputs", "products"))
+        inputs, products = distinct_digests([rows.inputs]), distinct_digests([rows.products])
         entries = there.entries[there.find(inputs)]
         stored, raw = entries["stored_bytes"].astype(np.int64), entries["raw_bytes"].astype(np.int64)
         kept_bytes = int(stored[~is_among(inputs, self._needed)].sum())
@@ -141,11 +136,11 @@ class DoneChunks:
             self._shallow = shallow
         self.refresh()
 
-    def add_recipe(self, name: str, rows: tuple[RecipeRow, ...]) -> None:
+    def add_recipe(self, name: str, rows: RecipeRows) -> None:
         """Add a recipe that has just been written: its products need no copy, and are no bases."""
         self._recipes = {**self._recipes, name: rows}
-        self._made = distinct_digests([self._made, *(row.products for row in rows)])
-        self._held = distinct_digests([self._held, *(row.inputs for row in rows)])
+        self._made = distinct_digests([self._made, rows.products])
+        self._held = distinct_digests([self._held, rows.inputs])
 
     def are_made(self, digests: Digests) -> Mask:
         """Return for each chunk whether a recipe makes it, so that it needs no copy."""
@@ -157,7 +152,7 @@ class DoneChunks:
 
     def base_digests(self) -> Digests:
         """Return the distinct bases of the deltas that refs need, ascending."""
-        table = self._tables.table()
+        table = self._all()
         wanted = np.ones(len(table), dtype=bool)
         if self._needed is not None and len(table):
             wanted = is_among(np.ascontiguousarray(table.entries["digest"]), self._needed)
@@ -214,7 +209,7 @@ class DoneChunks:
         if self._needed is None:
             return 0
         left = self._needed[~self.are_done(self._needed)]
-        return int((make_table(self._tables.entries).find(left) >= 0).sum()) if len(left) else 0
+        return int((self._all().find(left) >= 0).sum()) if len(left) else 0
 
     def are_done(self, digests: Digests) -> Mask:
         """Return for each chunk whether it is done."""
@@ -251,19 +246,23 @@ class DoneChunks:
 
     def sizes_of(self, digests: Digests) -> tuple[int, int]:
         """Return the decoded and the stored bytes of distinct chunks, without chunks that no pack holds."""
-        table = make_table(self._tables.entries)
+        table = self._all()
         entries = table.entries[(rows := table.find(digests))[rows >= 0]]
         return int(entries["raw_bytes"].astype(np.int64).sum()), int(entries["stored_bytes"].astype(np.int64).sum())
 
     def stored_bytes(self, digests: Digests) -> Any:
         """Return for each chunk its stored bytes in a pack; -1 if no pack holds it."""
-        if self._every is None:
-            self._every = self._tables.table()
-        table = self._every
+        table = self._all()
         rows = table.find(digests)
         n_bytes = np.full(len(digests), -1, dtype=np.int64)
         n_bytes[rows >= 0] = table.entries["stored_bytes"][rows[rows >= 0]]
         return n_bytes
+
+    def _all(self) -> Table:
+        """Return the chunks of all packs."""
+        if self._every is None:
+            self._every = self._tables.table()
+        return self._every
 
     def saved_bytes(self, digests: Digests) -> Any:
         """Return for each chunk its stored bytes in a pack of a save; NaN if no such pack holds it.

@@ -10,7 +10,7 @@ from tensorcas_mlflow.layout import Manifest, Ref
 from tensorcas_mlflow.maintenance._inventory import manifest_of
 from tensorcas_mlflow.store import Sketched, Sketches, Store, compute_sketches
 
-MOST_READ_BYTES = 8 << 20
+_MOST_READ_BYTES = 8 << 20
 """Bound of the chunks read for the sketches of one checkpoint that was saved without any; the largest tensors count."""
 MOST_UNREAD = 256
 """Bound of such checkpoints, the latest ones, for which a search reads chunks."""
@@ -19,6 +19,15 @@ MOST_UNREAD = 256
 def series_of(ref: Ref) -> Hashable:
     """Return the series of a ref: the steps of one name in one run are in one, and any other ref is alone."""
     return (ref.run_id, ref.name) if ref.run_id is not None and ref.step is not None else ref.key
+
+
+def compute_sketched(store: Store, name: str, manifest: Manifest) -> Sketched | None:
+    """Return the sketches of a checkpoint, which are computed if it was saved without any; None if it gives none."""
+    found = Sketched.stored(name, manifest)
+    if found is None:
+        with suppress(NotFoundError, FormatError):
+            found = compute_sketches(store, name, manifest, most_bytes=_MOST_READ_BYTES)
+    return found
 
 
 class FarRelatives:
@@ -74,7 +83,7 @@ class FarRelatives:
         for manifest in manifests:
             if len(found) - n_near >= most:
                 break
-            query = self._sketched("", manifest)
+            query = compute_sketched(self._store, "", manifest)
             if query is None:
                 continue
             self._read()
@@ -90,15 +99,8 @@ class FarRelatives:
         """Sketch the checkpoints that were saved without sketches."""
         for series, ref in self._unread.items():
             manifest = manifest_of(self._store, [ref])
-            each = None if manifest is None else self._sketched(ref.manifest, manifest)
+            each = None if manifest is None else compute_sketched(self._store, ref.manifest, manifest)
             if manifest is not None and each is not None:
                 self._known.note(repr(series), each)
                 self._refs[manifest.digest] = ref
         self._unread = {}
-
-    def _sketched(self, name: str, manifest: Manifest) -> Sketched | None:
-        found = Sketched.stored(name, manifest)
-        if found is None:
-            with suppress(NotFoundError, FormatError):
-                found = compute_sketches(self._store, name, manifest, most_bytes=MOST_READ_BYTES)
-        return found

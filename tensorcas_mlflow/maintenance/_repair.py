@@ -29,8 +29,9 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, recipe_key, strangers_text
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
-from tensorcas_mlflow.maintenance._inventory import DigestSet, RecipeRow, read_holders, rows_of_recipe, stands
+from tensorcas_mlflow.maintenance._inventory import DigestSet, read_holders, stands
 from tensorcas_mlflow.maintenance._quarantine import Piece, Quarantine
+from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, rows_of_recipe
 from tensorcas_mlflow.maintenance._repair_packs import bases_wanted, mend_packs, would_be_good
 from tensorcas_mlflow.maintenance._repair_recipes import find_recipe, mend_recipes, read_for_repair
 from tensorcas_mlflow.maintenance._repair_records import (
@@ -122,7 +123,7 @@ class Needs:
         self.bad_recipes = {name: fault_in(error) for name, error in bad_recipes.items()}
         """Faults of other recipes, by name."""
         named = digests.digests()
-        self.digests = distinct_digests([named, *(row.inputs for row in self.recipe_rows())])
+        self.digests = distinct_digests([named, self.recipe_rows().inputs])
         """All chunks that refs and recipes need, as far as manifests can be read; each once, ascending."""
 
     def manifests(self) -> Iterator[tuple[str, Manifest]]:
@@ -131,15 +132,14 @@ class Needs:
             if isinstance(found, Manifest):
                 yield name, found
 
-    def recipe_rows(self) -> Iterator[RecipeRow]:
-        """Yield the rows of all recipes that count."""
-        for rows in self.recipes.values():
-            yield from rows
+    def recipe_rows(self) -> RecipeRows:
+        """Return the rows of all recipes that count."""
+        return join_rows(self.recipes.values())
 
     def add_recipes(self, recipes: Mapping[str, Manifest]) -> None:
         """Add recipes of other stores that are to replace damaged ones."""
-        self.recipes |= {name: rows_of_recipe(each) for name, each in recipes.items()}
-        self.digests = distinct_digests([self.digests, *(row.inputs for row in self.recipe_rows())])
+        self.recipes |= {name: rows_of_recipe(name, each) for name, each in recipes.items()}
+        self.digests = distinct_digests([self.digests, self.recipe_rows().inputs])
 
     def distrust(self, faults: Mapping[str, str]) -> None:
         """Count recipes as damaged that make other bytes than they say: by name, with the reasons."""
@@ -153,14 +153,8 @@ class Needs:
 
     def products(self, good: Any) -> Any:
         """Return the digests, each as one value, of what recipes make of chunks in packs."""
-        rows = list(self.recipe_rows())
-        if not rows:
-            return good[:0]
-        n_inputs = [len(row.inputs) for row in rows]
-        lacks = ~np.isin(as_keys(np.concatenate([row.inputs for row in rows])), good)
-        n_lacking = np.bincount(np.repeat(np.arange(len(rows)), n_inputs), weights=lacks, minlength=len(rows))
-        made = [as_keys(row.products) for row, n in zip(rows, n_lacking.tolist(), strict=True) if n == 0]
-        return np.concatenate([good[:0], *made])
+        rows = self.recipe_rows()
+        return as_keys(rows.made_by(rows.complete(np.isin(as_keys(rows.inputs), good))))
 
     def losses(self, good: Any) -> list[Loss]:
         """Find the losses if packs hold only some chunks, given by their digests, each as one value."""
@@ -409,7 +403,8 @@ def plan_repair(
         engine=engine,
     )
     packs.look(watch)
-    needs.distrust(_wrong_recipes(store, needs, packs.good()))
+    wrong = _wrong_recipes(store, needs, packs.good())
+    needs.distrust(wrong)
     unknown = sorted(set(abandon) - lists.damaged.keys() - {pack_key(name) for name in packs.packs})
     if unknown:
         raise ValueError(f"there is no damaged condemned list and no pack at {unknown[0]!r}, so it cannot be abandoned")
@@ -426,7 +421,7 @@ def plan_repair(
     recipes = {
         name: recipe
         for name, fault in needs.bad_recipes.items()
-        if not fault.is_failure and (recipe := find_recipe(name, sources)) is not None
+        if not fault.is_failure and name not in wrong and (recipe := find_recipe(name, sources)) is not None
     }
     needs.add_recipes(recipes)
     restored = [each.manifest.stored_digests for each in manifests.values()]
@@ -632,7 +627,7 @@ def _wrong_recipes(store: Store, needs: Needs, good: Any) -> dict[str, str]:
 def _made(seen: _Seen, digests: Digests) -> Any:
     """Return for each chunk whether a recipe makes it of what packs hold, or will hold after the repair."""
     good, keys = seen.packs.good(), as_keys(digests)
-    inputs = distinct_digests(row.inputs for row in seen.needs.recipe_rows())
+    inputs = distinct_digests([seen.needs.recipe_rows().inputs])
     lost = inputs[~np.isin(as_keys(inputs), good)]
     held = np.concatenate([good, as_keys(lost[seen.sources.holds(lost)])]) if len(lost) else good
     return np.isin(keys, seen.needs.products(held)) & ~np.isin(keys, good)

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Manifest, list_recipes, read_recipe, recipe_key
-from tensorcas_mlflow.maintenance._inventory import RecipeRow, rows_of_recipe
 from tensorcas_mlflow.maintenance._quarantine import Quarantine, keep_blob
+from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, rows_of_recipe
 from tensorcas_mlflow.maintenance._verify_recipes import fault_of_recipe
 from tensorcas_mlflow.store import Store
 
 
 def read_for_repair(
     backend: Backend,
-) -> tuple[dict[str, tuple[RecipeRow, ...]], dict[str, CorruptError | BackendError]]:
+) -> tuple[dict[str, RecipeRows], dict[str, CorruptError | BackendError]]:
     """Read the recipes of a store.
 
     Returns:
@@ -28,7 +28,7 @@ def read_for_repair(
         NewerFormatError: A later release wrote one.
         BackendError: The storage failed to list them.
     """
-    found: dict[str, tuple[RecipeRow, ...]] = {}
+    found: dict[str, RecipeRows] = {}
     faults: dict[str, CorruptError | BackendError] = {}
     for name in sorted(list_recipes(backend)):
         try:
@@ -38,7 +38,7 @@ def read_for_repair(
         except (CorruptError, BackendError) as error:
             faults[name] = error
         else:
-            found[name] = rows_of_recipe(recipe)
+            found[name] = rows_of_recipe(name, recipe)
     return found, faults
 
 
@@ -80,7 +80,7 @@ def mend_recipes(
     Args:
         store: Store that is repaired.
         bad: Reasons why recipes cannot be read, or make other bytes than they say, by name.
-        found: The same recipes of other stores, by the name here; see `find_recipe`.
+        found: The same recipes of other stores, by the name here; see `find_recipe`. A wrong recipe is wrong there too.
         quarantine: Quarantine for the damaged bytes.
 
     Raises:
@@ -93,7 +93,8 @@ def mend_recipes(
         try:
             now = fault_of_recipe(store, name)
         except BackendError as error:
-            now = error.reason
+            done.left[key] = error.reason
+            continue
         if now is None:
             done.left[key] = "it is right now: check the memory and the disks of this machine"
             continue

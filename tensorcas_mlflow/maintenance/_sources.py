@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.base.digest import Digests, as_keys
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
+from tensorcas_mlflow.base.digest import Digests, as_keys, unique_rows
+from tensorcas_mlflow.errors import (
+    BackendError,
+    BlobNotFoundError,
+    CorruptError,
+    FormatError,
+    NewerFormatError,
+    NotFoundError,
+)
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Payload, Ref, decode_chunk, list_blobs, payload_of
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
-from tensorcas_mlflow.maintenance._inventory import RecipeRow, is_among, read_recipe_rows
+from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.maintenance._quarantine import Quarantine
+from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, read_recipe_rows
 from tensorcas_mlflow.store import Store
 
 
@@ -54,7 +62,7 @@ class Sources:
         self._quarantine = quarantine
         self._manifests: dict[int, dict[str, list[str]]] = {}
         """For each store the names of its manifests, by their digest."""
-        self._recipes: dict[int, list[RecipeRow]] = {}
+        self._recipes: dict[int, RecipeRows] = {}
 
     def manifest(self, name: str, refs: Iterable[Ref]) -> FoundManifest | None:
         """Find a manifest that hashes to its name.
@@ -99,18 +107,20 @@ class Sources:
                     return held
                 refresh()
                 held = held | source.catalog.find(digests).found
-            for row in self._recipe_rows(source):
-                is_made = ~held & is_among(digests, row.products)
-                if is_made.any() and source.catalog.find(row.inputs).found.all():
-                    held = held | is_made
+            rows = self._recipe_rows(source)
+            if len(rows) and not held.all():
+                inputs, _, number = unique_rows(rows.inputs)
+                held = held | is_among(digests, rows.made_by(rows.complete(source.catalog.find(inputs).found[number])))
         return held
 
-    def _recipe_rows(self, source: Store) -> list[RecipeRow]:
-        """Return the rows of all recipes of a store, which are read once."""
+    def _recipe_rows(self, source: Store) -> RecipeRows:
+        """Return the rows of all recipes of a store, which are read once; none if one is of a later release."""
         rows = self._recipes.get(id(source))
         if rows is None:
-            recipes = read_recipe_rows(source.backend, {})[0].values()
-            rows = self._recipes[id(source)] = [row for each in recipes for row in each]
+            recipes: Mapping[str, RecipeRows] = {}
+            with suppress(NewerFormatError):
+                recipes, _ = read_recipe_rows(source.backend, {})
+            rows = self._recipes[id(source)] = join_rows(recipes.values())
         return rows
 
     def payloads(self, digests: Digests) -> Iterator[Payload]:
@@ -124,10 +134,11 @@ class Sources:
             left = np.array([digest for digest in digests if digest.tobytes() not in had], dtype=np.uint8)
             if len(left) == 0:
                 return
-            for payload in CopyReader(source).payloads(left):
-                if payload.digest not in had:
-                    had.add(payload.digest)
-                    yield payload
+            with suppress(NewerFormatError):  # a recipe of a later release: it comes after all packs
+                for payload in CopyReader(source).payloads(left):
+                    if payload.digest not in had:
+                        had.add(payload.digest)
+                        yield payload
 
     def _from_quarantine(self, wanted: set[bytes]) -> Iterator[Payload]:
         """Check the chunks in quarantine again: the machine may have read them wrongly."""

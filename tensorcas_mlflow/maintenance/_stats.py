@@ -24,9 +24,9 @@ from tensorcas_mlflow.maintenance._inventory import (
     list_manifests,
     manifest_of,
     merge_inventories,
-    read_recipe_rows,
     read_tables,
 )
+from tensorcas_mlflow.maintenance._recipe_rows import join_rows, read_recipe_rows
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -611,17 +611,14 @@ def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
 
 def _with_recipes(inventory: Inventory, backend: Backend) -> Inventory:
     """Let manifests name the inputs of recipes in the place of what these make and no pack holds."""
-    rows = [row for each in read_recipe_rows(backend, {})[0].values() for row in each]
-    if not rows:
+    rows = join_rows(read_recipe_rows(backend, {})[0].values())
+    if len(rows) == 0:
         return inventory
-    is_held = np.zeros(len(inventory.digests), dtype=bool)
-    is_held[inventory.entry_chunk] = True
     row_of = np.full(len(inventory.digests), -1, dtype=np.int64)
     """For each chunk the row that makes it, or -1."""
-    for number, row in enumerate(rows):
-        products = inventory.find(row.products)
-        products = products[products >= 0]
-        row_of[products[~is_held[products]]] = number
+    products = inventory.find(rows.products)
+    row_of[products[products >= 0]] = rows.product_row[products >= 0]
+    row_of[inventory.entry_chunk] = -1
     changes = np.zeros(len(inventory.manifests) + 1, dtype=np.int64)
     spans = row_of[inventory.span_chunk] >= 0
     np.add.at(changes, inventory.span_start[spans], 1)
@@ -635,9 +632,8 @@ def _with_recipes(inventory: Inventory, backend: Backend) -> Inventory:
     again: list[tuple[str, int, Digests]] = []
     for at, begin, end in zip(changed.tolist(), borders[:-1].tolist(), borders[1:].tolist(), strict=True):
         named = chunks[begin:end]
-        makers = np.unique(row_of[named])
-        inputs = [rows[maker].inputs for maker in makers[makers >= 0].tolist()]
-        digests = np.concatenate([inventory.digests[named[row_of[named] < 0]], *inputs])
+        makers = np.isin(np.arange(len(rows)), row_of[named])
+        digests = np.concatenate([inventory.digests[named[row_of[named] < 0]], rows.taken_by(makers)])
         again.append((inventory.manifests[at], int(inventory.manifest_bytes[at]), digests))
     others = set(inventory.manifests) - {name for name, _, _ in again}
     return merge_inventories([inventory.only(manifests=others, packs=inventory.sizes), inventory_of_manifests(again)])

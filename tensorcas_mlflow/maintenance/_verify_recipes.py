@@ -8,8 +8,9 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, distinct_digests, hex_of
 from tensorcas_mlflow.errors import CorruptError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Derivation, Manifest, Mask, Table, read_recipe, recipe_key
-from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, is_among, read_recipes
+from tensorcas_mlflow.layout import Manifest, Mask, Table, read_recipe, recipe_key
+from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, is_among
+from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, read_recipes, rows_of_recipe
 from tensorcas_mlflow.maintenance._verify_derived import DerivedChecks
 from tensorcas_mlflow.store import Store
 
@@ -60,23 +61,25 @@ class RecipeChecks:
             recipe makes.
         """
         lost: dict[bytes, tuple[str, str]] = {}
-        made: set[bytes] = set()
+        made: list[Digests] = []
         for name, recipe in self._recipes.items():
-            key = recipe_key(name)
-            reasons = {each.row: _fault_of_inputs(recipe, each, table, damaged) for each in recipe.derived}
+            rows = rows_of_recipe(name, recipe)
+            faults = _faults_of_inputs(rows, table, damaged)
             found = _evaluate(self._store, recipe) if full else {}
-            wrong = {row: reason for row, reason in found.items() if reasons[row] is None}
+            wrong = {at: found[each.row] for at, each in enumerate(recipe.derived) if each.row in found}
+            wrong = {at: reason for at, reason in wrong.items() if at not in faults}
             if wrong:
                 self.wrong[name] = next(iter(wrong.values()))
-            for row, reason in ({**reasons, **wrong}).items():
-                texts = [digest.tobytes() for digest in recipe.rows[row].digests]
-                if reason is None:
-                    made.update(texts)
-                else:
-                    lost |= dict.fromkeys(texts, (key, reason))
-        is_held = table.find(np.frombuffer(b"".join(lost), np.uint8).reshape(-1, DIGEST_BYTES)) >= 0
+                faults |= wrong
+            is_made = ~np.isin(np.arange(len(rows)), [*faults])[rows.product_row]
+            made.append(rows.products[is_made])
+            for at, digest in zip(rows.product_row[~is_made].tolist(), rows.products[~is_made], strict=True):
+                lost[digest.tobytes()] = recipe_key(name), faults[at]
+        is_held = table.find(_digests_of(lost)) >= 0
         lost = {text: fault for (text, fault), held in zip(lost.items(), is_held.tolist(), strict=True) if not held}
-        return {text: fault for text, fault in {**lost, **damaged}.items() if text not in made}
+        lost |= damaged
+        is_lost = ~is_among(_digests_of(lost), distinct_digests(made))
+        return {text: fault for (text, fault), each in zip(lost.items(), is_lost.tolist(), strict=True) if each}
 
 
 def fault_of_recipe(store: Store, name: str, products: Digests | None = None) -> str | None:
@@ -104,17 +107,20 @@ def _evaluate(store: Store, recipe: Manifest, rows: Collection[int] | None = Non
     return {fault.derivation.row: str(getattr(fault.error, "reason", fault.error)) for fault in faults}
 
 
-def _fault_of_inputs(
-    recipe: Manifest, each: Derivation, table: Table, damaged: Mapping[bytes, tuple[str, str]]
-) -> str | None:
-    """Return the reason why packs do not give the inputs of a row of a recipe; None if they do."""
-    chunks = recipe.table.chunks_of(np.array(each.sources, dtype=np.int64))
-    inputs = distinct_digests([recipe.table.digests[chunks]])
-    missing = np.flatnonzero(table.find(inputs) < 0)
-    if len(missing):
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        return f"no pack that can be read holds its input, chunk {hex_of(inputs[missing[0]])}{more}"
-    for digest in inputs if damaged else ():
-        if (fault := damaged.get(digest.tobytes())) is not None:
-            return f"its input, chunk {hex_of(digest)} in {fault[0]}, is damaged: {fault[1]}"
-    return None
+def _faults_of_inputs(rows: RecipeRows, table: Table, damaged: Mapping[bytes, tuple[str, str]]) -> dict[int, str]:
+    """Return the reasons why packs do not give the inputs of some rows, by the number of the row."""
+    faults: dict[int, str] = {}
+    is_damaged = is_among(rows.inputs, _digests_of(damaged))
+    for number, digest in zip(rows.input_row[is_damaged].tolist(), rows.inputs[is_damaged], strict=True):
+        pack, reason = damaged[digest.tobytes()]
+        faults.setdefault(number, f"its input, chunk {hex_of(digest)} in {pack}, is damaged: {reason}")
+    missing = np.flatnonzero(table.find(rows.inputs) < 0)
+    numbers, first, counts = np.unique(rows.input_row[missing], return_index=True, return_counts=True)
+    for number, at, n in zip(numbers.tolist(), missing[first], counts.tolist(), strict=True):
+        more = f" and {n - 1} more" if n > 1 else ""
+        faults[number] = f"no pack that can be read holds its input, chunk {hex_of(rows.inputs[at])}{more}"
+    return faults
+
+
+def _digests_of(texts: Collection[bytes]) -> Digests:
+    return np.frombuffer(b"".join(texts), np.uint8).reshape(-1, DIGEST_BYTES)

@@ -6,12 +6,15 @@ For `tensorcas_mlflow.maintenance` and other maintenance; programs use `Store`.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Set
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.base.digest import Digests
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.chunk_io import Catalog
-from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError
 from tensorcas_mlflow.layout import (
     FORMAT,
     GENERATION,
@@ -73,6 +76,7 @@ __all__ = [
     "new_pack_name",
     "parse_format",
     "parse_intent",
+    "protected",
     "read_condemned",
     "read_list",
     "read_pack_table",
@@ -82,10 +86,39 @@ __all__ = [
     "write_packs",
 ]
 
+_log = logging.getLogger(__name__)
+
+_NEVER = "0" * 64
+"""Digest of no manifest."""
 _MOST_GONE = 6
 """A segment is written again if more than one of so many packs in it is gone."""
 _ALWAYS_REWRITTEN_BYTES = 32 << 20
 """A segment of at most this size is written again as soon as one pack is gone."""
+
+
+@contextlib.contextmanager
+def protected(backend: Backend, digests: Digests, packs: Collection[str]) -> Iterator[None]:
+    """Protect chunks, and packs with the bases of deltas, by an intent that is never committed.
+
+    The packs may be gone or condemned already: the caller looks once it holds the protection.
+
+    Args:
+        backend: Backend of the store.
+        digests: Distinct digests.
+        packs: Names.
+
+    Raises:
+        BackendError: The storage failed to write the intent.
+    """
+    intent = declare(backend, f"{_NEVER}.{new_name()[:8]}", digests, packs)
+    try:
+        yield
+    finally:
+        try:
+            backend.retract(*intent)
+        except BackendError as error:
+            # The work is done, or another error is on its way. A collection removes the intent of a dead process.
+            _log.warning("an intent was not removed: %s", error)
 
 
 def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:

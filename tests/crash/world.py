@@ -24,8 +24,8 @@ from tensorcas_mlflow.errors import StoreNotFoundError
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
 from tensorcas_mlflow.layout import Derivation, Manifest, Ref, RefTarget, Row, list_recipes, read_recipe
 from tensorcas_mlflow.maintenance import GcReport, plan_gc, verify
-from tensorcas_mlflow.maintenance._inventory import rows_of_recipe
 from tensorcas_mlflow.maintenance._optimize_derive import write_recipe
+from tensorcas_mlflow.maintenance._recipe_rows import rows_of_recipe
 from tensorcas_mlflow.store import Store, protocol
 from tensorcas_mlflow.store import _store as opening
 from tensorcas_mlflow.store._store import OpenStores
@@ -86,12 +86,11 @@ def chunks_for_packs(store: Store) -> set[bytes]:
     needed = {row.tobytes() for ref in protocol.read_refs(store.backend) for row in store.manifest(ref).digests}
     chunks = set(needed)
     for name in list_recipes(store.backend):
-        rows = rows_of_recipe(read_recipe(store.backend, name))
-        used = [row for row in rows if needed & {each.tobytes() for each in row.products}]
-        assert used, "a recipe is left that makes nothing needed"
-        for row in used:
-            chunks -= {each.tobytes() for each in row.products}
-            chunks |= {each.tobytes() for each in row.inputs}
+        rows = rows_of_recipe(name, read_recipe(store.backend, name))
+        used = rows.making(np.array([each.tobytes() in needed for each in rows.products], dtype=bool))
+        assert used.any(), "a recipe is left that makes nothing needed"
+        chunks -= {each.tobytes() for each in rows.made_by(used)}
+        chunks |= {each.tobytes() for each in rows.taken_by(used)}
     return chunks
 
 

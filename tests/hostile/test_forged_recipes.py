@@ -15,6 +15,7 @@ from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import NewerFormatError, TensorCasError
 from tensorcas_mlflow.layout import Derivation, Manifest, Ref, RefTarget, Row, find_strangers, pack_key, recipe_key
 from tensorcas_mlflow.maintenance import (
+    _gc,
     copy_refs,
     plan_gc,
     plan_optimize,
@@ -24,7 +25,14 @@ from tensorcas_mlflow.maintenance import (
     verify,
 )
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
+from tensorcas_mlflow.store.protocol import (
+    condemned_bytes,
+    declare,
+    full_payload,
+    list_packs,
+    read_pack_table,
+    write_packs,
+)
 from tests.layout.test_recipe import named, with_head
 
 CHUNK_BYTES = 4096
@@ -246,6 +254,15 @@ def test_recipe_whose_input_is_damaged_gives_no_other_bytes() -> None:
         forged.load("transposed", checks=False)
 
 
+@pytest.mark.parametrize("checks", [True, False])
+def test_reader_finds_a_copy_that_the_index_does_not_name_though_a_recipe_lies(checks: bool) -> None:
+    forged = Forged([recipe((X, A))])
+    for info in list(forged.backend.list("index")):
+        forged.backend.delete(info.key)
+
+    assert forged.load("x", checks=checks).tobytes() == X.tobytes()
+
+
 @pytest.mark.parametrize("is_dropped", [False, True], ids=["input in use", "input of a dropped checkpoint"])
 @pytest.mark.parametrize("operation", ["collect", "optimize"])
 def test_recipe_that_lies_deletes_no_copy(operation: str, is_dropped: bool) -> None:
@@ -258,6 +275,57 @@ def test_recipe_that_lies_deletes_no_copy(operation: str, is_dropped: bool) -> N
 
     assert digest(X.tobytes()) in forged.held()
     forged.check_loads("x")
+
+
+def test_recipe_that_lies_stands_for_no_chunk_that_comes_to_be_needed_after_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The recipe is right about one chunk, so it stays. Nobody needs the other one when recipes are evaluated."""
+    forged = Forged([recipe((TRANSPOSED, A), (X, A))])
+    forged.opened().drop(forged.refs["x"])
+    plan = plan_gc(forged.opened(), grace_s=0)
+    assert forged.packs["x"] in plan.packs
+    condemn = _gc._condemn
+
+    def after_another_save(*args: Any) -> str:
+        store = forged.opened()
+        with store.write_checkpoint({"w": X}) as pending:
+            forged.refs["x"] = pending.commit(RefTarget(run_id="again", step=0))
+        return condemn(*args)
+
+    monkeypatch.setattr(_gc, "_condemn", after_another_save)
+    report = plan.execute()
+
+    assert report.n_spared == 1
+    assert digest(TRANSPOSED.tobytes()) not in forged.held()
+    forged.check_loads()
+
+
+def test_recipe_that_lies_stands_for_no_chunk_whose_other_copy_somebody_condemns_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A save that has declared the chunk commits, so that the recipe would do. Nobody has evaluated it."""
+    forged = Forged([recipe((TRANSPOSED, A), (X, A))])
+    store = forged.opened()
+    write_packs(store.backend, store.catalog, iter([full_payload(digest(X.tobytes()), X.data, 1, begins_row=True)]))
+    chunks = np.frombuffer(digest(X.tobytes()), np.uint8).reshape(1, -1)
+    intent = declare(store.backend, f"{'0' * 64}.{'a' * 8}", chunks, set())
+    plan = plan_gc(forged.opened())
+    copies = {name for name, _ in list_packs(forged.backend)} - {forged.packs["a"], forged.packs["transposed"]}
+    [other] = copies - plan.packs.keys()
+    condemn = _gc._condemn
+
+    def beside_another(*args: Any) -> str:
+        store.backend.retract(*intent)
+        forged.backend.put_new(f"condemned/{'a' * 32}", [condemned_bytes(frozenset({other}), frozenset())])
+        return condemn(*args)
+
+    monkeypatch.setattr(_gc, "_condemn", beside_another)
+    report = plan.execute()
+
+    assert report.n_spared == 1
+    forged.backend.delete(pack_key(other))
+    forged.check_loads()
 
 
 def test_full_verification_finds_a_recipe_that_lies_before_a_collection_trusts_it() -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
-from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.errors import BackendError, FormatError
 from tensorcas_mlflow.layout import Manifest, list_recipes, read_recipe, recipe_key
 from tensorcas_mlflow.maintenance import disk_usage, find_shares, plan_gc, plan_repair, store_stats, verify
 from tensorcas_mlflow.store import Store
 from tests.derived.made import check_loads, save
 from tests.derived.test_maintenance import flip_chunk
+from tests.layout.test_recipe import named, with_head
 from tests.maintenance.copy.copying import copy
 from tests.maintenance.repair.damaging import overwrite
 from tests.recipes.made import Family, collect, digests_of, drop, held, no_search, optimize, recipes_of
@@ -110,6 +112,60 @@ def test_repair_puts_a_recipe_that_makes_other_bytes_into_quarantine(family: Fam
     assert plan.remaining == ()
     assert report.recipes_gone == (key,)
     assert report.is_whole
+    check_loads(family.store, family.of_copy, family.copy)
+
+
+def test_repair_takes_no_wrong_recipe_from_a_backup_that_has_the_same_one(family: Family) -> None:
+    backup = backup_of(family)
+    key = lie(family)
+    backup.backend.put_new(key, [family.store.backend.get(key)])
+
+    report = plan_repair(fresh(family), sources=[backup]).execute()
+
+    assert report.restored == ()
+    assert report.recipes_gone == (key,)
+    assert report.is_whole
+    check_loads(family.store, family.of_copy, family.copy)
+
+
+def test_repair_leaves_a_damaged_recipe_that_the_storage_does_not_give(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup = backup_of(family)
+    key = damage_recipe(family)
+    plan = plan_repair(fresh(family), sources=[backup])
+    get = type(family.store.backend).get
+
+    def starved(backend: Any, asked: str, **how: Any) -> bytes:
+        if asked == key:
+            raise BackendError("read", asked, "the storage does not answer")
+        return get(backend, asked, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(family.store.backend), "get", starved)
+        report = plan.execute()
+
+    assert report.left[key] == "the storage does not answer"
+    assert family.store.backend.stat(key) is not None
+    assert list(family.store.backend.list("quarantine")) == []
+    assert plan_repair(fresh(family), sources=[backup]).execute().is_whole
+    check_loads(family.store, family.of_copy, family.copy)
+
+
+def test_repair_takes_chunks_from_a_backup_with_a_recipe_of_a_later_release(family: Family) -> None:
+    backup = backup_of(family)
+    blob = with_head(read_recipe(family.store.backend, recipes_of(family.store)[0]), format=99)
+    backup.backend.put_new(recipe_key(named(blob)), [blob])
+    flip_chunk(family.store, family.model[NAME].tobytes()[: 64 << 10])
+    with no_search():
+        lost = save(family.store, {"lost": family.model[NAME] * 3}, run_id="lost")
+    flip_chunk(family.store, (family.model[NAME] * 3).tobytes()[: 64 << 10])
+
+    plan = plan_repair(fresh(family), sources=[backup])
+    report = plan.execute()
+
+    assert [loss.key for loss in plan.remaining] == [loss.key for loss in report.losses] == [lost.key]
+    drop(family.store, lost)
     check_loads(family.store, family.of_copy, family.copy)
 
 

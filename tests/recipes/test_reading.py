@@ -271,12 +271,15 @@ def test_chunk_that_cannot_be_made_after_all_is_not_called_damaged(monkeypatch: 
     """Another thread has learned meanwhile that an input is gone."""
     family = Family(MemoryBackend()).optimized()
     store, manifest = fresh(family)
-    make = _recipes.Recipes.make
+    known = _recipes.KnownRecipes
+    make = known.make
     refused = iter([True, True])
-    monkeypatch.setattr(_recipes.Recipes, "make", lambda self, *args: not next(refused, False) and make(self, *args))
+    monkeypatch.setattr(
+        _recipes.KnownRecipes, "make", lambda self, *args: not next(refused, False) and make(self, *args)
+    )
 
     assert store.read_tensors(manifest, [NAME])[NAME].tobytes() == family.copy[NAME].tobytes()
-    monkeypatch.setattr(_recipes.Recipes, "make", lambda *_: False)
+    monkeypatch.setattr(known, "make", lambda *_: False)
     with pytest.raises(ChunkNotFoundError, match=f"'{NAME}'"):
         store.read_tensors(manifest, [NAME])
 
