@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 DEMO := .venv/.demo
 DEMO_STAMP := $(DEMO)/.installed
 
-.PHONY: help venv postgresql object-servers demo test test-long test-all stress check format clean
+.PHONY: help venv postgresql object-servers torchtitan demo test test-long test-all stress check format clean
 .PHONY: bench bench-smoke docs
 
 help: ## list the targets
@@ -28,6 +28,9 @@ object-servers: ## install what long tests of object stores run, below .venv: Lo
 	.ci/localstack
 	.ci/azurite
 
+torchtitan: $(STAMP) ## install torchtitan, which long tests of callbacks run, below .venv
+	.ci/torchtitan
+
 demo: $(DEMO_STAMP) ## run examples/quickstart.py, in an environment of its own
 	$(DEMO)/bin/python examples/quickstart.py
 
@@ -40,7 +43,7 @@ $(DEMO_STAMP): pyproject.toml setup.py setup.cfg constraints.txt $(wildcard tens
 test: $(STAMP) postgresql ## run the tests
 	$(BIN)/python -m pytest
 
-test-long: $(STAMP) postgresql object-servers ## run the tests that take long; minutes
+test-long: $(STAMP) postgresql object-servers torchtitan ## run the tests that take long; minutes
 	$(BIN)/python -m pytest -m long
 
 test-all: test test-long ## run all tests

@@ -6,6 +6,10 @@ from tensorcas_mlflow.callbacks.torchtitan import TensorCasCheckpoints
 
 class Manager(TensorCasCheckpoints, CheckpointManager):
     tensorcas = {"run_id": run_id, "keep": Keep(last=3)}
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):  # torchtitan builds the class that declares its configuration
+        pass
 ```
 
 The manager calls ``dcp_save`` and ``dcp_load`` with a folder for each step. The mixin replaces both: the state becomes
@@ -15,8 +19,10 @@ as before. The module imports torch, and no torchtitan.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import posixpath
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +41,7 @@ __all__ = ["TensorCasCheckpoints"]
 
 _MARK = ".metadata"
 """Name of the file by which the manager knows a finished checkpoint."""
+_MOST_MARK_BYTES = 1 << 16
 _KIND = "tensorcas checkpoint"
 
 
@@ -63,7 +70,8 @@ class TensorCasCheckpoints:
             state_dict: The state.
             checkpoint_id: The folder of the step, such as ``outputs/checkpoint/step-100``.
             async_mode: The mode of saving, an enumeration with texts as values.
-            enable_garbage_collection: Passed on for the format of Hugging Face.
+            enable_garbage_collection: Whether to collect Python's garbage afterwards: torchtitan switches the automatic
+                collection off.
             to_hf: Whether to write the format of Hugging Face, without the store.
             others: Passed on with ``to_hf``.
 
@@ -81,6 +89,8 @@ class TensorCasCheckpoints:
         with torch.no_grad():
             if mode == "disabled":
                 save(state_dict, storage_writer=writer)
+                if enable_garbage_collection:
+                    gc.collect(1)
                 return None
             group = getattr(self, "pg", None) or getattr(self, "async_save_pg", None)
             if mode == "async":
@@ -100,12 +110,16 @@ class TensorCasCheckpoints:
             FormatError: The file is malformed.
             NotFoundError: The step is gone.
         """
-        said = _read_mark(Path(checkpoint_id, _MARK))
+        said = _read_mark(checkpoint_id)
         if said is None:
             manager: Any = super()
             manager.dcp_load(state_dict, checkpoint_id, *others, **named)
             return
         load(state_dict, storage_reader=TensorCasStorageReader(**said))
+        # What a hook of the model has made for its state dict is a copy, so it is filled in vain.
+        model = getattr(self, "states", {}).get("model")
+        if model is not None:
+            model.load_state_dict(state_dict)
 
 
 class _Writer(TensorCasStorageWriter):
@@ -122,22 +136,45 @@ class _Writer(TensorCasStorageWriter):
         super().finish(metadata, results)
         assert self.info is not None
         said = {"kind": _KIND, "run_id": self.info.run_id, "name": self.info.name, "step": self.info.step}
-        os.makedirs(self._folder, exist_ok=True)
-        draft = Path(self._folder, f"{_MARK}.draft")
-        draft.write_text(json.dumps(said), encoding="utf-8")
-        draft.replace(Path(self._folder, _MARK))
+        _write_mark(self._folder, json.dumps(said))
 
 
-def _read_mark(path: Path) -> dict[str, Any] | None:
+def _is_remote(folder: str) -> bool:
+    """Tell whether torchtitan takes a folder for one of a remote file system, which it reads by fsspec."""
+    return "://" in folder
+
+
+def _write_mark(folder: str, said: str) -> None:
+    if _is_remote(folder):
+        from fsspec.core import url_to_fs  # torch needs it, too
+
+        files, path = url_to_fs(folder)
+        files.makedirs(path, exist_ok=True)
+        files.pipe_file(posixpath.join(path, _MARK), said.encode())
+        return
+    os.makedirs(folder, exist_ok=True)
+    draft = Path(folder, f"{_MARK}.draft")
+    draft.write_text(said, encoding="utf-8")
+    draft.replace(Path(folder, _MARK))
+
+
+def _read_mark(folder: str) -> dict[str, Any] | None:
     """Return the arguments for a reader; None for a folder that the store has no part in."""
     try:
-        data = path.read_bytes() if path.stat().st_size < 1 << 16 else b""
+        if _is_remote(folder):
+            from fsspec.core import url_to_fs
+
+            files, path = url_to_fs(folder)
+            data = files.cat_file(posixpath.join(path, _MARK), start=0, end=_MOST_MARK_BYTES)
+        else:
+            with Path(folder, _MARK).open("rb") as file:
+                data = file.read(_MOST_MARK_BYTES)
         said = json.loads(data) if data.startswith(b"{") else None
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     if not isinstance(said, dict) or said.get("kind") != _KIND:
         return None
     wanted = {"run_id": str, "name": str, "step": int}
     if any(type(said.get(key)) is not kind for key, kind in wanted.items()):
-        raise FormatError(f"{path} does not name a run, a series and a step")
+        raise FormatError(f"{posixpath.join(folder, _MARK)} does not name a run, a series and a step")
     return {key: said[key] for key in wanted}

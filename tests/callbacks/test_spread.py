@@ -44,6 +44,13 @@ def test_a_transformers_training_of_two_ranks_is_one_checkpoint_that_accelerate_
 
 
 @pytest.mark.parametrize("mode", ["disabled", "async", "async_with_pinned_mem"])
-def test_the_manager_of_torchtitan_saves_and_loads_steps_of_the_run(mode: str, run_id: str, tmp_path: Path) -> None:
-    given = mlflow.get_tracking_uri(), run_id, str(tmp_path / "outputs"), mode
+def test_a_training_of_torchtitan_continues_from_steps_in_the_store_and_from_files(
+    mode: str, run_id: str, tmp_path: Path
+) -> None:
+    given = mlflow.get_tracking_uri(), run_id, str(tmp_path), mode
     assert run_ranks(2, "tests.callbacks.titan:train", *given) == [0, 0]
+
+
+def test_the_folder_of_torchtitan_may_be_of_a_remote_file_system(run_id: str, tmp_path: Path) -> None:
+    given = mlflow.get_tracking_uri(), run_id, str(tmp_path)
+    assert run_ranks(2, "tests.callbacks.titan:train_in_a_bucket", *given) == [0, 0]
