@@ -121,6 +121,9 @@ class _KnownLog:
     """Intents that commits in the log have consumed."""
     durable: int = 0
     """Every byte before this one is known to be durable."""
+    is_synced: bool = False
+    """True if this process has seen a sync succeed: the records' own words hold where they were written, and this file
+    may be a copy."""
     n_durable_dead_bytes: int = 0
     """Size of the tombstones that are known to be durable."""
     deleted: set[str] = field(default_factory=set)
@@ -581,11 +584,27 @@ class LogView:
                         found.append(UndurableLog(log.id, log.end, log.n_dead_bytes, *doubts))
         return found
 
+    def logs_to_sync(self, entries: Iterable[LogEntry]) -> set[str]:
+        """Return the logs of those of some blobs that may not be durable, or have failed syncs or new tombstones."""
+        found = set()
+        with self._lock:
+            for entry in entries:
+                log = self._logs.get(entry.log)
+                if log is not None and (
+                    not log.is_synced
+                    or entry.record >= log.durable
+                    or log.n_durable_dead_bytes < log.n_dead_bytes
+                    or log.id in self.failed
+                ):
+                    found.add(log.id)
+        return found
+
     def note_durable(self, name: str, end: int, n_dead_bytes: int = 0) -> None:
-        """Note that a log is durable up to a byte, and so many bytes of its tombstones."""
+        """Note that a sync has made a log durable up to a byte, and so many bytes of its tombstones."""
         with self._lock:
             log = self._logs.get(name)
             if log is not None:
+                log.is_synced |= end > 0
                 log.durable = max(log.durable, end)
                 log.n_durable_dead_bytes = max(log.n_durable_dead_bytes, n_dead_bytes)
                 if log.n_durable_dead_bytes == log.n_dead_bytes:

@@ -424,7 +424,7 @@ class LoggedBackend(LocalBackend):
         with _translated("read", FOLDER):
             entries = self._view.find_each(keys)
             with _translated("sync", FOLDER):
-                while self._logs.sync({entry.log for entry in entries if entry is not None}):
+                while self._logs.sync(self._view.logs_to_sync(filter(None, entries))):
                     entries = self._view.find_each(keys)
         others = [key for key, entry in zip(keys, entries, strict=True) if entry is None]
         gone = super().missing(others) if others else set()

@@ -71,21 +71,55 @@ def files(backend: LoggedBackend) -> list[str]:
     return sorted(p.relative_to(backend.root).as_posix() for p in backend.root.rglob("*") if p.is_file())
 
 
-def test_a_small_save_appends_one_record_and_syncs_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = made(tmp_path)
-    commit(backend, "a")
-    synced: list[str] = []
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files and folders that are synced."""
+    names: list[str] = []
     fsync = os.fsync
 
     def note(descriptor: int) -> None:
-        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        names.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note)
+    return names
+
+
+def test_a_small_save_appends_one_record_and_syncs_one_file(tmp_path: Path, synced: list[str]) -> None:
+    backend = made(tmp_path)
+    commit(backend, "a")
+    synced.clear()
     commit(backend, "b")
 
     log, _ = files(backend)
     assert synced == [os.path.basename(log)]
+
+
+def test_a_log_is_synced_for_the_blobs_that_may_not_be_durable_alone(tmp_path: Path, synced: list[str]) -> None:
+    one, other = made(tmp_path), LoggedBackend(tmp_path)
+    commit(one, "a")
+    [log] = [Path(name).name for name in files(one) if name.endswith(".log")]
+    synced.clear()
+    for key, is_synced in (("a", True), ("a", False), ("b", True), ("a", False), ("b", False)):
+        if key == "b" and is_synced:
+            commit(one, "b")
+            synced.clear()
+        assert other.missing([f"packs/{key}"]) == set()
+        assert (log in synced) == is_synced, key
+        synced.clear()
+
+
+def test_a_copy_of_a_log_is_synced_though_its_records_say_that_they_are_durable(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    one = made(tmp_path / "one")
+    commit(one, "a")
+    commit(one, "b")
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    synced.clear()
+
+    assert LoggedBackend(tmp_path / "copy").missing(["packs/a"]) == set()
+    assert any(name.endswith(".log") for name in synced)
 
 
 def test_logs_of_one_process_are_read_by_another(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ MUTANTS = (
         fault="a collection beside an optimize that is about to store deltas against what it condemns",
         test="test_packs_of_bases_are_named_in_an_intent_before_deltas_are_written",
         definition="write_unit",
-        before='p.declare(store.backend, f"{_NEVER}.{uuid.uuid4().hex[:8]}", digests[~is_done], bases)',
-        after='p.declare(store.backend, f"{_NEVER}.{uuid.uuid4().hex[:8]}", digests[~is_done])',
+        before="p.protected(store.backend, digests[~is_done], bases)",
+        after="p.protected(store.backend, digests[~is_done], ())",
     ),
     Mutant(
         fault="a base that has rotted in the pack a delta would name, and is sound in another",
