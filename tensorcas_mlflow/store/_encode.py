@@ -48,7 +48,7 @@ def new_chooser(policy: Policy, recent: SeriesChoices | None = None) -> Chooser:
     return Chooser(max_depth=MAX_SAVED_DEPTH, max_passes=MAX_PASSES, effort=effort, recent=recent)
 
 
-_RECIPE = np.dtype(
+_ENCODING = np.dtype(
     [
         ("plain_share", "<f8"),
         ("itemsize", "<u4"),
@@ -67,12 +67,12 @@ _RECIPE = np.dtype(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRecipes:
+class ChunkEncodings:
     """Encodings of some chunks, one entry a chunk."""
 
     choices: Sequence[EncodingChoice]
     table: Any
-    """The same choices, rows of `_RECIPE`."""
+    """The same choices, rows of `_ENCODING`."""
     choice: Any
     """The number of each chunk's choice among these; -1 for chunks too small to be examined one by one."""
     has_base: Mask
@@ -87,11 +87,11 @@ class ChunkRecipes:
     """The number of each base among these; -1 for others."""
 
     @classmethod
-    def new(cls, choices: Sequence[EncodingChoice], choice: Any) -> ChunkRecipes:
+    def new(cls, choices: Sequence[EncodingChoice], choice: Any) -> ChunkEncodings:
         """Describe chunks without bases; see the attributes."""
         return cls(
             choices=choices,
-            table=np.array([_recipe_row(each) for each in choices], dtype=_RECIPE),
+            table=np.array([_encoding_row(each) for each in choices], dtype=_ENCODING),
             choice=choice,
             has_base=np.zeros(len(choice), dtype=bool),
             named=np.zeros(len(choice), dtype=NAMED),
@@ -99,7 +99,7 @@ class ChunkRecipes:
             number=np.full(len(choice), -1, dtype=np.int32),
         )
 
-    def with_bases(self, at: Any, found: FoundBases, fits: Mask) -> ChunkRecipes:
+    def with_bases(self, at: Any, found: FoundBases, fits: Mask) -> ChunkEncodings:
         """Add bases; at most one call may leave bases to the encoder.
 
         Args:
@@ -113,8 +113,8 @@ class ChunkRecipes:
         self.has_base[at], self.named[at], self.number[at] = fits, found.named, np.where(fits, found.number, -1)
         return replace(self, bases=bases, stored=self.stored or found.stored)
 
-    def some(self, part: slice) -> ChunkRecipes:
-        """Return the recipes of neighbours among these chunks."""
+    def some(self, part: slice) -> ChunkEncodings:
+        """Return the encodings of neighbours among these chunks."""
         if part == slice(0, len(self.choice)):
             return self
         return replace(
@@ -127,8 +127,8 @@ class ChunkRecipes:
         )
 
 
-class Recipes:
-    """The recipes of one save. For one thread: the one that draws the chunks the others encode."""
+class Encodings:
+    """The encodings of one save. For one thread: the one that draws the chunks the others encode."""
 
     def __init__(
         self, source: Source, chunks: Any, policy: Policy, plan: BasePlan | None, chooser: Chooser | None = None
@@ -161,8 +161,8 @@ class Recipes:
                 rows = distinct(columns.rows_of(chunks[self._plan.has(chunks)]))
                 self._is_chosen[rows] |= is_small[rows]
 
-    def of(self, pieces: Pieces, *, is_decoded: bool = False) -> ChunkRecipes | None:
-        """Return the recipes of chunks; None if all are too small to be examined one by one.
+    def of(self, pieces: Pieces, *, is_decoded: bool = False) -> ChunkEncodings | None:
+        """Return the encodings of chunks; None if all are too small to be examined one by one.
 
         Args:
             pieces: The chunks.
@@ -179,7 +179,7 @@ class Recipes:
         numbers = {key: number for number, key in enumerate(choices)}
         choice = np.full(len(pieces.data), -1, dtype=np.int32)
         choice[chosen] = np.array([numbers[id(each)] for each in of_row], dtype=np.int32)[row]
-        out = ChunkRecipes.new(list(choices.values()), choice)
+        out = ChunkEncodings.new(list(choices.values()), choice)
         if self._plan is not None:
             depth = np.array([-1 if each.delta is None else each.delta.depth for each in of_row])[row]
             passes = np.array([0.0 if each.delta is None else each.delta.passes for each in of_row])
@@ -298,7 +298,7 @@ def encode_chunks(
     is_least = n_bytes <= 2 * _LEAST_GROUP_BYTES  # and so is the share of a thread, whatever their number
     most_bytes = _LEAST_GROUP_BYTES if is_least else min(GROUP_BYTES, max(_LEAST_GROUP_BYTES, _share(n_bytes)))
     one_by_one = n_bytes <= (_MOST_COPIED_BYTES if policy is Policy.FAST else _MOST_ALONE_BYTES)
-    recipes = Recipes(source, chunks, policy, plan, chooser)
+    encodings = Encodings(source, chunks, policy, plan, chooser)
     origin = source.origin if source.is_live else None
     try:
         yield from encode_pieces(
@@ -307,14 +307,14 @@ def encode_chunks(
             is_text=is_text,
             leaves_text=leaves_text,
             origin=origin,
-            recipes=recipes,
+            encodings=encodings,
             keep=keep,
             most_bytes=most_bytes,
             one_by_one=one_by_one,
             n_bytes=None if one_by_one else n_bytes,
         )
     finally:
-        recipes.close()
+        encodings.close()
 
 
 def encode_pieces(
@@ -324,7 +324,7 @@ def encode_pieces(
     is_text: Any = None,
     leaves_text: bool = False,
     origin: OriginOf | None = None,
-    recipes: Recipes | None = None,
+    encodings: Encodings | None = None,
     keep: KeepChunks | None = None,
     most_bytes: int = GROUP_BYTES,
     one_by_one: bool = False,
@@ -338,7 +338,7 @@ def encode_pieces(
         is_text: For each row whether it is text, or bytes outside of tensors. By default the element size decides.
         leaves_text: Whether text stays raw.
         origin: Returns the owner of a row's bytes, if the owner may change them; None if nobody else has them.
-        recipes: Encodings of the chunks of large tensors; None to decide chunk by chunk.
+        encodings: Encodings of the chunks of large tensors; None to decide chunk by chunk.
         keep: See `encode_chunks`.
         most_bytes: Maximum bytes of a group, unless it is a single chunk.
         one_by_one: Whether the calling thread encodes all groups.
@@ -352,20 +352,20 @@ def encode_pieces(
     """
     encode = partial(_encode, policy=policy, is_text=is_text, leaves_text=leaves_text, origin=origin, keep=keep)
 
-    def with_recipes() -> Iterator[tuple[Pieces, ChunkRecipes | None]]:
+    def with_encodings() -> Iterator[tuple[Pieces, ChunkEncodings | None]]:
         n_left = n_bytes
         for batch in batches:
-            of_batch = recipes.of(batch) if recipes else None
+            of_batch = encodings.of(batch) if encodings else None
             sizes = [len(piece) for piece in batch.data]
             n_left = None if n_left is None else n_left - sum(sizes)
             for part in groups_of(sizes, most_bytes, n_after=n_left):
                 yield batch.some(part), of_batch and of_batch.some(part)
 
     apply = map if one_by_one else threads.ordered_map
-    for encoded in apply(encode, with_recipes()):
+    for encoded in apply(encode, with_encodings()):
         if isinstance(encoded, Pieces):
-            assert recipes is not None
-            encoded = encode((encoded, recipes.of(encoded, is_decoded=True)))
+            assert encodings is not None
+            encoded = encode((encoded, encodings.of(encoded, is_decoded=True)))
             assert not isinstance(encoded, Pieces)
         yield from encoded
 
@@ -402,7 +402,7 @@ def _share(n_bytes: int) -> int:
 
 
 def _encode(
-    group: tuple[Pieces, ChunkRecipes | None],
+    group: tuple[Pieces, ChunkEncodings | None],
     *,
     policy: Policy,
     is_text: Any,
@@ -411,7 +411,7 @@ def _encode(
     keep: KeepChunks | None,
 ) -> list[PayloadGroup] | Pieces:
     """Encode a group; return its chunks if the compiled encoder cannot decode a base."""
-    pieces, recipes = group
+    pieces, encodings = group
     encoder = compiled_encoder()
     data, checks = pieces.data, origin is not None and not pieces.are_hashed
     if checks and (keep is not None or encoder is None):
@@ -427,16 +427,16 @@ def _encode(
     if leaves_text:
         is_candidate = is_candidate & ~text
     is_sampled = is_candidate & (sizes < _SMALL_BYTES) & ~text
-    if recipes is not None:
-        is_sampled &= recipes.choice < 0
+    if encodings is not None:
+        is_sampled &= encodings.choice < 0
     if encoder is None:
-        encoded = _encoded(data, pieces.itemsizes, is_candidate, is_sampled, recipes)
+        encoded = _encoded(data, pieces.itemsizes, is_candidate, is_sampled, encodings)
         groups, parts = _laid_out(encoded, sizes, pieces)
         for laid_out, part in zip(groups, parts, strict=True):
-            if recipes is not None:
-                _name_bases(laid_out.entries, recipes.named[part])
+            if encodings is not None:
+                _name_bases(laid_out.entries, encodings.named[part])
     else:
-        call = _Call(pieces, data, is_candidate, is_sampled, recipes)
+        call = _Call(pieces, data, is_candidate, is_sampled, encodings)
         if not call.run(encoder, origin, checks=checks):
             return pieces
         groups = call.groups()
@@ -454,10 +454,10 @@ def _changed_meanwhile(owner: str | None) -> ConflictError:
 
 
 _AS_IT_IS, _BY_ELEMENTS = -2, -1
-"""Instead of the number of a recipe: the chunk is stored raw, or `encode_best` decides."""
+"""Instead of the number of an encoding: the chunk is stored raw, or `encode_best` decides."""
 
 
-def _recipe_row(choice: EncodingChoice) -> tuple[Any, ...]:
+def _encoding_row(choice: EncodingChoice) -> tuple[Any, ...]:
     delta = choice.delta
     delta_codings = None if delta is None else delta.codings
     return (
@@ -484,7 +484,7 @@ class _Call:
         data: list[Any],
         is_candidate: Any,
         is_sampled: Any,
-        recipes: ChunkRecipes | None,
+        encodings: ChunkEncodings | None,
     ) -> None:
         """Describe the chunks; see `_encoded`."""
         self._pieces = pieces
@@ -494,14 +494,14 @@ class _Call:
         self._bases: Sequence[Any] | None = None
         self._named: Any = None
         self._tables: Any = None
-        self._choices = np.empty(0, dtype=_RECIPE)
-        if recipes is not None:
-            np.copyto(self._how, recipes.choice, where=is_candidate & (recipes.choice >= 0))
-            self._choices = recipes.table
-            if recipes.has_base.any():
-                self._bases, self._named = recipes.bases, recipes.named
-            if recipes.stored is not None:
-                self._tables = (*recipes.stored.tables, recipes.number)
+        self._choices = np.empty(0, dtype=_ENCODING)
+        if encodings is not None:
+            np.copyto(self._how, encodings.choice, where=is_candidate & (encodings.choice >= 0))
+            self._choices = encodings.table
+            if encodings.has_base.any():
+                self._bases, self._named = encodings.bases, encodings.named
+            if encodings.stored is not None:
+                self._tables = (*encodings.stored.tables, encodings.number)
         self._entries: Entries = np.empty(len(data), dtype=ENTRY)
 
     def run(self, encoder: ModuleType, origin: OriginOf | None, *, checks: bool) -> bool:
@@ -586,7 +586,7 @@ _Encoded = tuple[Codec, int, Buffer]
 
 
 def _encoded(
-    data: list[Any], itemsizes: Any, is_candidate: Any, is_sampled: Any, recipes: ChunkRecipes | None
+    data: list[Any], itemsizes: Any, is_candidate: Any, is_sampled: Any, encodings: ChunkEncodings | None
 ) -> list[_Encoded]:
     """Encode chunks: those of large tensors as chosen for these, others by a look at each.
 
@@ -596,7 +596,7 @@ def _encoded(
         is_candidate: Flags of the chunks to encode; the others stay raw.
         is_sampled: Flags of the small ones: if there are many and a sample gains little, all of them stay raw;
             otherwise the samples show which codings to try on the others.
-        recipes: See `Recipes.of`.
+        encodings: See `Encodings.of`.
     """
     out: list[_Encoded] = [(RAW, 1, raw) for raw in data]
     small = np.flatnonzero(is_sampled)
@@ -609,12 +609,12 @@ def _encoded(
         else:
             alike = samples_alike((data[at], int(itemsizes[at])) for at in samples)
     for at in np.flatnonzero(is_candidate).tolist():
-        if recipes is None or recipes.choice[at] < 0:
+        if encodings is None or encodings.choice[at] < 0:
             out[at] = encode_best(
                 data[at], int(itemsizes[at]), alike.get(int(itemsizes[at])) if is_sampled[at] else None
             )
         else:
-            out[at] = encode_chosen(data[at], recipes.choices[recipes.choice[at]], recipes.bases[at])
+            out[at] = encode_chosen(data[at], encodings.choices[encodings.choice[at]], encodings.bases[at])
     return out
 
 

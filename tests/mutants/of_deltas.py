@@ -72,8 +72,8 @@ MUTANTS = (
         fault="a base is damaged that the encoder reads itself",
         test="test_damaged_base_costs_only_the_chunks_encoded_with_its_own_their_deltas",
         definition="encode_pieces",
-        before="recipes.of(encoded, is_decoded=True)",
-        after="recipes.of(encoded)",
+        before="encodings.of(encoded, is_decoded=True)",
+        after="encodings.of(encoded)",
     ),
     Mutant(
         fault="remembered bytes of a base change in memory",

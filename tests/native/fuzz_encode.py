@@ -13,7 +13,7 @@ from tensorcas_mlflow.chunk_io._decode import CHUNK, FILE, LINK, PART, READ
 from tensorcas_mlflow.codecs import DELTA, PLANES, codec_numbered
 from tensorcas_mlflow.layout import ENTRY
 from tensorcas_mlflow.store._bases import NAMED
-from tensorcas_mlflow.store._encode import _RECIPE
+from tensorcas_mlflow.store._encode import _ENCODING
 from tests.native.fuzz import bytes_of, number
 
 WIDTHS = (1, 2, 4, 8)
@@ -103,9 +103,9 @@ def fuzz_compress(core: ModuleType, rng: np.random.Generator) -> None:
     assert decoded(1, core.compress(raw, number(rng, (0, 1, 3, 9, 12))), len(raw)) == raw
 
 
-def recipes(rng: np.random.Generator) -> Any:
-    """Return recipes, most of them possible."""
-    rows = np.zeros(int(rng.integers(1, 4)), dtype=_RECIPE)
+def encodings(rng: np.random.Generator) -> Any:
+    """Return encodings, most of them possible."""
+    rows = np.zeros(int(rng.integers(1, 4)), dtype=_ENCODING)
     for row in rows:
         width = number(rng, WIDTHS)
         row["plain_share"] = rng.uniform(0, 1.5)
@@ -154,7 +154,7 @@ def fuzz_encode_group(core: ModuleType, rng: np.random.Generator) -> None:
     data = [chunk(rng) for _ in range(rng.integers(0, 50 if rng.integers(0, 4) == 0 else 5))]
     n = len(data)
     bases: Any = [near(rng, raw) if rng.integers(0, 2) else None for raw in data] if rng.integers(0, 4) else None
-    rows = recipes(rng)
+    rows = encodings(rng)
     digests = b"".join(blake3.blake3(raw).digest() for raw in data)
     if digests and rng.integers(0, 20) == 0:
         digests = bytes(32) + digests[32:]

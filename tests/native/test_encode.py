@@ -36,7 +36,7 @@ from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import ENTRY, PackWriter, PayloadGroup, decode_chunk, is_delta
 from tensorcas_mlflow.store import Policy
 from tensorcas_mlflow.store._choose import PossibleBase, choose
-from tensorcas_mlflow.store._encode import ChunkRecipes, _encode
+from tensorcas_mlflow.store._encode import ChunkEncodings, _encode
 from tensorcas_mlflow.store._sources import Pieces
 
 core: Any = compiled_encoder()
@@ -187,7 +187,7 @@ def pieces_of(data: Sequence[bytes], itemsize: int, begins_row: Sequence[bool]) 
     )
 
 
-def recipes_of(data: Sequence[bytes], bases: Sequence[bytes | None], itemsize: int, effort: Effort) -> ChunkRecipes:
+def encodings_of(data: Sequence[bytes], bases: Sequence[bytes | None], itemsize: int, effort: Effort) -> ChunkEncodings:
     choices = [
         choose(
             raw,
@@ -199,17 +199,17 @@ def recipes_of(data: Sequence[bytes], bases: Sequence[bytes | None], itemsize: i
         )
         for raw, base in zip(data, bases, strict=True)
     ]
-    recipes = replace(ChunkRecipes.new(choices, np.arange(len(data), dtype=np.int32)), bases=bases)
+    encodings = replace(ChunkEncodings.new(choices, np.arange(len(data), dtype=np.int32)), bases=bases)
     for number, base in enumerate(bases):
         if base is not None:
-            recipes.has_base[number] = True
-            recipes.named[number] = (np.full(16, 0xAB), np.frombuffer(digest(base), np.uint8), 1)
-    return recipes
+            encodings.has_base[number] = True
+            encodings.named[number] = (np.full(16, 0xAB), np.frombuffer(digest(base), np.uint8), 1)
+    return encodings
 
 
-def encoded(pieces: Pieces, recipes: ChunkRecipes | None, policy: Policy, *, is_live: bool) -> list[PayloadGroup]:
+def encoded(pieces: Pieces, encodings: ChunkEncodings | None, policy: Policy, *, is_live: bool) -> list[PayloadGroup]:
     made = _encode(
-        (pieces, recipes), policy=policy, is_text=None, leaves_text=False, origin=str if is_live else None, keep=None
+        (pieces, encodings), policy=policy, is_text=None, leaves_text=False, origin=str if is_live else None, keep=None
     )
     assert not isinstance(made, Pieces)
     return made
@@ -235,7 +235,7 @@ def test_groups_of_the_core_are_those_of_python(content: str, policy: Policy, ef
     data = [STEPS[content][begin:end] for begin, end in ends] + [CONTENTS["noise"][:100], CONTENTS["noise"][:70_001]]
     bases: list[bytes | None] = [*(BASES[content][begin:end] for begin, end in ends), None, None]
     pieces = pieces_of(data, itemsize, [False, True, False, True, True, True])
-    given = None if policy is Policy.FAST else recipes_of(data, bases, itemsize, effort)
+    given = None if policy is Policy.FAST else encodings_of(data, bases, itemsize, effort)
 
     groups = encoded(pieces, given, policy, is_live=is_live)
 
@@ -332,7 +332,7 @@ def call(**changed: Any) -> tuple[int, int, Any, int, int]:
         "is_sampled": np.zeros(2, bool),
         "begins_row": np.ones(2, bool),
         "digests": digests,
-        "recipes": b"",
+        "encodings": b"",
         "checks": True,
         "entries": np.empty(2, ENTRY).view(np.uint8),
         "named": None,
@@ -383,10 +383,10 @@ def test_bases_that_the_encoder_decodes_give_the_payloads_of_bases_in_memory(
     payloads = [PLANES.encode_as(base, itemsize, None) for base in bases]
     stored = opened(stored_bases(bases, payloads, tmp_path / "bases"))
     pieces = pieces_of(data, itemsize, [True, False, True])
-    known = recipes_of(data, bases, itemsize, Effort.BALANCED)
-    recipes = replace(known, bases=[None] * 3, stored=stored, number=np.arange(3, dtype=np.int32))
+    known = encodings_of(data, bases, itemsize, Effort.BALANCED)
+    encodings = replace(known, bases=[None] * 3, stored=stored, number=np.arange(3, dtype=np.int32))
 
-    groups = encoded(pieces, recipes, Policy.BALANCED, is_live=is_live)
+    groups = encoded(pieces, encodings, Policy.BALANCED, is_live=is_live)
 
     expected = encoded(pieces, known, Policy.BALANCED, is_live=is_live)
     check(groups, data, bases)
@@ -403,11 +403,11 @@ def test_no_delta_is_encoded_against_a_base_with_other_bytes(
     raw, base = STEPS["weights"][:40_000], BASES["weights"][:40_000]
     payload = PLANES.encode_as(BASES["weights"][4:40_004] if fault == "of a file" else base, 4, None)
     stored = opened(stored_bases([base], [payload], tmp_path / "bases"))
-    recipes = recipes_of([raw], [base], 4, Effort.BALANCED)
+    encodings = encodings_of([raw], [base], 4, Effort.BALANCED)
     if fault == "in memory":
-        recipes = replace(recipes, bases=[BASES["weights"][4:40_004]])
+        encodings = replace(encodings, bases=[BASES["weights"][4:40_004]])
     else:
-        recipes = replace(recipes, bases=[None], stored=stored, number=np.zeros(1, dtype=np.int32))
+        encodings = replace(encodings, bases=[None], stored=stored, number=np.zeros(1, dtype=np.int32))
     if fault == "beside it":
         stored.tables[2]["digest"][0, 31] ^= 1
     elif fault == "truncated":
@@ -415,7 +415,7 @@ def test_no_delta_is_encoded_against_a_base_with_other_bytes(
     pieces = pieces_of([raw], 4, [True])
 
     assert (
-        _encode((pieces, recipes), policy=Policy.BALANCED, is_text=None, leaves_text=False, origin=str, keep=None)
+        _encode((pieces, encodings), policy=Policy.BALANCED, is_text=None, leaves_text=False, origin=str, keep=None)
         is pieces
     )
 
@@ -438,7 +438,7 @@ def test_no_delta_is_encoded_against_a_base_with_other_bytes(
         {"is_sampled": np.zeros(3, bool)},
         {"begins_row": np.zeros(1, bool)},
         {"digests": bytes(63)},
-        {"recipes": bytes(39)},
+        {"encodings": bytes(39)},
         {"entries": np.empty(231, np.uint8)},
         {"entries": b"read-only"},
         {"named": bytes(97)},
@@ -460,13 +460,13 @@ def test_arguments_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "place", [("transform", 5), ("unit", 3), ("unit", 8), ("unit", 0), ("itemsize", 3), ("itemsize", 0)], ids=str
 )
-def test_a_recipe_that_no_chooser_writes_is_refused(place: tuple[str, int]) -> None:
-    row = recipes_of([STEPS["weights"][:40_000]], [BASES["weights"][:40_000]], 4, Effort.BALANCED).table
-    assert call(recipes=row, how=np.zeros(2, np.int32))[0] == -1
+def test_an_encoding_that_no_chooser_writes_is_refused(place: tuple[str, int]) -> None:
+    row = encodings_of([STEPS["weights"][:40_000]], [BASES["weights"][:40_000]], 4, Effort.BALANCED).table
+    assert call(encodings=row, how=np.zeros(2, np.int32))[0] == -1
     row[place[0]] = place[1]
 
     with pytest.raises(ValueError, match="do not fit each other"):
-        call(recipes=row, how=np.zeros(2, np.int32))
+        call(encodings=row, how=np.zeros(2, np.int32))
 
 
 @pytest.mark.parametrize(

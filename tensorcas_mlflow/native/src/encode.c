@@ -1018,49 +1018,49 @@ typedef struct {
     uint8_t transform, unit;
     uint8_t codings[MOST_PLANES], delta_codings[MOST_PLANES];
     uint8_t unused[6];
-} Recipe;
+} Encoding;
 
-_Static_assert(sizeof(Recipe) == 40, "store._encode describes a recipe of this size");
+_Static_assert(sizeof(Encoding) == 40, "store._encode describes an encoding of this size");
 
-static int is_sound(const Recipe *recipe) {
-    size_t width = recipe->itemsize;
-    if ((recipe->has_codings || recipe->has_delta) && !is_word(width))
+static int is_sound(const Encoding *encoding) {
+    size_t width = encoding->itemsize;
+    if ((encoding->has_codings || encoding->has_delta) && !is_word(width))
         return 0;
-    if (!recipe->has_delta)
+    if (!encoding->has_delta)
         return 1;
-    return recipe->transform <= NUDGED && fits_unit(width, recipe->unit);
+    return encoding->transform <= NUDGED && fits_unit(width, encoding->unit);
 }
 
-static Encoded encode_plain(Worker *worker, const Recipe *recipe, const uint8_t *raw, size_t n_bytes, uint8_t *out) {
-    if (!recipe->has_codings)
-        return encode_best(worker, raw, n_bytes, recipe->itemsize, NULL, out);
+static Encoded encode_plain(Worker *worker, const Encoding *encoding, const uint8_t *raw, size_t n_bytes, uint8_t *out) {
+    if (!encoding->has_codings)
+        return encode_best(worker, raw, n_bytes, encoding->itemsize, NULL, out);
     size_t n_kept = 0;
-    for (size_t place = 0; place < recipe->itemsize; place++)
-        n_kept += recipe->codings[place] == KEEP;
-    if (n_kept == recipe->itemsize)
+    for (size_t place = 0; place < encoding->itemsize; place++)
+        n_kept += encoding->codings[place] == KEEP;
+    if (n_kept == encoding->itemsize)
         return as_raw();
-    size_t size = encode_planes(worker, raw, n_bytes, recipe->itemsize, recipe->codings, recipe->effort, NULL, out);
+    size_t size = encode_planes(worker, raw, n_bytes, encoding->itemsize, encoding->codings, encoding->effort, NULL, out);
     if ((double)size > CLEARLY_SMALLER * (double)n_bytes)
         return as_raw();
-    return (Encoded){PLANES, (uint8_t)recipe->itemsize, size};
+    return (Encoded){PLANES, (uint8_t)encoding->itemsize, size};
 }
 
 /* Encode a chunk as chosen for its tensor; see `store._choose.encode_chosen`. */
-static Encoded encode_chosen(Worker *worker, const Recipe *recipe, const uint8_t *raw, size_t n_bytes, const uint8_t *base,
+static Encoded encode_chosen(Worker *worker, const Encoding *encoding, const uint8_t *raw, size_t n_bytes, const uint8_t *base,
                              uint8_t *out) {
-    if (base == NULL || !recipe->has_delta || n_bytes < LEAST_DELTA_BYTES)
-        return encode_plain(worker, recipe, raw, n_bytes, out);
-    int transform = n_bytes >= LEAST_GROUPED_BYTES ? recipe->transform : PLAIN;
-    const uint8_t *codings = recipe->has_delta_codings ? recipe->delta_codings : NULL;
+    if (base == NULL || !encoding->has_delta || n_bytes < LEAST_DELTA_BYTES)
+        return encode_plain(worker, encoding, raw, n_bytes, out);
+    int transform = n_bytes >= LEAST_GROUPED_BYTES ? encoding->transform : PLAIN;
+    const uint8_t *codings = encoding->has_delta_codings ? encoding->delta_codings : NULL;
     size_t size =
-        encode_delta(worker, raw, n_bytes, recipe->itemsize, base, transform, recipe->unit, codings, recipe->effort, out);
-    Encoded delta = {DELTA, (uint8_t)recipe->itemsize, size};
-    if (size != NOT_SMALLER && (double)size < CLEARLY_SMALLER * recipe->plain_share * (double)n_bytes)
+        encode_delta(worker, raw, n_bytes, encoding->itemsize, base, transform, encoding->unit, codings, encoding->effort, out);
+    Encoded delta = {DELTA, (uint8_t)encoding->itemsize, size};
+    if (size != NOT_SMALLER && (double)size < CLEARLY_SMALLER * encoding->plain_share * (double)n_bytes)
         return delta;
     uint8_t *other = area_of(worker, AREA_OTHER_PAYLOAD, n_bytes + OVERHEAD_BYTES);
     if (other == NULL)
         return as_raw();
-    Encoded plain = encode_plain(worker, recipe, raw, n_bytes, other);
+    Encoded plain = encode_plain(worker, encoding, raw, n_bytes, other);
     size_t plain_size = plain.codec == RAW ? n_bytes : plain.size;
     if (size != NOT_SMALLER && (double)size < CLEARLY_SMALLER * (double)plain_size)
         return delta;
@@ -1071,7 +1071,7 @@ static Encoded encode_chosen(Worker *worker, const Recipe *recipe, const uint8_t
 
 /* --- a group of chunks --- */
 
-enum { AS_IT_IS = -2, BY_ELEMENTS = -1 }; /* else the number of a recipe */
+enum { AS_IT_IS = -2, BY_ELEMENTS = -1 }; /* else the number of an encoding */
 
 /* An entry of a pack's table, and its base; `layout.ENTRY`. */
 typedef struct __attribute__((packed)) {
@@ -1101,7 +1101,7 @@ typedef struct {
     const uint32_t *itemsizes;
     const int32_t *how;
     const uint8_t *may_be_sampled, *begins_row, *digests;
-    const Recipe *recipes;
+    const Encoding *encodings;
     int checks;
     Entry *entries;
     uint8_t *out;
@@ -1187,7 +1187,7 @@ static int are_small_ones_raw(Worker *worker, const Group *group, AllAlike *alik
 static int find_base(Worker *worker, const Group *group, size_t number, const uint8_t **base) {
     int32_t how = group->how[number];
     *base = NULL;
-    if (how < 0 || !group->recipes[how].has_delta || group->sizes[number] < LEAST_DELTA_BYTES)
+    if (how < 0 || !group->encodings[how].has_delta || group->sizes[number] < LEAST_DELTA_BYTES)
         return 1;
     if (group->bases[number] != NULL) {
         uint8_t actual[TC_DIGEST];
@@ -1241,7 +1241,7 @@ static void encode_chunks(Worker *worker, Group *group) {
         }
         Encoded made = as_raw();
         if (how >= 0)
-            made = encode_chosen(worker, &group->recipes[how], raw, n_bytes, base, out);
+            made = encode_chosen(worker, &group->encodings[how], raw, n_bytes, base, out);
         else if (how == BY_ELEMENTS)
             made = encode_best(worker, raw, n_bytes, group->itemsizes[number],
                                group->may_be_sampled[number] ? alike_of(&alike, group->itemsizes[number]) : NULL, out);
@@ -1349,25 +1349,25 @@ static int take_stored(PyObject *tables, Py_buffer *views, Group *group, TcBytes
     return fits;
 }
 
-/* encode_group(data, bases or None, itemsizes, how, is_sampled, begins_row, digests, recipes, checks, entries, named or None,
+/* encode_group(data, bases or None, itemsizes, how, is_sampled, begins_row, digests, encodings, checks, entries, named or None,
  *              tables of bases or None) ->
  * (a chunk that is not its digest's or -1, a chunk whose base is unreadable or -1, payloads, the first chunk that begins
  *  aligned, the place of its payload) */
 static PyObject *encode_group(PyObject *module, PyObject *args) {
     PyObject *data, *bases, *tables, *result = NULL;
-    Py_buffer itemsizes, how, sampled, begins, digests, recipes, entries, named, stored[5] = {{0}};
+    Py_buffer itemsizes, how, sampled, begins, digests, encodings, entries, named, stored[5] = {{0}};
     Payloads *payloads = NULL;
     TcBytes nowhere;
     int checks;
     (void)module;
     if (!PyArg_ParseTuple(args, "OOy*y*y*y*y*y*pw*z*O:encode_group", &data, &bases, &itemsizes, &how, &sampled, &begins,
-                          &digests, &recipes, &checks, &entries, &named, &tables))
+                          &digests, &encodings, &checks, &entries, &named, &tables))
         return NULL;
     Py_ssize_t n = PySequence_Size(data), n_viewed = 0;
     Worker *worker = NULL;
     Py_buffer *views = NULL;
     void *room = NULL;
-    size_t count = n < 0 ? 0 : (size_t)n, needed = OVERHEAD_BYTES, n_recipes = (size_t)recipes.len / sizeof(Recipe);
+    size_t count = n < 0 ? 0 : (size_t)n, needed = OVERHEAD_BYTES, n_encodings = (size_t)encodings.len / sizeof(Encoding);
     Py_ssize_t n_bases = n < 0 || bases == Py_None ? n : PySequence_Size(bases);
     if (n < 0 || n_bases < 0)
         goto done;
@@ -1394,16 +1394,16 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
     group.may_be_sampled = sampled.buf;
     group.begins_row = begins.buf;
     group.digests = digests.buf;
-    group.recipes = recipes.buf;
+    group.encodings = encodings.buf;
     group.entries = entries.buf;
     int fits = (size_t)itemsizes.len == 4 * count && (size_t)how.len == 4 * count && (size_t)sampled.len == count &&
                (size_t)begins.len == count && (size_t)digests.len == 32 * count &&
-               (size_t)recipes.len == n_recipes * sizeof(Recipe) &&
+               (size_t)encodings.len == n_encodings * sizeof(Encoding) &&
                (named.buf == NULL || (size_t)named.len == count * sizeof(Named)) &&
                (size_t)entries.len == count * sizeof(Entry) &&
-               (uintptr_t)itemsizes.buf % 4 == 0 && (uintptr_t)how.buf % 4 == 0 && (uintptr_t)recipes.buf % 8 == 0;
-    for (size_t number = 0; fits && number < n_recipes; number++)
-        fits = is_sound(&group.recipes[number]);
+               (uintptr_t)itemsizes.buf % 4 == 0 && (uintptr_t)how.buf % 4 == 0 && (uintptr_t)encodings.buf % 8 == 0;
+    for (size_t number = 0; fits && number < n_encodings; number++)
+        fits = is_sound(&group.encodings[number]);
     for (size_t number = 0; fits && number < count; number++) {
         for (int is_base = 0; is_base < 2; is_base++) {
             PyObject *from = is_base ? bases : data, *item = NULL;
@@ -1421,7 +1421,7 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
         group.bases[number] = base->obj == NULL ? NULL : base->buf;
         needed += (size_t)chunk->len + ALIGNMENT;
         fits = chunk->obj != NULL && chunk->len <= MAX_CHUNK_BYTES && (base->obj == NULL || base->len == chunk->len) &&
-               group.how[number] >= AS_IT_IS && group.how[number] < (int64_t)n_recipes && group.itemsizes[number] >= 1;
+               group.how[number] >= AS_IT_IS && group.how[number] < (int64_t)n_encodings && group.itemsizes[number] >= 1;
     }
     if (!fits) {
         misfit();
@@ -1454,7 +1454,7 @@ done:
     PyBuffer_Release(&sampled);
     PyBuffer_Release(&begins);
     PyBuffer_Release(&digests);
-    PyBuffer_Release(&recipes);
+    PyBuffer_Release(&encodings);
     PyBuffer_Release(&entries);
     PyBuffer_Release(&named);
     for (int table = 0; table < 5; table++)
