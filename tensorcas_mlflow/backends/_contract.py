@@ -237,6 +237,18 @@ class Backend(ABC):
         """
         return nullcontext()
 
+    def alone_in(self, prefix: str) -> AbstractContextManager[bool]:
+        """Spare work that several processes would do at once; its result may rely on no exclusion.
+
+        Args:
+            prefix: A prefix of keys of one segment.
+
+        Returns:
+            Context with False if another process, or thread, is in this context now. A backend without locks gives
+            True.
+        """
+        return nullcontext(True)
+
     @abstractmethod
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         """List the blobs below a key prefix of whole segments, in no order; an absent prefix is empty.

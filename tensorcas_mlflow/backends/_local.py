@@ -417,6 +417,22 @@ class LocalBackend(Backend):
                 yield from (f"{prefix}{name}/" for name in names if not is_segment(name))
                 names[:] = filter(is_segment, names)
 
+    @contextlib.contextmanager
+    def alone_in(self, prefix: str) -> Iterator[bool]:
+        is_alone, descriptor = True, None
+        if os.name == "posix":
+            with contextlib.suppress(OSError):
+                descriptor = os.open(self._path(prefix), os.O_RDONLY)
+        if descriptor is None:
+            yield True
+            return
+        try:
+            with contextlib.suppress(OSError):  # the file system has no locks
+                is_alone = LockedFile.lock(descriptor, waits=False)
+            yield is_alone
+        finally:
+            LockedFile.release(descriptor)
+
     def delete(self, key: str) -> None:
         with _translated("delete", key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self._path(key))

@@ -57,6 +57,9 @@ class MeteredBackend(Backend):
     def reading_together(self) -> AbstractContextManager[None]:
         return self.inner.reading_together()
 
+    def alone_in(self, prefix: str) -> AbstractContextManager[bool]:
+        return self.inner.alone_in(prefix)
+
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         try:
             blob = self.inner.get(key, max_bytes=max_bytes)

@@ -717,22 +717,33 @@ class Catalog:
             if len(self._loose) < _FOLD_AT:
                 return
             self._folds_all_at = _drawn_fold_at()
-            loose = sorted(self._loose)
-            tables = [only_packs(table, set(loose)) for table in self._tables]
-            name = new_name()
             try:
-                self._backend.put_new(segment_key(name), [segment_bytes(merge_tables(tables))])
-                self._segments.add(name)
-                # Packs published meanwhile are not in this segment.
-                for pack in loose:
-                    marker = self._loose.pop(pack)
-                    if marker is not None:
-                        self._backend.delete(marker)
-                merge_segments(self._backend, to_merge(list_segments(self._backend), most_bytes=_MOST_MERGED_BYTES))
+                with self._backend.alone_in("index") as is_alone:
+                    if is_alone:
+                        self._fold()
             except BlobNotFoundError:
                 pass  # another process has merged these segments at the same moment
             except (BackendError, FormatError) as error:
                 _warn("the index could not be folded, which costs time but no data: %s", error)
+
+    def _fold(self) -> None:
+        # Another process may have folded most of them since the last look.
+        if self._backend.is_remote:
+            self._read_segments()
+        else:
+            self._read_index(0)
+        if len(self._loose) >= _FOLD_AT:
+            loose = sorted(self._loose)
+            tables = [only_packs(table, set(loose)) for table in self._tables]
+            name = new_name()
+            self._backend.put_new(segment_key(name), [segment_bytes(merge_tables(tables))])
+            self._segments.add(name)
+            # Packs published meanwhile are not in this segment.
+            for pack in loose:
+                marker = self._loose.pop(pack)
+                if marker is not None:
+                    self._backend.delete(marker)
+        merge_segments(self._backend, to_merge(list_segments(self._backend), most_bytes=_MOST_MERGED_BYTES))
 
     def _read_index(self, most: int | None) -> bool:
         """List the index once; return whether all segments in the listing still existed when read.
@@ -821,8 +832,6 @@ class Catalog:
             if name not in self._segments:
                 self._load_segment(name, info.key, size=info.size)
         folded = self._packs - loaded
-        for name in folded:
-            self._loose.pop(name, None)
         if not self._has_bad_segments:
             self._newest = max([self._newest, *folded])
         self._has_bad_segments = False
@@ -839,6 +848,9 @@ class Catalog:
             self._has_bad_segments = True
             return True
         new = set(opened.packs) - self._packs
+        if self._backend.is_remote:  # elsewhere the markers go
+            for pack in opened.packs:
+                self._loose.pop(pack, None)
         if isinstance(opened, Segment):
             self._large[name] = opened
             # Rows of packs that it covers need no memory.

@@ -247,6 +247,55 @@ def test_segment_names_a_pack_once_that_two_threads_took_up(shared: Store, monke
     assert len(table) == 2
 
 
+def segments_of(store: Store) -> list[str]:
+    return [info.key for info in store.backend.list("index") if info.key.endswith(".segment")]
+
+
+@pytest.mark.usefixtures("store_of_files")
+def test_packs_that_another_process_has_folded_are_not_folded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Store.init(tmp_path)
+    for seed in range(8):
+        save(one, seed)
+    other = Store.open(tmp_path)
+    other.catalog.refresh()
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 4)
+    one.catalog.fold()
+    folded = segments_of(one)
+    other.catalog.fold()
+
+    assert len(folded) == 1
+    assert segments_of(one) == folded
+    assert len(read_segment(folded[0], one.backend.get(folded[0])).packs) == 8
+    assert save(other, 3) == 0
+
+
+def test_writers_of_a_bucket_name_each_pack_in_one_segment(backend: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 4)
+    writers = [Store.init_backend(backend), *(Store.open_backend(backend) for _ in range(3))]
+    for seed in range(30):
+        save(writers[seed % 4], seed)
+    packs = [pack for key in segments_of(writers[0]) for pack in read_segment(key, backend.get(key)).packs]
+
+    assert len(packs) > 20
+    assert len(packs) == len(set(packs))
+
+
+@pytest.mark.usefixtures("store_of_files")
+def test_index_is_left_to_the_process_that_folds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.init(tmp_path)
+    for seed in range(8):
+        save(store, seed)
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 4)
+    with Store.open(tmp_path).backend.alone_in("index") as is_alone:
+        assert is_alone
+        store.catalog.fold()
+        assert not segments_of(store)
+    store.catalog.fold()
+    assert len(segments_of(store)) == 1
+
+
 @pytest.mark.usefixtures("store_of_files")
 def test_refresh_reads_only_new_names_of_a_local_index(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
