@@ -12,9 +12,9 @@ from tensorcas_mlflow.integration.server_store import CarrierBackend, _backend
 from tensorcas_mlflow.store import protocol
 from tests.protocol.carriers import CarrierCast
 from tests.protocol.casts import Cast
+from tests.protocol.explored import MORE_PREEMPTIONS
 from tests.protocol.interleave import Run
 from tests.protocol.schedules import Exploration, Script, explore
-from tests.protocol.test_schedules import MORE_PREEMPTIONS
 
 
 def sharing_save() -> CarrierCast:

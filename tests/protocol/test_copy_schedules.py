@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -13,10 +12,9 @@ from tensorcas_mlflow.maintenance import copy_refs, read_source
 from tensorcas_mlflow.store import PendingBatch
 from tests.protocol.casts import Cast, load, open_store
 from tests.protocol.delta_casts import stored
+from tests.protocol.explored import MORE_PREEMPTIONS
 from tests.protocol.interleave import Run, memory_of
 from tests.protocol.schedules import explore
-
-MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 
 
 def copy_against_collection() -> Cast:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 
@@ -11,11 +10,18 @@ import pytest
 from tensorcas_mlflow.maintenance._gc_survey import Survey
 from tests.protocol.casts import Cast
 from tests.protocol.delta_casts import delta_writer, stored
+from tests.protocol.explored import (
+    N_RANDOM,
+    MakeCast,
+    assert_no_schedule_fails,
+    assert_no_walk_fails,
+    long_but,
+    long_but_first,
+    name_of,
+)
 from tests.protocol.interleave import Run
-from tests.protocol.schedules import RandomWalk, Script, explore
+from tests.protocol.schedules import Script
 
-MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
-N_RANDOM = int(os.environ.get("TENSORCAS_SCHEDULES", "240"))
 N_PARTS = 24
 
 
@@ -67,35 +73,18 @@ CASTS += [rewritten]
 QUICK = {new_deltas_of_chains}
 
 
-def _named(cast: Callable[[], Cast]) -> str:
-    return cast.__name__.replace("_", " ")
-
-
-@pytest.mark.parametrize(
-    "make", [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in CASTS], ids=_named
-)
+@pytest.mark.parametrize("make", long_but(QUICK, CASTS), ids=name_of)
 @pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_no_schedule_of_deltas_loses_a_base_or_leaks(make: Callable[[], Cast], *, is_remote: bool) -> None:
-    cast = make()
-
-    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, is_remote=is_remote)
-
-    print(found)
-    assert found.failure is None, str(found)
-    assert found.is_exhausted
+def test_no_schedule_of_deltas_loses_a_base_or_leaks(make: MakeCast, *, is_remote: bool) -> None:
+    assert_no_schedule_fails(make(), is_remote=is_remote)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", CASTS, ids=_named)
-def test_no_schedule_of_deltas_with_a_death_loses_a_base(make: Callable[[], Cast]) -> None:
+@pytest.mark.parametrize("make", CASTS, ids=name_of)
+def test_no_schedule_of_deltas_with_a_death_loses_a_base(make: MakeCast) -> None:
     cast = make()
-    deaths = [name for name in cast.actors if name not in ("deletion", "second")]
 
-    found = explore(cast.blobs(), cast.actors, cast.check, max_preemptions=1 + MORE_PREEMPTIONS, deaths=deaths)
-
-    print(found)
-    assert found.failure is None, str(found)
-    assert found.is_exhausted
+    assert_no_schedule_fails(cast, deaths=[name for name in cast.actors if name not in ("deletion", "second")])
 
 
 def everybody(draw: random.Random) -> Cast:
@@ -113,19 +102,10 @@ def everybody(draw: random.Random) -> Cast:
     return cast
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, N_PARTS))])
+@pytest.mark.parametrize("part", long_but_first(N_PARTS))
 def test_random_schedules_of_a_crowd_lose_no_base(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 3)
-    for seed in range(part, N_RANDOM, N_PARTS):
-        draw = random.Random(seed)
-        cast = everybody(draw)
-        walk = RandomWalk(seed, deaths=[name for name in cast.actors if name[0] in "wc"])
-        weak_lists = draw if draw.random() < 0.5 else None
-        run = Run(cast.blobs(), cast.actors, walk, weak_lists=weak_lists, is_remote=draw.random() < 0.5)
-
-        problem = cast.check(run)
-
-        assert problem is None, "\n".join([f"seed {seed}: {problem}", *run.trace])
+    assert_no_walk_fails(everybody, range(part, N_RANDOM, N_PARTS), mortal="wc")
 
 
 def run_of_a_save_that_finds_a_late_delta() -> tuple[Cast, Run]:

@@ -9,9 +9,10 @@ import pytest
 from tensorcas_mlflow.layout import _ref_table, read_ref_table
 from tests.protocol.buckets import Keeps, Kept, ObjectCast, deletions, objects, use_memory
 from tests.protocol.casts import Cast
+from tests.protocol.explored import N_RANDOM
 from tests.protocol.interleave import Run
 from tests.protocol.schedules import Exploration, RandomWalk, Script, explore
-from tests.protocol.test_random_schedules import N_PARTS, N_RANDOM, everybody
+from tests.protocol.test_random_schedules import N_PARTS, everybody
 
 N_OVER_OBJECTS = N_RANDOM // 4
 N_ON_EVERY_CHANGE = 25

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from functools import cache
 
@@ -11,11 +10,10 @@ import pytest
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs
 from tests.protocol.casts import Cast, key_of
+from tests.protocol.explored import N_RANDOM, assert_no_walk_fails, long_but_first
 from tests.protocol.interleave import Blobs, Run
 from tests.protocol.schedules import RandomWalk
 
-N_RANDOM = int(os.environ.get("TENSORCAS_SCHEDULES", "240"))
-"""Number of random schedules; `make stress` asks for more."""
 N_PARTS = 4
 STEPS = {0: "ab", 1: "acd", 5: "e"}
 
@@ -55,19 +53,10 @@ def everybody(draw: random.Random, kind: type[Cast] = Cast) -> Cast:
     return cast
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, N_PARTS))])
+@pytest.mark.parametrize("part", long_but_first(N_PARTS))
 def test_random_schedules_of_a_crowd_lose_nothing(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 2)
-    for seed in range(part, N_RANDOM, N_PARTS):
-        draw = random.Random(seed)
-        cast = everybody(draw)
-        walk = RandomWalk(seed, deaths=[name for name in cast.actors if name[0] in "wc"])
-        weak_lists = draw if draw.random() < 0.5 else None
-        run = Run(cast.blobs(), cast.actors, walk, weak_lists=weak_lists, is_remote=draw.random() < 0.5)
-
-        problem = cast.check(run)
-
-        assert problem is None, "\n".join([f"seed {seed}: {problem}", *run.trace])
+    assert_no_walk_fails(everybody, range(part, N_RANDOM, N_PARTS), mortal="wc")
 
 
 def test_random_schedule_can_be_repeated() -> None:

@@ -6,7 +6,6 @@ after the repair is whole.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
 import pytest
@@ -17,10 +16,10 @@ from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.protocol.casts import WITNESS, Cast, chunk, key_of, open_store, save
+from tests.protocol.explored import MORE_PREEMPTIONS
 from tests.protocol.interleave import Blobs, Run, memory_of
 from tests.protocol.schedules import Exploration, Script, explore
 
-MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 BAD = "b"
 
 

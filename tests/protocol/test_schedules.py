@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -10,11 +9,9 @@ import pytest
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs
 from tests.protocol.casts import Cast, collect, save
+from tests.protocol.explored import MORE_PREEMPTIONS
 from tests.protocol.interleave import Run
 from tests.protocol.schedules import Script, explore
-
-MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
-"""Added to the bounds of all explorations; `make stress` sets it."""
 
 
 def old_pack() -> Cast:

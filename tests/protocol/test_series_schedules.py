@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 
@@ -12,11 +11,10 @@ from tensorcas_mlflow.layout import is_delta
 from tensorcas_mlflow.store import _save, protocol
 from tensorcas_mlflow.store._bases import BasePlan
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
+from tests.protocol.explored import MORE_PREEMPTIONS
 from tests.protocol.interleave import memory_of
 from tests.protocol.schedules import explore
 from tests.protocol.series_casts import EachItsOwn, Series
-
-MORE_PREEMPTIONS = int(os.environ.get("TENSORCAS_PREEMPTIONS", "0"))
 
 
 @pytest.fixture(autouse=True)
