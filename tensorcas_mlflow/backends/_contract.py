@@ -238,7 +238,7 @@ class Backend(ABC):
         return nullcontext()
 
     def alone_in(self, prefix: str) -> AbstractContextManager[bool]:
-        """Spare work that several processes would do at once; its result may rely on no exclusion.
+        """Let one process do work that several would repeat. Nothing may depend on being alone.
 
         Args:
             prefix: A prefix of keys of one segment.

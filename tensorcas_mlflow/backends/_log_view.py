@@ -18,7 +18,15 @@ import numpy as np
 from tensorcas_mlflow.backends._contract import LogDamage, Token
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._log_digests import WORD_BYTES, pack_words
-from tensorcas_mlflow.backends._log_folder import FOLDER, Generation, LogFolder, SyncError, open_file, read_at
+from tensorcas_mlflow.backends._log_folder import (
+    FOLDER,
+    Generation,
+    LogFolder,
+    SyncError,
+    is_original,
+    open_file,
+    read_at,
+)
 from tensorcas_mlflow.backends._log_index import EMPTY as EMPTY_INDEX
 from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_bytes, read_index
 from tensorcas_mlflow.backends._log_records import (
@@ -121,9 +129,12 @@ class _KnownLog:
     """Intents that commits in the log have consumed."""
     durable: int = 0
     """Every byte before this one is known to be durable."""
+    file: tuple[int, int] | None = None
+    """Device and inode of the file that was read."""
+    is_original: bool = False
+    """True if the log was created in this file: what the records of a copy say of durability holds for the original."""
     is_synced: bool = False
-    """True if this process has seen a sync succeed: the records' own words hold where they were written, and this file
-    may be a copy."""
+    """True if a sync of this file by this process has succeeded."""
     n_durable_dead_bytes: int = 0
     """Size of the tombstones that are known to be durable."""
     deleted: set[str] = field(default_factory=set)
@@ -370,11 +381,20 @@ class LogView:
 
     def _read_log(self, log: _KnownLog) -> None:
         """Read the new records of a log."""
-        if os.lstat(log.path).st_size == log.end:
+        found = os.lstat(log.path)
+        if found.st_size == log.end and (found.st_dev, found.st_ino) == log.file:
             return
         descriptor = open_file(log.path)
         try:
-            size = os.fstat(descriptor).st_size
+            found = os.fstat(descriptor)
+            size = found.st_size
+            if log.file != (found.st_dev, found.st_ino):
+                # Another file is in the place of the one that this process has synced.
+                log.is_synced, log.durable = False, 0
+                log.file, log.is_original = (
+                    (found.st_dev, found.st_ino),
+                    size >= HEADER_BYTES and is_original(descriptor),
+                )
             if self._salvages:
                 self._salvage(log, descriptor, size)
                 return
@@ -585,13 +605,13 @@ class LogView:
         return found
 
     def logs_to_sync(self, entries: Iterable[LogEntry]) -> set[str]:
-        """Return the logs of those of some blobs that may not be durable, or have failed syncs or new tombstones."""
+        """Return the logs to sync so that some blobs are durable: logs of a failed sync or with new tombstones, too."""
         found = set()
         with self._lock:
             for entry in entries:
                 log = self._logs.get(entry.log)
                 if log is not None and (
-                    not log.is_synced
+                    not (log.is_original and log.is_synced)
                     or entry.record >= log.durable
                     or log.n_durable_dead_bytes < log.n_dead_bytes
                     or log.id in self.failed

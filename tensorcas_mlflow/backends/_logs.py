@@ -173,18 +173,21 @@ class Logs:
 
     def _sync(self, logs: Sequence[UndurableLog]) -> None:
         """Sync the files of some logs, inside `LogView.marking_failures`."""
+        synced: list[tuple[str, int, int]] = []
         for log in logs:
             try:
                 if log.has_new_records:
                     sync_file(log.id, self.folder.log_path(log.id))
-                    self.view.note_durable(log.id, log.end)
+                    synced.append((log.id, log.end, 0))
                 if log.has_new_tombstones:
                     sync_file(log.id, self.folder.dead_path(log.id))
-                    self.view.note_durable(log.id, 0, log.n_dead_bytes)
+                    synced.append((log.id, 0, log.n_dead_bytes))
             except FileNotFoundError:  # its live blobs are durable elsewhere
                 continue
         if logs:
             self._settled.settle(self.folder.path)
+        for each in synced:
+            self.view.note_durable(*each)
 
     def bury(self, key: str, *, durable: bool) -> None:
         """Delete all blobs of a key: the lower versions first, and durably, so that none comes back alone."""

@@ -103,20 +103,22 @@ class TensorCasCheckpoints:
                 async_stager=getattr(self, "stager", None),
             )
 
-    def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, *others: Any, **named: Any) -> None:
+    def dcp_load(
+        self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool = False, *others: Any, **named: Any
+    ) -> None:
         """Load the step that the folder's file names; any other folder is loaded as before.
 
         Raises:
             FormatError: The file is malformed.
             NotFoundError: The step is gone.
         """
-        said = _read_mark(checkpoint_id)
+        said = None if from_hf else _read_mark(checkpoint_id)
         if said is None:
             manager: Any = super()
-            manager.dcp_load(state_dict, checkpoint_id, *others, **named)
+            manager.dcp_load(state_dict, checkpoint_id, from_hf, *others, **named)
             return
         load(state_dict, storage_reader=TensorCasStorageReader(**said))
-        # What a hook of the model has made for its state dict is a copy, so it is filled in vain.
+        # Tensors that a hook of the model made for its state dict are copies, and `load` has filled the copies.
         model = getattr(self, "states", {}).get("model")
         if model is not None:
             model.load_state_dict(state_dict)
@@ -159,22 +161,32 @@ def _write_mark(folder: str, said: str) -> None:
 
 
 def _read_mark(folder: str) -> dict[str, Any] | None:
-    """Return the arguments for a reader; None for a folder that the store has no part in."""
+    """Return the arguments for a reader; None for a folder that the store has no part in.
+
+    Raises:
+        FormatError: The file is cut short, or names no step.
+    """
+    path = posixpath.join(folder, _MARK)
     try:
         if _is_remote(folder):
             from fsspec.core import url_to_fs
 
-            files, path = url_to_fs(folder)
-            data = files.cat_file(posixpath.join(path, _MARK), start=0, end=_MOST_MARK_BYTES)
+            files, inner = url_to_fs(path)
+            data = files.cat_file(inner, start=0, end=_MOST_MARK_BYTES)
         else:
-            with Path(folder, _MARK).open("rb") as file:
+            with open(path, "rb") as file:
                 data = file.read(_MOST_MARK_BYTES)
-        said = json.loads(data) if data.startswith(b"{") else None
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    if not isinstance(said, dict) or said.get("kind") != _KIND:
+    if not data.startswith(b"{"):  # the manager's own file is a pickle
+        return None
+    try:
+        said = json.loads(data)
+    except ValueError:
+        raise FormatError(f"{path} is cut short: the step was not saved whole, or the file is damaged") from None
+    if said.get("kind") != _KIND:
         return None
     wanted = {"run_id": str, "name": str, "step": int}
     if any(type(said.get(key)) is not kind for key, kind in wanted.items()):
-        raise FormatError(f"{posixpath.join(folder, _MARK)} does not name a run, a series and a step")
+        raise FormatError(f"{path} does not name a run, a series and a step")
     return {key: said[key] for key in wanted}

@@ -797,7 +797,7 @@ class Catalog:
         """
         found = self._list_new_packs(most_new=_FOLD_AT)
         if found is None:
-            self._read_segments()
+            self._newest = max([self._newest, *self._read_segments()])
             found = self._list_new_packs(most_new=None)
         assert found is not None
         new = {name: size for name, size in found.items() if self._is_new(name)}
@@ -821,7 +821,12 @@ class Catalog:
         self._newest = max([self._newest, *found])
         return found
 
-    def _read_segments(self) -> None:
+    def _read_segments(self) -> set[str]:
+        """Read the new segments of a remote store.
+
+        Returns:
+            The packs that only they tell of; none if a segment is unsound, since older packs may be in none then.
+        """
         listed = list(list_blobs(self._backend, "index"))
         self._has_bad_segments = any(is_earlier_segment(info.key) for info in listed)
         names = {segment_name(info.key): info for info in listed if info.key.endswith(".segment")}
@@ -831,10 +836,9 @@ class Catalog:
         for name, info in names.items():
             if name not in self._segments:
                 self._load_segment(name, info.key, size=info.size)
-        folded = self._packs - loaded
-        if not self._has_bad_segments:
-            self._newest = max([self._newest, *folded])
+        folded = set() if self._has_bad_segments else self._packs - loaded
         self._has_bad_segments = False
+        return folded
 
     def _load_segment(self, name: str, key: str, *, size: int | None = None) -> bool:
         """Open a segment; return whether it still existed."""
@@ -848,7 +852,7 @@ class Catalog:
             self._has_bad_segments = True
             return True
         new = set(opened.packs) - self._packs
-        if self._backend.is_remote:  # elsewhere the markers go
+        if self._backend.is_remote:  # in a folder a pack leaves with its marker
             for pack in opened.packs:
                 self._loose.pop(pack, None)
         if isinstance(opened, Segment):

@@ -579,7 +579,7 @@ class ChunkReader:
                 moved = {pack_name(key) for key in self._backend.missing(map(pack_key, used | bases))}
                 n_moves += 1
                 # The catalog already misses the packs another thread has found missing.
-                if n_moves == _MAX_ATTEMPTS or not (moved or not is_whole.all()):
+                if n_moves >= _MAX_ATTEMPTS or not (moved or not is_whole.all()):
                     raise
                 self._catalog.miss(moved)
                 if n_moves > 1:

@@ -173,13 +173,14 @@ def evaluate_recipes(
         without: Recipes that it is about to delete.
 
     Returns:
-        Those chunks; and the recipes that make other bytes than they say, or cannot be evaluated now. The copies of
-        what these make stay.
+        The chunks for which recipes were evaluated; and the recipes that make other bytes than they say, or cannot be
+        evaluated now. The copies of what these make stay.
     """
     rows, going, needed = state.recipes, state.condemned_packs() | doomed, state.live_rows()
     is_going = rows.of(without)
     others = state.has_row(needed) | state.inventory.marked(rows.made_by(is_going))
     last = state.live & ~state.needs_pack & others & ~state.has_row(needed & state.copies(but=going))
+    last &= state.inventory.marked(rows.made_by(~is_going))
     chunks = state.inventory.digests[last]
     wrong: set[str] = set()
     for name in sorted(rows.recipes_with(rows.making(values_at(last, rows.products)) & ~is_going)):

@@ -109,17 +109,49 @@ def test_a_log_is_synced_for_the_blobs_that_may_not_be_durable_alone(tmp_path: P
         synced.clear()
 
 
+@pytest.mark.parametrize("way", ["appended", "replaced"])
 def test_a_copy_of_a_log_is_synced_though_its_records_say_that_they_are_durable(
-    tmp_path: Path, synced: list[str]
+    way: str, tmp_path: Path, synced: list[str]
 ) -> None:
+    """A tool that mirrors a store brings more records, in the same file or in another one."""
     one = made(tmp_path / "one")
     commit(one, "a")
     commit(one, "b")
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    [log] = (tmp_path / "one").rglob("*.log")
+    mirrored = tmp_path / "copy" / log.relative_to(tmp_path / "one")
+    reader = LoggedBackend(tmp_path / "copy")
+    synced.clear()
+    assert reader.missing(["packs/a"]) == set()
+    assert log.name in synced
+    commit(one, "c")
+    commit(one, "d")
+    if way == "appended":
+        with mirrored.open("ab") as file:
+            file.write(log.read_bytes()[mirrored.stat().st_size :])
+    else:
+        shutil.copy(log, tmp_path / "new")
+        (tmp_path / "new").rename(mirrored)
+    synced.clear()
+    assert reader.missing(["packs/c"]) == set()
+    assert log.name in synced
+
+
+def test_an_original_in_the_place_of_a_synced_log_is_synced_too(tmp_path: Path, synced: list[str]) -> None:
+    one, other = made(tmp_path), LoggedBackend(tmp_path)
+    commit(one, "a")
+    commit(one, "b")
+    assert other.missing(["packs/a"]) == set()
+    [log] = tmp_path.rglob("*.log")
+    data, inode = log.read_bytes(), log.stat().st_ino
+    shutil.copy(log, tmp_path / "new")
+    (tmp_path / "new").rename(log)
+    assert log.stat().st_ino != inode
     synced.clear()
 
-    assert LoggedBackend(tmp_path / "copy").missing(["packs/a"]) == set()
-    assert any(name.endswith(".log") for name in synced)
+    assert other.missing(["packs/a"]) == set()
+    assert log.name in synced
+    assert log.read_bytes() == data
 
 
 def test_logs_of_one_process_are_read_by_another(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import mlflow
 import pytest
 
 from tensorcas_mlflow.callbacks.transformers import write_trainer_checkpoint
+from tensorcas_mlflow.errors import FormatError
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.long
@@ -49,6 +50,16 @@ def test_a_training_of_torchtitan_continues_from_steps_in_the_store_and_from_fil
 ) -> None:
     given = mlflow.get_tracking_uri(), run_id, str(tmp_path), mode
     assert run_ranks(2, "tests.callbacks.titan:train", *given) == [0, 0]
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_cut_file_in_the_folder_of_torchtitan_is_refused(is_remote: bool, tmp_path: Path) -> None:
+    from tensorcas_mlflow.callbacks.torchtitan import TensorCasCheckpoints
+
+    (tmp_path / ".metadata").write_text('{"kind": "tensorcas checkpoint", "run_id": "')
+    folder = f"file://{tmp_path}" if is_remote else str(tmp_path)
+    with pytest.raises(FormatError, match="is cut short"):
+        TensorCasCheckpoints().dcp_load({}, folder)
 
 
 def test_the_folder_of_torchtitan_may_be_of_a_remote_file_system(run_id: str, tmp_path: Path) -> None:
