@@ -307,7 +307,7 @@ def test_recipe_that_lies_stands_for_no_chunk_whose_other_copy_somebody_condemns
     """A save that has declared the chunk commits, so that the recipe would do. Nobody has evaluated it."""
     forged = Forged([recipe((TRANSPOSED, A), (X, A))])
     store = forged.opened()
-    write_packs(store.backend, store.catalog, iter([full_payload(digest(X.tobytes()), X.data, 1, begins_row=True)]))
+    write_packs(store.backend, store.catalog, iter([full_payload(digest(X.tobytes()), X.tobytes(), 1, begins_row=True)]))
     chunks = np.frombuffer(digest(X.tobytes()), np.uint8).reshape(1, -1)
     intent = declare(store.backend, f"{'0' * 64}.{'a' * 8}", chunks, set())
     plan = plan_gc(forged.opened())
