@@ -307,8 +307,9 @@ def test_recipe_that_lies_stands_for_no_chunk_whose_other_copy_somebody_condemns
     """A save that has declared the chunk commits, so that the recipe would do. Nobody has evaluated it."""
     forged = Forged([recipe((TRANSPOSED, A), (X, A))])
     store = forged.opened()
-    write_packs(store.backend, store.catalog, iter([full_payload(digest(X.tobytes()), X.tobytes(), 1, begins_row=True)]))
-    chunks = np.frombuffer(digest(X.tobytes()), np.uint8).reshape(1, -1)
+    raw = X.tobytes()
+    write_packs(store.backend, store.catalog, iter([full_payload(digest(raw), raw, 1, begins_row=True)]))
+    chunks = np.frombuffer(digest(raw), np.uint8).reshape(1, -1)
     intent = declare(store.backend, f"{'0' * 64}.{'a' * 8}", chunks, set())
     plan = plan_gc(forged.opened())
     copies = {name for name, _ in list_packs(forged.backend)} - {forged.packs["a"], forged.packs["transposed"]}
