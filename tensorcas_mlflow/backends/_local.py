@@ -166,23 +166,28 @@ _MOST_TOGETHER = 8
 
 
 @contextlib.contextmanager
-def _alone_in(folder: str) -> Iterator[None]:
+def _alone_in(folder: str, *, waits: bool = True) -> Iterator[bool]:
     """Lock a folder against replacing and withdrawing blobs, since a withdrawal reads a blob before it removes it.
 
     Intents need no such lock, since their keys never come back. The system releases the lock of a dead process. On a
     file system without locks, a withdrawal may remove a blob written there at the same moment.
 
+    Args:
+        folder: The folder.
+        waits: Whether to wait for another owner of the lock. If not, False is yielded while there is one.
+
     Raises:
         FileNotFoundError: There is no such folder.
     """
     if os.name != "posix":
-        yield
+        yield True
         return
     descriptor = os.open(folder, os.O_RDONLY)
+    is_alone = True
     try:
         with contextlib.suppress(OSError):
-            LockedFile.lock(descriptor)
-        yield
+            is_alone = LockedFile.lock(descriptor, waits=waits)
+        yield is_alone
     finally:
         LockedFile.release(descriptor)
 
@@ -419,19 +424,11 @@ class LocalBackend(Backend):
 
     @contextlib.contextmanager
     def alone_in(self, prefix: str) -> Iterator[bool]:
-        is_alone, descriptor = True, None
-        if os.name == "posix":
-            with contextlib.suppress(OSError):
-                descriptor = os.open(self._path(prefix), os.O_RDONLY)
-        if descriptor is None:
-            yield True
-            return
-        try:
-            with contextlib.suppress(OSError):  # the file system has no locks
-                is_alone = LockedFile.lock(descriptor, waits=False)
+        with contextlib.ExitStack() as stack:
+            is_alone = True
+            with contextlib.suppress(OSError):  # it has no folder yet, or this process may not open it
+                is_alone = stack.enter_context(_alone_in(self._path(prefix), waits=False))
             yield is_alone
-        finally:
-            LockedFile.release(descriptor)
 
     def delete(self, key: str) -> None:
         with _translated("delete", key), contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -391,10 +391,8 @@ class LogView:
             if log.file != (found.st_dev, found.st_ino):
                 # Another file is in the place of the one that this process has synced.
                 log.is_synced, log.durable = False, 0
-                log.file, log.is_original = (
-                    (found.st_dev, found.st_ino),
-                    size >= HEADER_BYTES and is_original(descriptor),
-                )
+                log.file = found.st_dev, found.st_ino
+                log.is_original = size >= HEADER_BYTES and is_original(descriptor)
             if self._salvages:
                 self._salvage(log, descriptor, size)
                 return

@@ -76,7 +76,7 @@ the lookup and the read of one more pack (``docs/design/codecs.md``)."""
 MAX_PASSES = 2 + 1e-9
 """Maximum cost of decoding a chunk besides its base in full, in deltas of many words: each is one pass over a chunk. It
 leaves room for the rounding of sums."""
-_PASSES_OF_SHARE = 16.0
+_PASSES_OF_SHARE = 20.0
 """Passes that a sparse delta takes for each share of its chunk, measured (``docs/design/codecs.md``)."""
 _MOST_CHOICES = 4096
 _STEPS_OF_CHOICE = 3

@@ -137,7 +137,7 @@ def test_a_copy_of_a_log_is_synced_though_its_records_say_that_they_are_durable(
     assert log.name in synced
 
 
-def test_an_original_in_the_place_of_a_synced_log_is_synced_too(tmp_path: Path, synced: list[str]) -> None:
+def test_another_file_in_the_place_of_a_synced_log_is_synced_too(tmp_path: Path, synced: list[str]) -> None:
     one, other = made(tmp_path), LoggedBackend(tmp_path)
     commit(one, "a")
     commit(one, "b")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +21,7 @@ from tensorcas_mlflow.layout import Ref, RefTarget, _segment, merge_segments, re
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
+from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
 from tests.python_calls import calls_of
 
 
@@ -280,6 +283,41 @@ def test_writers_of_a_bucket_name_each_pack_in_one_segment(backend: Remote, monk
 
     assert len(packs) > 20
     assert len(packs) == len(set(packs))
+
+
+@pytest.mark.parametrize("how", ["fails", "dies"])
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_fold_that_ends_at_any_call_loses_nothing_and_a_later_one_does_it(
+    is_remote: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n_calls in itertools.count():
+        inner = MemoryBackend(is_remote=is_remote)
+        monkeypatch.setattr(_catalog, "_FOLD_AT", 100)
+        writer = Store.init_backend(inner)
+        for seed in range(4):
+            save(writer, seed)
+        monkeypatch.setattr(_catalog, "_FOLD_AT", 4)
+        faulty = FaultyBackend(inner)
+        store = Store.open_backend(faulty)
+        store.catalog.refresh()
+        (faulty.fail if how == "fails" else faulty.crash)(n_calls)
+        with contextlib.suppress(SimulatedCrash):
+            store.catalog.fold()
+
+        after = Store.open_backend(inner)
+        for ref in after.checkpoints():
+            seed = int(ref.key.rpartition("/@")[2])
+            assert np.array_equal(after.read_tensors(after.manifest(ref))["w"], weights(seed)["w"])
+        after.catalog.refresh()
+        assert [save(after, seed) for seed in range(4)] == [0] * 4
+        after.catalog.fold()
+        assert {pack for key in segments_of(after) for pack in read_segment(key, inner.get(key)).packs} == {
+            *packs_of(after)
+        }
+        if not faulty.has_met():
+            break
+
+    assert n_calls >= 3
 
 
 @pytest.mark.usefixtures("store_of_files")

@@ -6,6 +6,13 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        fault="two processes that fold the same packs",
+        test="test_packs_that_another_process_has_folded_are_not_folded_again",
+        definition="Catalog._fold",
+        before="self._read_index(0)",
+        after="pass",
+    ),
+    Mutant(
         fault="two threads take up one pack",
         test="test_segment_names_a_pack_once_that_two_threads_took_up",
         definition="Catalog.add",

@@ -175,6 +175,20 @@ MUTANTS = (
         after="FencedError",
     ),
     Mutant(
+        fault="a power cut, and a copy of a log whose records say that they are durable",
+        test="test_a_copy_of_a_log_is_synced_though_its_records_say_that_they_are_durable",
+        definition="LogView.logs_to_sync",
+        before="log.is_original and log.is_synced",
+        after="log.is_synced",
+    ),
+    Mutant(
+        fault="a power cut, and another file in the place of a log that was synced",
+        test="test_another_file_in_the_place_of_a_synced_log_is_synced_too",
+        definition="LogView._read_log",
+        before="log.is_synced, log.durable = False, 0",
+        after="pass",
+    ),
+    Mutant(
         fault="a sync of a log that fails, and a list of refs",
         test="test_failed_sync_takes_the_ref_of_its_commit_back",
         definition="LoggedBackend.promote",
