@@ -135,8 +135,8 @@ MUTANTS = (
         fault="a ref that is replaced while another process withdraws the old one",
         test="test_a_ref_is_not_withdrawn_in_place_of_the_one_that_was_looked_at",
         definition="_alone_in",
-        before="LockedFile.lock(descriptor)",
-        after="",
+        before="is_alone = LockedFile.lock(descriptor, waits=waits)",
+        after="pass",
     ),
     Mutant(
         fault="a collection in a store with an intent of a later release",
