@@ -192,6 +192,7 @@ def _round(way: _Way, n_bytes: int) -> dict[str, tuple[float, int]]:
     for number, step in enumerate(SAVES):
         _change(state, step)
         seconds = _timed(lambda number=number: dcp.save(state, storage_writer=way.writer(number)))  # type: ignore[misc]
+        mlflow.tensorcas.wait()  # type: ignore[attr-defined]  # for the page of the steps, which rank 0 writes in the background
         dist.barrier()
         size = disk_bytes(way.place)
         found[step] = seconds, size - grown

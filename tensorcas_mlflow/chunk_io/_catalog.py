@@ -108,7 +108,7 @@ class Places(NamedTuple):
             found=np.concatenate([part.found for part in parts]),
             pack=np.concatenate(numbers),
             packs=packs,
-            entries=np.concatenate([part.entries for part in parts]),
+            entries=np.concatenate([as_rows(part.entries) for part in parts]).view(ENTRY),
         )
 
     def found_in(self, packs: Collection[str]) -> Mask:
@@ -659,10 +659,6 @@ class Catalog:
             deltas = [entries[is_delta(entries)] for entries in read]
             bases = {name for some in deltas for name in as_names(some["base_pack"]).tolist()}
             new = {name.hex() for name in bases} - self._packs
-
-    def find_bases(self, deltas: Entries, excluded: Collection[str] = ()) -> Places:
-        """Look up the bases of some deltas; see `find_bases`."""
-        return self._search(lambda tables, without: find_bases(tables, deltas, without), excluded)
 
     def follow(self, places: Places, excluded: Collection[str] = ()) -> Sequence[Places]:
         """Return the bases of chunks, level by level; see `follow`."""

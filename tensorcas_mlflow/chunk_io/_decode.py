@@ -7,8 +7,9 @@ fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BlobNotFoundError, FormatError
-from tensorcas_mlflow.layout import Entries, bases_of, is_delta, pack_key
+from tensorcas_mlflow.layout import bases_of, is_delta, pack_key
 
 READ = np.dtype([("start", "<u8"), ("n_bytes", "<u8"), ("source", "<i4"), ("kind", "<u4")])
 LINK = np.dtype(
@@ -75,28 +76,28 @@ class ChainLinks(NamedTuple):
     """For each chunk the number of its first link; and at the end the number of all."""
 
     @classmethod
-    def of(cls, find_bases: Callable[[Entries], Places], places: Places) -> ChainLinks:
-        """Follow chunks to the ends of their chains.
+    def of(cls, levels: Sequence[Places]) -> ChainLinks:
+        """Put the links of each chunk together.
 
         Args:
-            find_bases: Looks up the bases of deltas, such as `Catalog.find_bases`.
-            places: The chunks.
+            levels: First the chunks, then their bases, and so on; see `follow`.
 
         Raises:
             BlobNotFoundError: A pack lacks the base a delta names, as far as is known.
         """
-        levels, chains = [places], [np.arange(len(places.found))]
-        while (at := np.flatnonzero(is_delta(levels[-1].entries))).size:
-            entries = levels[-1].entries[at]
-            bases = find_bases(entries)
-            if not bases.found.all():
-                raise BlobNotFoundError(pack_key(bases_of(entries[~bases.found])[0].pack))
-            levels.append(bases)
-            chains.append(chains[-1][at])
+        for level, bases in pairwise(levels):
+            lost = level.found & is_delta(level.entries) & ~bases.found
+            if lost.any():
+                raise BlobNotFoundError(pack_key(bases_of(level.entries[lost])[0].pack))
         if len(levels) == 1:
-            return cls(places=places, begins=np.arange(len(places.found) + 1))
-        chain = np.concatenate(chains)
-        places = Places.joined(levels).some(np.argsort(chain, kind="stable"))
+            return cls(places=levels[0], begins=np.arange(len(levels[0].found) + 1))
+        rows = [np.flatnonzero(level.found) for level in levels]
+        chain = np.concatenate(rows)
+        parts = [
+            level.some(mine) if len(mine) < len(level.found) else level
+            for level, mine in zip(levels, rows, strict=True)
+        ]
+        places = Places.joined(parts).some(np.argsort(chain, kind="stable"))
         return cls(places=places, begins=offsets_of(np.bincount(chain, minlength=len(levels[0].found))))
 
     def some(self, chunks: Any) -> ChainLinks:

@@ -362,7 +362,7 @@ class ChunkReader:
     def _suspects(self, places: Places) -> Any:
         """Return the chunks that an ordinary read has to look at: those with a damaged link, or all if a pack moved."""
         try:
-            links = ChainLinks.of(self._catalog.find_bases, places)
+            links = ChainLinks.of([places, *self._catalog.follow(places)])
             with Load(self._backend, self._cache, self._store_id, way_of_environment()) as load:
                 return load.suspects(links)
         except BlobNotFoundError:
@@ -663,7 +663,8 @@ class ChunkReader:
         own = ChainLinks(places=places, begins=np.arange(len(whole) + 1))
         found = [damage_of(own, chunk, 0, reason) for chunk, reason in reasons.items()]
         possible = np.delete(whole, list(reasons)) if reasons else whole
-        links = ChainLinks.of(self._catalog.find_bases, places if not reasons else places.some(possible))
+        places = places if not reasons else places.some(possible)
+        links = ChainLinks.of([places, *self._catalog.follow(places)])
         impossible = self._impossible(links, wanted.target.n_bytes[possible])
         found += [damage._replace(chunk=int(possible[damage.chunk])) for damage in impossible]
         if impossible:

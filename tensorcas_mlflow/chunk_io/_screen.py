@@ -10,7 +10,7 @@ import numpy as np
 from tensorcas_mlflow import native
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
-from tensorcas_mlflow.chunk_io._catalog import Places, find_bases, find_chains
+from tensorcas_mlflow.chunk_io._catalog import Places, find_chains, follow
 from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks, Wanted, can_decode, decode
 from tensorcas_mlflow.chunk_io._fetch import Load, check_sizes, parts_of
 from tensorcas_mlflow.chunk_io._plan import Target
@@ -147,7 +147,7 @@ def _possible(places: Places, bases: Table | None) -> Any:
 def _links_of(places: Places, bases: Table) -> tuple[ChainLinks, Wanted, Any]:
     """Return the links of the chunks with possible chains, these chunks, and their numbers; all have their bases."""
     sizes = places.entries["raw_bytes"].astype(np.int64)
-    links = ChainLinks.of(lambda deltas: find_bases([bases], deltas), places)
+    links = ChainLinks.of([places, *follow([bases], places)])
     counts = np.diff(links.begins)
     is_possible = counts <= MAX_DEPTH + 1
     wrong = list(check_sizes(links.places, np.repeat(sizes, counts)))

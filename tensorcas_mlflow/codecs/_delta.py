@@ -161,11 +161,14 @@ def _mantissas(words: Any, out: Any) -> None:
     np.bitwise_or(out, 0x8000, out=out)
 
 
-def is_sparse(raw: Buffer, width: int, base: Buffer) -> bool:
-    """Tell whether few words of a chunk differ from its base, so that `Transform.SPARSE` applies."""
+def is_sparse(raw: Buffer, width: int, base: Buffer, one_in: int = LEAST_SPARSE_WORDS) -> bool:
+    """Tell whether at most one word in so many of a chunk differs from its base.
+
+    By default whether `Transform.SPARSE` and `Transform.NUDGED` apply.
+    """
     words, _ = words_in(np.frombuffer(raw, np.uint8), width)
     base_words, _ = words_in(np.frombuffer(base, np.uint8), width)
-    return bool(np.count_nonzero(words != base_words) <= len(words) // LEAST_SPARSE_WORDS)
+    return bool(np.count_nonzero(words != base_words) <= len(words) // one_in)
 
 
 class _Delta(Codec):

@@ -10,7 +10,7 @@ from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs._words import subtract, words_in
 from tensorcas_mlflow.errors import FormatError
 
-LEAST_SPARSE_WORDS = 4
+LEAST_SPARSE_WORDS = 2
 """Changed words are stored alone if at most one word in so many differs."""
 _MOST_LOW_BITS = 31
 _MOST_VARINT_BYTES = 5

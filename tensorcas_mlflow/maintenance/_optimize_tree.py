@@ -247,6 +247,8 @@ _COSTS = {
     Transform.NUDGED: 0.25,
 }
 """The same for a delta, without its base."""
+_FEW_WORDS = 4
+"""Deltas of few words have their cost if at most one word in so many changes."""
 MOST_COST = 2.8
 """Largest cost of decoding. It leaves room for a grouped delta against a plain one, or for three plain ones."""
 PRICE = 0.008
@@ -321,7 +323,7 @@ def plant(
         hop, base, version = pair
         both = list(zip(_known_parts(samples[version]), _known_parts(samples[base]), strict=True))
         is_of_few = transforms[hop] in (Transform.SPARSE, Transform.NUDGED)
-        if is_of_few and not all(is_sparse(raw, itemsize, of) for raw, of in both):
+        if is_of_few and not all(is_sparse(raw, itemsize, of, _FEW_WORDS) for raw, of in both):
             return np.inf
         return sum(len(DELTA.encode_as(raw, itemsize, of, transforms[hop])) for raw, of in both)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
-from tensorcas_mlflow.base.tensors import distinct, offsets_of
+from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import (
     MOST_SAVED_BYTES,
     Catalog,
@@ -206,11 +206,7 @@ class Ancestry:
 
     def links(self) -> ChainLinks:
         """Return the links of all chunks; each of them must be found."""
-        rows = [np.flatnonzero(level.found) for level in self.levels]
-        chain = np.concatenate(rows)
-        places = Places.joined([level.some(mine) for level, mine in zip(self.levels, rows, strict=True)])
-        begins = offsets_of(np.bincount(chain, minlength=len(self.levels[0].found)))
-        return ChainLinks(places=places.some(np.argsort(chain, kind="stable")), begins=begins)
+        return ChainLinks.of(self.levels)
 
     def chain(self, row: int) -> list[tuple[int, bytes, float]]:
         """Describe a chunk, and then each base behind it; empty if it is not stored.

@@ -124,7 +124,7 @@ def test_a_base_that_another_thread_finds_gone_meanwhile_is_a_chunk_that_has_mov
     put_pack(store, (B, A, bases))
     ref = save_chunks(store, 1, B)
     reader = fresh(store)
-    find_bases = reader.catalog.find_bases
+    follow = reader.catalog.follow
     calls: list[int] = []
 
     def moved_meanwhile(*args: Any, **more: Any) -> Any:
@@ -133,9 +133,9 @@ def test_a_base_that_another_thread_finds_gone_meanwhile_is_a_chunk_that_has_mov
             put_pack(store, B)
             lose(store, bases)
             reader.catalog.miss([bases])
-        return find_bases(*args, **more)
+        return follow(*args, **more)
 
-    monkeypatch.setattr(reader.catalog, "find_bases", moved_meanwhile)
+    monkeypatch.setattr(reader.catalog, "follow", moved_meanwhile)
 
     assert is_right(load(reader, ref), B)
     assert calls

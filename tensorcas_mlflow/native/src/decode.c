@@ -404,22 +404,27 @@ static int read_varint(const uint8_t *stored, size_t n_stored, size_t *at, size_
 typedef struct {
     Ones ones;
     Field low, magnitudes;
-    size_t n_left, n_read;
+    size_t n_changed, n_left, n_read;
     uint64_t upper, sum, at; /* of the gaps' upper parts; of the low ones; bits read of the magnitudes */
     uint64_t before;         /* the last one's place in its field, and one more */
     unsigned low_bits, most_exponent;
 } Large;
 
-/* Find the number of the next such word among the changed ones, and its magnitude. Return 0 if the payload is malformed. */
+/* Find the number of the next such word among the changed ones, higher than the last, and its magnitude. Return 0 if the payload is
+ * malformed. */
 static int next_large(Large *large, uint64_t *number, uint64_t *magnitude) {
     uint64_t end = next_one(&large->ones), last = next_one(&large->ones);
     if (end == UINT64_MAX || last == UINT64_MAX || last - end - 1 > large->most_exponent)
         return 0;
     unsigned exponent = (unsigned)(last - end - 1), first = exponent < 32 ? exponent : 32;
     large->upper += end - large->before;
+    if (large->upper >= large->n_changed) /* and no sum below exceeds 64 bits */
+        return 0;
     large->before = last + 1;
     large->sum += take_bits(&large->low, (uint64_t)large->n_read * large->low_bits, large->low_bits);
     *number = (large->upper << large->low_bits) + large->sum + large->n_read++;
+    if (*number >= large->n_changed)
+        return 0;
     *magnitude = ((uint64_t)1 << exponent) + 1 + take_bits(&large->magnitudes, large->at, first);
     *magnitude += take_bits(&large->magnitudes, large->at + first, exponent - first) << first;
     large->at += exponent;
@@ -427,32 +432,44 @@ static int next_large(Large *large, uint64_t *number, uint64_t *magnitude) {
     return 1;
 }
 
-/* Move the words of a nudged delta; inlined for each width, because a word of any width takes a call to copy. */
+/* Add to a word of `out`. */
+static inline __attribute__((always_inline)) void add_to_word(uint8_t *out, uint64_t place, size_t width, uint64_t number) {
+    uint64_t word = 0;
+    memcpy(&word, out + place * width, width);
+    word += number;
+    memcpy(out + place * width, &word, width);
+}
+
+/* Move the words of a nudged delta: some of them by one unit, and then those further that are large, so that neither loop has
+ * a branch that is hard to predict. Inlined for each width, because a word of any width takes a call to copy. */
 static inline __attribute__((always_inline)) int nudge_words(Ones ones, Field low, Large *large, size_t n_changed,
                                                              unsigned low_bits, size_t width, uint8_t *out, size_t n_words) {
-    uint64_t sum = 0, of_large = UINT64_MAX, magnitude_of_large = 0;
-    if (large->n_left > 0 && !next_large(large, &of_large, &magnitude_of_large))
+    enum { N_PLACES = 512 };
+    uint32_t places[N_PLACES]; /* and the sign of each in the highest bit */
+    uint64_t sum = 0, of_large = UINT64_MAX, magnitude = 0;
+    if (large->n_left > 0 && !next_large(large, &of_large, &magnitude))
         return CHUNK_MALFORMED;
-    for (size_t number = 0; number < n_changed; number++) {
-        uint64_t one = next_one(&ones), magnitude = 1;
-        if (one == UINT64_MAX)
-            return CHUNK_MALFORMED;
-        uint64_t bits = take_bits(&low, (uint64_t)number * (low_bits + 1), low_bits + 1);
-        sum += bits >> 1;
-        uint64_t place = ((one - number) << low_bits) + sum + number;
-        if (one - number >= n_words || place >= n_words)
-            return CHUNK_MALFORMED;
-        if (number == of_large) {
-            magnitude = magnitude_of_large;
-            if (large->n_left == 0)
-                of_large = UINT64_MAX;
-            else if (!next_large(large, &of_large, &magnitude_of_large))
+    for (size_t begin = 0, end; begin < n_changed; begin = end) {
+        end = n_changed - begin < N_PLACES ? n_changed : begin + N_PLACES;
+        for (size_t number = begin; number < end; number++) {
+            uint64_t one = next_one(&ones);
+            if (one == UINT64_MAX)
+                return CHUNK_MALFORMED;
+            uint64_t bits = take_bits(&low, (uint64_t)number * (low_bits + 1), low_bits + 1);
+            sum += bits >> 1;
+            uint64_t place = ((one - number) << low_bits) + sum + number;
+            if (one - number >= n_words || place >= n_words)
+                return CHUNK_MALFORMED;
+            places[number - begin] = (uint32_t)place | (uint32_t)(bits & 1) << 31;
+            add_to_word(out, place, width, 1 - 2 * (bits & 1));
+        }
+        while (of_large < end) {
+            uint64_t place = places[of_large - begin], sign = 0 - (place >> 31), further = magnitude - 1;
+            add_to_word(out, place & INT32_MAX, width, (further ^ sign) - sign);
+            of_large = UINT64_MAX;
+            if (large->n_left > 0 && !next_large(large, &of_large, &magnitude))
                 return CHUNK_MALFORMED;
         }
-        uint64_t word = 0, sign = 0 - (bits & 1);
-        memcpy(&word, out + place * width, width);
-        word += (magnitude ^ sign) - sign;
-        memcpy(out + place * width, &word, width);
     }
     /* Each one counts, and a word that moves further than a unit is one of the changed words. */
     if (next_one(&ones) != UINT64_MAX || next_one(&large->ones) != UINT64_MAX || large->n_left > 0 || of_large != UINT64_MAX ||
@@ -483,6 +500,7 @@ static int decode_nudged(const uint8_t *stored, size_t n_stored, size_t width, c
     Large large = {
         .ones = {.field = {low.bytes + n_low, n_of_large}},
         .low = {low.bytes + n_low + n_of_large, n_large_low},
+        .n_changed = n_changed,
         .n_left = n_large,
         .low_bits = stored[1],
         .most_exponent = (unsigned)(8 * width - 1),

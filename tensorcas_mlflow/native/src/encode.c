@@ -37,6 +37,7 @@ enum { SMALL_EFFORT = 2 };
 #define LEAST_PLANE_GAIN 0.985
 #define MOST_BEHIND 0.02
 #define WORTH_SLOWER 0.99
+#define NUDGED_WORTH 0.94
 #define ENOUGH 0.96
 
 enum {
@@ -65,7 +66,8 @@ enum {
     MOST_DECAY_SAMPLE = 2 * DECAY_SAMPLE_WORDS,
     LEAST_TIMES = 8,
     MOST_UNITS = 1 << 20,
-    LEAST_SPARSE_WORDS = 4,
+    LEAST_SPARSE_WORDS = 2,
+    LEAST_NUDGED_WORDS = 4,
     LONG_GAP = 255,
     SPARSE_WORTH = 1024,
     SAMPLED = 32,
@@ -729,8 +731,9 @@ static size_t next_change(const uint8_t *words, const uint8_t *base, size_t at, 
     }
 }
 
-static int is_sparse(const uint8_t *words, const uint8_t *base, size_t n_words, size_t width) {
-    size_t n_changed = 0, most = n_words / LEAST_SPARSE_WORDS;
+/* Tell whether at most one word in so many differs from its base. */
+static int is_sparse(const uint8_t *words, const uint8_t *base, size_t n_words, size_t width, size_t one_in) {
+    size_t n_changed = 0, most = n_words / one_in;
     for (size_t at = 0; (at = next_change(words, base, at, n_words, width)) < n_words; at++)
         if (++n_changed > most)
             return 0;
@@ -981,15 +984,17 @@ static void choose_transform(Worker *worker, const uint8_t *raw, size_t n_bytes,
     ways[n_ways].transform = GROUPED, ways[n_ways++].unit = default_unit(width);
     ways[n_ways].transform = GROUPED, ways[n_ways++].unit = 1;
     size_t plain = encode_delta(worker, raw + begin, tried, width, base + begin, PLAIN, 1, codings, 1, out), least = plain;
-    if (is_sparse(raw + begin, base + begin, tried / width, width)) {
+    if (is_sparse(raw + begin, base + begin, tried / width, width, LEAST_SPARSE_WORDS)) {
         size_t size = encode_delta(worker, raw + begin, tried, width, base + begin, SPARSE, 1, NULL, 1, out);
         if (size < least + tried / SPARSE_WORTH) {
             *transform = SPARSE, least = size;
             /* The tables of Zstandard's codes take a larger share of a part than of the chunk. */
-            int is_whole = is_sparse(raw, base, n_bytes / width, width);
+            int is_whole = is_sparse(raw, base, n_bytes / width, width, LEAST_SPARSE_WORDS);
             size_t from = is_whole ? 0 : begin, length = is_whole ? n_bytes : tried;
             size_t sparse = encode_delta(worker, raw + from, length, width, base + from, SPARSE, 1, NULL, 1, out);
-            if (encode_delta(worker, raw + from, length, width, base + from, NUDGED, 1, NULL, 1, out) <= sparse) {
+            size_t nudged = encode_delta(worker, raw + from, length, width, base + from, NUDGED, 1, NULL, 1, out);
+            int is_fast = is_sparse(raw + from, base + from, length / width, width, LEAST_NUDGED_WORDS);
+            if ((double)nudged <= (at_any_cost ? 1 : is_fast ? NUDGED_WORTH : 0) * (double)sparse) {
                 *transform = NUDGED;
                 size = encode_delta(worker, raw + begin, tried, width, base + begin, NUDGED, 1, NULL, 1, out);
                 least = size < least ? size : least;
