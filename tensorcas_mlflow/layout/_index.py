@@ -26,6 +26,7 @@ from tensorcas_mlflow.layout._pack import (
     MAX_DEPTH,
     PACK_NAME_BYTES,
     Entries,
+    as_rows,
     is_delta,
     read_table,
 )
@@ -193,9 +194,17 @@ def make_table(parts: Mapping[str, Entries]) -> Table:
     """Merge the tables of some packs into one sorted table."""
     if not parts:
         return EMPTY
-    entries = np.concatenate(list(parts.values()))
     pack = np.arange(len(parts), dtype=np.uint32).repeat([len(part) for part in parts.values()])
-    return _sorted(tuple(parts), pack, entries)
+    digests = np.concatenate([part["digest"] for part in parts.values()])
+    order, _ = sorted_rows(digests)
+    # Each part goes to its places at once: concatenated first, all entries would lie in memory twice.
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    entries, begin = np.empty(len(order), ENTRY), 0
+    for part in parts.values():
+        as_rows(entries)[place[begin : begin + len(part)]] = as_rows(part)
+        begin += len(part)
+    return Table(packs=tuple(parts), pack=pack[order], entries=entries, prefix=prefixes(digests[order]))
 
 
 def merge_tables(tables: Sequence[Table]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -152,20 +153,27 @@ class CheckedPacks:
             without: Reasons why those have no table.
         """
         names, sizes = tuple(tables), self._tables.sizes
+        lengths = [len(table) for table in tables.values()]
         entries: Entries = np.concatenate([NO_ENTRIES, *tables.values()])
-        pack = np.repeat(np.arange(len(names)), [len(table) for table in tables.values()])
+        parts = dict(zip(names, np.split(entries, np.cumsum(lengths)[:-1]), strict=True)) if names else {}
+        if without is None:
+            # All tables take hundreds of bytes for each chunk, so they are held once.
+            self._tables.entries.update(parts)
+        tables.clear()
+        pack = np.repeat(np.arange(len(names)), lengths)
         shard = Shard(packs=names, pack=pack, entries=entries, row=np.arange(len(entries)))
         on_read = counted(watch, shard.stored_bytes)
         checked = check_all(self._store, shard, decode=True, engine=self._engine, on_read=on_read)
-        good = np.ones(len(entries), dtype=bool)
+        bad: dict[str, list[int]] = {}
+        begins = dict(zip(names, accumulate(lengths, initial=0), strict=False))
         damage: dict[str, list[Piece]] = {name: [] for name in names}
         failures: dict[str, str] = {}
         unread: dict[str, list[Piece]] = {name: [] for name in names}
         baseless: dict[str, list[Piece]] = {name: [] for name in names}
         gone: set[str] = set()
         for row, fault in checked.faults.items():
-            good[row] = False
             name = names[int(pack[row])]
+            bad.setdefault(name, []).append(row - begins[name])
             if fault.verdict is Verdict.GONE:
                 gone.add(name)
                 continue
@@ -179,8 +187,8 @@ class CheckedPacks:
             elif without is None:
                 # A guess that is wrong says nothing of the pack.
                 damage[name].append(piece)
-        for number, name in enumerate(names):
-            mine = entries[good & (pack == number)] if len(entries) else NO_ENTRIES
+        for name, table in parts.items():
+            mine = np.delete(table, bad[name]) if name in bad else table
             if without is not None:
                 damage[name] = self._rest_of(name, mine, sizes[name], without[name])
             if name not in gone:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,9 @@ MAX_STORED_BYTES = 2 * MAX_CHUNK_BYTES
 """No codec makes more of a chunk. A longer entry is not read, so a table that lies costs no memory."""
 SHARD_BYTES = 4 << 30
 """Stored bytes of one shard; see `divide`."""
+_SHARD_ROWS = 1 << 18
+"""Rows of one shard: a check takes some 700 bytes for each, besides the reads under way."""
+NO_ROWS = np.empty(0, np.int64)
 _WINDOW = 8
 """Reads under way at once, of some 8 MiB each."""
 
@@ -129,7 +133,7 @@ class Shard:
 class Checked:
     """Result of the check of some shards."""
 
-    row: Positions = field(default_factory=lambda: np.empty(0, np.int64))
+    row: Positions = field(default_factory=lambda: NO_ROWS)
     """Numbers of the rows that were checked, ascending."""
     faults: Mapping[int, ChunkFault] = field(default_factory=dict)
     """Faults by row, ascending; the other rows are good."""
@@ -140,17 +144,25 @@ class Checked:
         return frozenset(fault.gone for fault in self.faults.values() if fault.gone)
 
 
-def shard_of(table: Table, rows: Any = slice(None)) -> Shard:
-    """Return the shard of some rows of a table, numbered as they are there."""
-    return Shard(packs=table.packs, pack=table.pack, entries=table.entries, row=np.arange(len(table))).take(rows)
+def shard_of(table: Table, rows: Any = None) -> Shard:
+    """Return the shard of some rows of a table, numbered as they are there; of all rows by default."""
+    whole = Shard(packs=table.packs, pack=table.pack, entries=table.entries, row=np.arange(len(table)))
+    return whole if rows is None else whole.take(rows)
 
 
-def divide(shard: Shard, n_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
-    """Divide a shard by packs into shards of about some bytes; one pack is never divided."""
-    stored = np.bincount(shard.pack, weights=shard.entries["stored_bytes"], minlength=len(shard.packs))
-    number = (np.cumsum(stored) - stored).astype(np.int64) // max(1, n_bytes)
-    for each in np.unique(number[shard.pack]).tolist():
-        yield shard.take(number[shard.pack] == each)
+def divide(shard: Shard, n_bytes: int = SHARD_BYTES, n_rows: int = _SHARD_ROWS) -> Iterator[Shard]:
+    """Divide a shard by packs into shards of about some stored bytes, and at most about some rows.
+
+    One pack is never divided.
+    """
+    n_packs = len(shard.packs)
+    stored = np.bincount(shard.pack, weights=shard.entries["stored_bytes"], minlength=n_packs)
+    size = np.maximum(stored / max(1, n_bytes), np.bincount(shard.pack, minlength=n_packs) / max(1, n_rows))
+    number = (np.cumsum(size) - size).astype(np.int64)[shard.pack]
+    order = np.argsort(number, kind="stable")
+    begins = np.flatnonzero(np.diff(number[order], prepend=-1))
+    for begin, end in pairwise([*begins.tolist(), len(order)]):
+        yield shard.take(order[begin:end])
 
 
 def part_of(prefix: Any, k: int, n: int) -> Mask:
@@ -188,12 +200,14 @@ def check_chunks(
     return Checked(row=np.sort(np.array(rows, dtype=np.int64)), faults=dict(sorted(faults.items())))
 
 
-def merge_checks(a: Checked, b: Checked) -> Checked:
-    """Join the results of two checks. Associative and commutative; of two faults of one row the larger one stays."""
-    faults = {**a.faults, **b.faults}
-    for row in a.faults.keys() & b.faults.keys():
-        faults[row] = max(a.faults[row], b.faults[row])
-    return Checked(row=np.union1d(a.row, b.row), faults=dict(sorted(faults.items())))
+def merge_checks(*checks: Checked) -> Checked:
+    """Join the results of checks. Associative and commutative; of several faults of one row the largest stays."""
+    faults: dict[int, ChunkFault] = {}
+    for check in checks:
+        for row, fault in check.faults.items():
+            faults[row] = max(fault, faults.get(row, fault))
+    rows = np.unique(np.concatenate([NO_ROWS, *(check.row for check in checks)]))
+    return Checked(row=rows, faults=dict(sorted(faults.items())))
 
 
 Give = Callable[[int, Any, memoryview], Payload]

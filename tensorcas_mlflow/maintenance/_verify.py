@@ -336,7 +336,8 @@ def _read_chunks(
     """
     table = packs.table
     fits = is_possible(table.entries)
-    shard = shard_of(table, chosen & fits)
+    is_read = chosen & fits
+    shard = shard_of(table, None if is_read.all() else is_read)
     on_read = counted(watch, shard.stored_bytes)
     checked = check_all(store, shard, decode=decode, engine=engine, on_read=on_read)
     said = table.entries[["raw_bytes", "stored_bytes"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, partial
 from typing import TypeVar
 from uuid import uuid4
 
@@ -121,14 +121,14 @@ def check_all(
     """
     if engine is None:
         parts = (check_chunks(store.backend, each, decode=decode, on_read=on_read) for each in divide(shard))
-        return reduce(merge_checks, parts, Checked())
-    checked = Checked()
+        return merge_checks(*parts)
+    checked: list[Checked] = []
     n_bytes = min(SHARD_BYTES, max(_LEAST_BYTES, shard.stored_bytes // (_TASKS_EACH * engine.n_workers)))
     check = partial(_check, StoreAt.of(store), decode=decode)
     for _, (part, n_read) in engine.map(check, divide(shard, n_bytes)):
-        checked = merge_checks(checked, part)
+        checked.append(part)
         on_read(n_read)
-    return checked
+    return merge_checks(*checked)
 
 
 class Readers:
