@@ -499,6 +499,7 @@ class TensorCasStorageReader(StorageReader):
         """
         assert self._reader is not None
         whole: dict[str, list[ReadItem]] = {}
+        parts: list[tuple[ReadItem, str, tuple[slice, ...]]] = []
         for item in plan.items:
             name = item.storage_index.fqn
             if item.type is LoadItemType.BYTE_IO:
@@ -513,7 +514,11 @@ class TensorCasStorageReader(StorageReader):
                 whole.setdefault(row, []).append(item)
                 continue
             box = tuple(slice(at, at + side) for at, side in zip(item.storage_offsets, item.lengths, strict=True))
-            _fill(planner, item, self._reader.get_slice(row)[box])
+            parts.append((item, row, box))
+        for group in _grouped(parts, lambda part: math.prod(part[0].lengths) * self._itemsize(part[1])):
+            found = self._reader.slices([(row, box) for _, row, box in group])
+            for (item, _, _), tensor in zip(group, found, strict=True):
+                _fill(planner, item, tensor)
         self._fill_whole(planner, whole)
         future: Future[None] = Future()
         future.set_result(None)
@@ -521,13 +526,14 @@ class TensorCasStorageReader(StorageReader):
 
     def _fill_whole(self, planner: LoadPlanner, items: dict[str, list[ReadItem]]) -> None:
         """Fill whole tensors, by the rows that they are read from: where possible, straight into their memory."""
-        assert self._reader is not None
+        reader = self._reader
+        assert reader is not None
         outs: dict[str, Array] = {}
         filled: list[tuple[ReadItem, torch.Tensor]] = []
         storages: set[int] = set()
         for row, wanted in items.items():
             target = planner.resolve_tensor(wanted[0]).detach()
-            spec = self._reader.spec(row)
+            spec = reader.spec(row)
             is_like_it = str(target.dtype) == f"torch.{spec.dtype}" and tuple(target.shape) == spec.shape
             is_here = target.device.type == "cpu" and target.is_contiguous() and target.numel() > 0
             storage = target.untyped_storage().data_ptr()
@@ -540,28 +546,33 @@ class TensorCasStorageReader(StorageReader):
                 outs[row] = array
                 filled.append((wanted[0], target))
         if outs:
-            self._reader.read_into(outs)
+            reader.read_into(outs)
         for item, target in filled:
             torch.autograd.graph.increment_version(target)
             planner.commit_tensor(item, target)
-        for rows in self._groups(row for row in items if row not in outs):
-            for row, tensor in self._reader.tensors(rows).items():
+        for rows in _grouped((row for row in items if row not in outs), lambda row: reader.spec(row).n_bytes):
+            for row, tensor in reader.tensors(rows).items():
                 for item in items[row]:
                     _fill(planner, item, tensor)
 
-    def _groups(self, rows: Iterable[str]) -> Iterator[list[str]]:
+    def _itemsize(self, row: str) -> int:
         assert self._reader is not None
-        group: list[str] = []
-        n_bytes = 0
-        for row in rows:
-            size = self._reader.spec(row).n_bytes
-            if group and n_bytes + size > _READ_GROUP_BYTES:
-                yield group
-                group, n_bytes = [], 0
-            group.append(row)
-            n_bytes += size
-        if group:
+        return int(self._reader.spec(row).numpy_dtype.itemsize)
+
+
+def _grouped(items: Iterable[T], bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield items in groups to read together, of some bytes each."""
+    group: list[T] = []
+    n_bytes = 0
+    for item in items:
+        size = bytes_of(item)
+        if group and n_bytes + size > _READ_GROUP_BYTES:
             yield group
+            group, n_bytes = [], 0
+        group.append(item)
+        n_bytes += size
+    if group:
+        yield group
 
 
 def _fill(planner: LoadPlanner, item: ReadItem, tensor: torch.Tensor) -> None:

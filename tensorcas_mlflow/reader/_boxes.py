@@ -85,21 +85,40 @@ def select_from_boxes(
     shape = tuple(map(len, selection.places))
     found = np.empty(0, dtype)
     for box in boxes:
-        index: list[ElementPositions | slice] = []
-        target: list[slice] = []
-        for places, offset, side in zip(selection.places, box.offsets, box.shape, strict=True):
-            low, high = _count_below(places, offset), _count_below(places, offset + side)
-            target.append(slice(low, high))
-            index.append(_moved(places[low:high], offset))
+        index, target = _part_in(box, selection)
         if any(part.start == part.stop for part in target):
             continue
-        part = read(box.row, select(box.shape, tuple(index)))
+        part = read(box.row, select(box.shape, index))
         if part.shape == shape:
             return part
         if found.shape != shape:
             found = np.empty(shape, dtype)
-        found[tuple(target)] = part
+        found[target] = part
     return found
+
+
+def in_one_box(boxes: tuple[Box, ...], selection: Selection) -> tuple[int, Selection] | None:
+    """Return the row of the box with all elements at the places of a selection, and the selection of them there.
+
+    None if several boxes have some.
+    """
+    shape = tuple(map(len, selection.places))
+    for box in boxes:
+        index, target = _part_in(box, selection)
+        if tuple(part.stop - part.start for part in target) == shape:
+            return box.row, select(box.shape, index)
+    return None
+
+
+def _part_in(box: Box, selection: Selection) -> tuple[tuple[ElementPositions | slice, ...], tuple[slice, ...]]:
+    """Return an index of a box for the places of a selection that lie in it, and the position of these among all."""
+    index: list[ElementPositions | slice] = []
+    target: list[slice] = []
+    for places, offset, side in zip(selection.places, box.offsets, box.shape, strict=True):
+        low, high = _count_below(places, offset), _count_below(places, offset + side)
+        target.append(slice(low, high))
+        index.append(_moved(places[low:high], offset))
+    return tuple(index), tuple(target)
 
 
 def _count_below(places: ElementPositions, bound: int) -> int:

@@ -10,7 +10,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,15 @@ BATCH_BYTES = 16 << 20
 """Bytes read ahead while a caller takes tensors one after another."""
 SPARSE_BYTES = 64 << 20
 """Bound on the bytes held besides the requested ones, for a selection scattered over a tensor."""
+
+
+class Fill(NamedTuple):
+    """Arguments of `Contents.fill`."""
+
+    row: int
+    starts: Offsets
+    stops: Offsets
+    block: memoryview
 
 
 class Contents(ABC):
@@ -182,16 +191,26 @@ class Contents(ABC):
             found[box] = self.window(row, part)[part.index]
         return own_array(found, selection.index_of_places)
 
+    def select_each(self, wanted: Sequence[tuple[int, Selection]]) -> list[Array]:
+        """Read some elements of some tensors, together if that is faster; see `select`."""
+        return [self.select(row, selection) for row, selection in wanted]
+
     def window(self, row: int, selection: Selection) -> Array:
         """Read the selected elements into an array of the selection's window; other elements are undefined."""
+        window, fill = self._window_to_fill(row, selection)
+        self.fill(*fill)
+        return window
+
+    def _window_to_fill(self, row: int, selection: Selection) -> tuple[Array, Fill]:
+        """Return an array of a selection's window, and how to fill it."""
         dtype = self.specs.spec(row).numpy_dtype
         n_bytes = math.prod(selection.window) * dtype.itemsize
         is_sparse = n_bytes > SPARSE_BYTES and n_bytes > 2 * selection.n_read * dtype.itemsize
         memory = np.frombuffer(sparse_memory(n_bytes), np.uint8) if is_sparse else aligned_bytes(n_bytes)
         starts, stops = selection.starts * dtype.itemsize, selection.stops * dtype.itemsize
         first = int(starts[0]) - selection.origin * dtype.itemsize
-        self.fill(row, starts, stops, memory.data[first : first + int(stops[-1] - starts[0])])
-        return memory.view(dtype).reshape(selection.window)
+        block = memory.data[first : first + int(stops[-1] - starts[0])]
+        return memory.view(dtype).reshape(selection.window), Fill(row, starts, stops, block)
 
     def _is_small(self, row: int, selection: Selection) -> bool:
         """Tell whether the chunks of a selection are few."""
@@ -260,6 +279,9 @@ class PartContents(Contents):
     def select(self, row: int, selection: Selection) -> Array:
         return self.whole.select(int(self.row_of[row]), selection)
 
+    def select_each(self, wanted: Sequence[tuple[int, Selection]]) -> list[Array]:
+        return self.whole.select_each([(int(self.row_of[row]), selection) for row, selection in wanted])
+
     @property
     def can_check(self) -> bool:
         return self.whole.can_check
@@ -291,13 +313,52 @@ class RowContents(Contents):
         self.specs: Specs = columns if len(self.row_of) == len(columns) else columns.some(self.row_of)
 
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
-        stored = self.manifest.rows[int(self.row_of[row])]
-        ends = stored.ends(self.manifest.chunk_bytes)
-        fill_from_chunks(ends, starts, stops, block, lambda chunks, outs: self.read_chunks(row, chunks, outs))
+        self._fill_each([Fill(row, starts, stops, block)])
+
+    def _fill_each(self, fills: Sequence[Fill]) -> None:
+        """Fill memory from several tensors; see `fill`."""
+        planned = []
+        for row, starts, stops, block in fills:
+            ends = self.manifest.rows[int(self.row_of[row])].ends(self.manifest.chunk_bytes)
+            planned.append((row, ChunksToFill.of(ends, starts, stops, block)))
+        self.read_chunks([(row, each.chunks, each.outs) for row, each in planned])
+        for _, each in planned:
+            each.finish()
+
+    def select_each(self, wanted: Sequence[tuple[int, Selection]]) -> list[Array]:
+        found: dict[int, Array] = {}
+        windows: dict[int, Array] = {}
+        fills: list[Fill] = []
+
+        def read() -> None:
+            if fills:
+                self._fill_each(fills)
+            found.update((at, own_array(window, wanted[at][1].index)) for at, window in windows.items())
+            windows.clear()
+            fills.clear()
+
+        n_bytes = 0
+        for at, (row, selection) in enumerate(wanted):
+            if not len(selection.starts) or not (selection.is_one_run or self._is_small(row, selection)):
+                found[at] = self.select(row, selection)
+                continue
+            windows[at], fill = self._window_to_fill(row, selection)
+            fills.append(fill)
+            n_bytes += windows[at].nbytes
+            if n_bytes >= SPARSE_BYTES:  # a window may be far larger than what is selected of it
+                read()
+                n_bytes = 0
+        read()
+        return [found[at] for at in range(len(wanted))]
 
     @abstractmethod
-    def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
-        """Read some chunks of a tensor, by their numbers in it, into buffers of their sizes."""
+    def read_chunks(self, parts: Sequence[tuple[int, Offsets, Sequence[memoryview]]]) -> None:
+        """Read chunks of some tensors.
+
+        Args:
+            parts: Numbers of tensors, and for each of them the numbers of its chunks, ascending, and buffers of their
+                sizes. A tensor may come several times.
+        """
 
     def other_content(self) -> dict[str, bytes]:
         found = digest_of_metadata(self.metadata)
@@ -397,6 +458,29 @@ class StoredContents(RowContents):
         found = select_from_boxes(boxes, selection, self.specs.spec(row).numpy_dtype, boxed[0].select)
         return own_array(found, selection.index_of_places)
 
+    def select_each(self, wanted: Sequence[tuple[int, Selection]]) -> list[Array]:
+        boxed = self._boxed
+        if boxed is None:
+            return super().select_each(wanted)
+        from tensorcas_mlflow.reader._boxes import in_one_box
+
+        in_boxes: dict[int, tuple[int, Selection]] = {}
+        found: dict[int, Array] = {}
+        left: list[int] = []
+        for at, (row, selection) in enumerate(wanted):
+            boxes = boxed[1].get(int(self.row_of[row]))
+            part = None if boxes is None or not len(selection.starts) else in_one_box(boxes, selection)
+            if part is not None:
+                in_boxes[at] = part
+            elif boxes is not None:
+                found[at] = self.select(row, selection)
+            else:
+                left.append(at)
+        found |= zip(left, super().select_each([wanted[at] for at in left]), strict=True)
+        for at, array in zip(in_boxes, boxed[0].select_each(list(in_boxes.values())), strict=True):
+            found[at] = own_array(array, wanted[at][1].index_of_places)
+        return [found[at] for at in range(len(wanted))]
+
     @Lazy
     def _boxed(self) -> tuple[StoredContents, Mapping[int, tuple[Box, ...]]] | None:
         """The boxes of tensors that are kept as such, and their places."""
@@ -410,8 +494,13 @@ class StoredContents(RowContents):
         parts = StoredContents(self._store, found.manifest, label=self.label, tally=self.tally, verify=self._verify)
         return parts, found.boxes
 
-    def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
-        numbers = int(self.manifest.columns.chunk_at[self.row_of[row]]) + chunks
+    def read_chunks(self, parts: Sequence[tuple[int, Offsets, Sequence[memoryview]]]) -> None:
+        begins = self.manifest.columns.chunk_at[self.row_of[[row for row, _, _ in parts]]]
+        numbers = np.concatenate([begin + chunks for begin, (_, chunks, _) in zip(begins, parts, strict=True)])
+        outs = [out for _, _, buffers in parts for out in buffers]
+        if len(parts) > 1:
+            order = np.argsort(numbers, kind="stable")
+            numbers, outs = numbers[order], [outs[at] for at in order.tolist()]
         self._store.chunks.read_chunks(self.manifest, numbers, outs, verify=self._verify, last=self._last)
 
     @Lazy
@@ -448,8 +537,9 @@ class FileContents(RowContents):
     def can_check(self) -> bool:
         return self._verify
 
-    def read_chunks(self, row: int, chunks: Offsets, outs: Sequence[memoryview]) -> None:
-        self._file.read_chunks(int(self.row_of[row]), chunks, outs, verify=self._verify)
+    def read_chunks(self, parts: Sequence[tuple[int, Offsets, Sequence[memoryview]]]) -> None:
+        for row, chunks, outs in parts:
+            self._file.read_chunks(int(self.row_of[row]), chunks, outs, verify=self._verify)
 
     def close(self) -> None:
         if self._end is not None:
@@ -469,36 +559,50 @@ def _tensor_rows(manifest: Manifest) -> Offsets:
     return rows
 
 
-def fill_from_chunks(
-    ends: Offsets, starts: Offsets, stops: Offsets, block: memoryview, read: Callable[[Offsets, list[memoryview]], None]
-) -> None:
-    """Fill memory with runs of bytes; each touched chunk is read once and whole.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChunksToFill:
+    """Chunks to read to fill memory with runs of bytes: each touched chunk once, and whole."""
 
-    Args:
-        ends: The ends of the chunks, ascending.
-        starts: See `Contents.fill`.
-        stops: See `Contents.fill`.
-        block: See `Contents.fill`.
-        read: Reads chunks, by their numbers, into buffers of their sizes.
-    """
-    first, last = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops - 1, side="right")
-    # The count starts at the first chunk of all: a file may have very many before this one.
-    lowest = int(first[0])
-    steps = np.zeros(int(last[-1]) - lowest + 2, dtype=np.int64)
-    np.add.at(steps, first - lowest, 1)
-    np.add.at(steps, last - lowest + 1, -1)
-    chunks = lowest + np.flatnonzero(steps.cumsum()[:-1])
-    base, size = int(starts[0]), len(block)
-    begins = np.where(chunks > 0, ends[chunks - 1], 0) - base
-    outs: list[memoryview] = []
-    aside: list[tuple[memoryview, int, int]] = []
-    for begin, end in zip(begins.tolist(), (ends[chunks] - base).tolist(), strict=True):
-        if begin >= 0 and end <= size:
-            outs.append(block[begin:end])
-        else:
-            outs.append(np.empty(end - begin, dtype=np.uint8).data)
-            aside.append((outs[-1], begin, end))
-    read(chunks, outs)
-    for data, begin, end in aside:
-        low, high = max(begin, 0), min(end, size)
-        block[low:high] = data[low - begin : high - begin]
+    chunks: Offsets
+    """Their numbers, ascending."""
+    outs: list[memoryview]
+    """A buffer for each: its place in the memory, or one beside it if it has bytes outside."""
+    block: memoryview
+    aside: list[tuple[memoryview, int, int]]
+    """Buffers beside the memory, and the begin and the end of their chunks, counted from its first byte."""
+
+    @classmethod
+    def of(cls, ends: Offsets, starts: Offsets, stops: Offsets, block: memoryview) -> ChunksToFill:
+        """Find the chunks.
+
+        Args:
+            ends: The ends of the chunks, ascending.
+            starts: See `Contents.fill`.
+            stops: See `Contents.fill`.
+            block: See `Contents.fill`.
+        """
+        first, last = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops - 1, side="right")
+        # The count starts at the first chunk of all: a file may have very many before this one.
+        lowest = int(first[0])
+        steps = np.zeros(int(last[-1]) - lowest + 2, dtype=np.int64)
+        np.add.at(steps, first - lowest, 1)
+        np.add.at(steps, last - lowest + 1, -1)
+        chunks = lowest + np.flatnonzero(steps.cumsum()[:-1])
+        base, size = int(starts[0]), len(block)
+        begins = np.where(chunks > 0, ends[chunks - 1], 0) - base
+        outs: list[memoryview] = []
+        aside: list[tuple[memoryview, int, int]] = []
+        for begin, end in zip(begins.tolist(), (ends[chunks] - base).tolist(), strict=True):
+            if begin >= 0 and end <= size:
+                outs.append(block[begin:end])
+            else:
+                outs.append(np.empty(end - begin, dtype=np.uint8).data)
+                aside.append((outs[-1], begin, end))
+        return cls(chunks=chunks, outs=outs, block=block, aside=aside)
+
+    def finish(self) -> None:
+        """Copy what lies beside the memory, once all chunks are read."""
+        size = len(self.block)
+        for data, begin, end in self.aside:
+            low, high = max(begin, 0), min(end, size)
+            self.block[low:high] = data[low - begin : high - begin]

@@ -20,9 +20,9 @@ from tensorcas_mlflow.file_formats import ByteSource, FlatTable, Listing, Tensor
 from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.reader._contents import (
     BATCH_BYTES,
+    ChunksToFill,
     Contents,
     digest_of_metadata,
-    fill_from_chunks,
     identity_of,
     own_array,
     pieces_of_chunk_size,
@@ -152,7 +152,9 @@ class StoredSource(ByteSource):
 
     def fill(self, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         """Read runs of bytes of the file; see `Contents.fill`."""
-        fill_from_chunks(self._ends, starts, stops, block, self._read)
+        wanted = ChunksToFill.of(self._ends, starts, stops, block)
+        self._read(wanted.chunks, wanted.outs)
+        wanted.finish()
 
     def _read(self, chunks: Offsets, outs: list[memoryview]) -> None:
         left: list[int] = []

@@ -500,6 +500,28 @@ class CheckpointReader(Mapping[str, Any]):
         row = self._row(name)
         return TensorSlice(self._contents.specs.spec(row), partial(self._select, row))
 
+    def slices(self, wanted: Iterable[tuple[str, Any]]) -> list[Any]:
+        """Read parts of several tensors, together: faster than one by one where they are small.
+
+        Args:
+            wanted: Names, and indices as `get_slice` takes them. A tensor may come several times.
+
+        Returns:
+            The parts, in this order.
+
+        Raises:
+            IndexError: An index is out of bounds, or of another kind.
+            TensorCasError: See `tensor`.
+        """
+        from tensorcas_mlflow.reader._slices import select
+
+        rows = [(self._row(name), index) for name, index in wanted]
+        parts = [(row, select(self._contents.specs.shape(row), index)) for row, index in rows]
+        with self._watch.running():
+            arrays = self._contents.select_each(parts)
+        names = self._names(np.array([row for row, _ in parts], dtype=np.int64))
+        return [self._framework({name: array})[name] for name, array in zip(names, arrays, strict=True)]
+
     def stream(self, names: Sequence[str]) -> Iterator[tuple[str, memoryview]]:
         """Read tensors one after another as pieces of bytes, holding some 16 MiB; raises as `tensor`."""
         rows = np.array([self._row(name) for name in names], dtype=np.int64)

@@ -19,7 +19,7 @@ from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import DELTA, RAW
 from tensorcas_mlflow.errors import BackendError, StarvedError
-from tensorcas_mlflow.layout import Base, PackWriter, Payload, Table, pack_key
+from tensorcas_mlflow.layout import ENTRY, Base, PackWriter, Payload, Table, make_table, pack_key
 from tensorcas_mlflow.maintenance._chunks import Checked, Shard, Verdict, check_chunks, divide, merge_checks, shard_of
 from tensorcas_mlflow.maintenance._inventory import PackTables
 from tensorcas_mlflow.store import Store
@@ -160,6 +160,21 @@ def test_shards_of_packs_merge_in_every_order(
 
     assert len(parts) == 5
     assert all(as_value(reduce(merge_checks, order)) == whole for order in permutations(parts))
+    assert as_value(merge_checks(*parts)) == whole
+
+
+def test_shards_have_few_rows_where_chunks_are_small() -> None:
+    sizes = [3, 4, 5, 100, 1, 2]
+    entries = np.zeros(sum(sizes), ENTRY)
+    entries["digest"] = np.random.default_rng(0).integers(0, 256, (len(entries), 32))
+    names = [f"{number:032x}" for number in range(len(sizes))]
+    table = make_table(dict(zip(names, np.split(entries, np.cumsum(sizes)[:-1]), strict=True)))
+
+    parts = list(divide(shard_of(table), n_rows=10))
+
+    assert [part.packs for part in parts] == [tuple(names[:3]), (names[3],), tuple(names[4:])]
+    assert sorted(row for part in parts for row in part.row.tolist()) == list(range(len(table)))
+    assert list(divide(shard_of(make_table({})))) == []
 
 
 def test_merge_keeps_the_larger_of_two_faults_of_one_chunk(store: tuple[BadSectors, Table]) -> None:

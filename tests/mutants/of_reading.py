@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant(
         fault="a chunk that lies over the end of what was asked for",
         test="test_a_slice_is_what_numpy_makes_of_the_whole",
-        definition="fill_from_chunks",
+        definition="ChunksToFill.finish",
         before="data[low - begin : high - begin]",
         after="data[: high - low]",
     ),

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,25 @@ def test_any_index_into_boxes_reads_what_numpy_finds(store: Store, seed: int) ->
         found = reader.get_slice(name)[index]
         assert found.shape == wanted.shape
         assert found.tolist() == wanted.tolist(), (cuts[name], index)
+
+
+def test_slices_of_boxes_and_of_other_tensors_come_together(store: Store) -> None:
+    tensors = {name: np.arange(48 * n).reshape(6, 8, n) for n, name in enumerate(("boxes", "others", "whole"), start=1)}
+    reader = opened(store, tensors, {"boxes": [[3], [4], []], "others": [[], [2, 4], [1]], "whole": [[], [], []]})
+    rng = random.Random(5)
+    wanted: list[tuple[str, Any]] = [("boxes", (slice(3), slice(4, 8))), ("boxes", slice(0, 0)), ("whole", ...)]
+    for _ in range(200):
+        name = rng.choice(list(tensors))
+        index = some_index(rng, tensors[name].shape)
+        try:
+            tensors[name][index]
+        except IndexError:
+            continue
+        wanted.append((name, index))
+
+    found = reader.slices(wanted)
+
+    assert [part.tolist() for part in found] == [tensors[name][index].tolist() for name, index in wanted]
 
 
 def test_a_part_of_one_box_reads_only_its_chunks(store: Store) -> None:

@@ -161,3 +161,17 @@ def test_index_that_the_store_knows_is_not_read_again(tmp_path: Path) -> None:
     reader.tensor(name)
 
     assert (reader.stats.read_bytes, reader.stats.mapped_bytes) == (manifest_bytes, MODEL[name].nbytes)
+
+
+def test_slices_of_many_small_tensors_are_read_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {f"layers.{number}.weight": np.full((64, 64), number, np.float32) for number in range(50)}
+    reader = opened(Store.init(tmp_path), tensors)
+    reader.slices([("layers.0.weight", 0)])
+    reads: list[int] = []
+    read = reader._contents.read_chunks  # type: ignore[attr-defined]
+    monkeypatch.setattr(reader._contents, "read_chunks", lambda parts: (reads.append(len(parts)), read(parts)))
+
+    found = reader.slices([(name, slice(8, 16)) for name in tensors])
+
+    assert all((part == array[8:16]).all() for part, array in zip(found, tensors.values(), strict=True))
+    assert reads == [50]

@@ -84,3 +84,20 @@ def test_reading_a_part_holds_little_memory_besides_it(monkeypatch: pytest.Monke
 
     assert found.tobytes() == tensor[index].tobytes()
     assert peak < 6 * MIB
+
+
+def test_slices_hold_little_memory_besides_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.reader._contents.SPARSE_BYTES", MIB)
+    tensors = {f"w{number}": np.full((2000, 1 << 10), number, np.uint8) for number in range(12)}
+    tensors = {name: array + np.arange(1 << 10, dtype=np.uint8) for name, array in tensors.items()}
+    reader = opened(Store.init_backend(MemoryBackend()), tensors)
+    reader.rows("w0", 0)
+    tracemalloc.start()
+    try:
+        found = reader.slices([(name, (slice(None), 5)) for name in tensors])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert all((part == array[:, 5]).all() for part, array in zip(found, tensors.values(), strict=True))
+    assert peak < 8 * MIB

@@ -139,6 +139,24 @@ def test_a_slice_is_what_numpy_makes_of_the_whole(reader: CheckpointReader, inde
     assert found.shape == MOE[name][index].shape
 
 
+def test_slices_are_those_of_each_tensor_in_their_order(
+    reader: CheckpointReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorcas_mlflow.reader._contents.SPARSE_BYTES", 100_000)  # so that some wait for others
+    name = "model.embed_tokens.weight"
+    indices: list[Any] = [slice(3, 700), (slice(None), 7), slice(0, 0), [900, 3, 3], -1, slice(3, 700), ()]
+    wanted = [(name, index) for index in indices] + [(other, ...) for other in reversed(MOE)]
+    found = reader.slices(iter(wanted))
+
+    assert [part.tobytes() for part in found] == [MOE[which][index].tobytes() for which, index in wanted]
+    assert [part.shape for part in found] == [MOE[which][index].shape for which, index in wanted]
+    assert reader.slices([]) == []
+    with pytest.raises(TensorNotFoundError):
+        reader.slices([(name, 0), ("absent", 0)])
+    with pytest.raises(IndexError):
+        reader.slices([(name, 0), (name, 10_000)])
+
+
 def test_writing_into_a_tensor_that_was_read_changes_nothing_stored(reader: CheckpointReader) -> None:
     name = "model.embed_tokens.weight"
     for array in (reader.tensor(name), reader.rows(name, slice(0, 10)), reader.tensor(name, copy=True)):
