@@ -519,6 +519,7 @@ class TensorCasStorageReader(StorageReader):
             found = self._reader.slices([(row, box) for _, row, box in group])
             for (item, _, _), tensor in zip(group, found, strict=True):
                 _fill(planner, item, tensor)
+            del found, tensor  # before the next group is read
         self._fill_whole(planner, whole)
         future: Future[None] = Future()
         future.set_result(None)

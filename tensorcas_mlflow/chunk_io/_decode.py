@@ -80,7 +80,7 @@ class ChainLinks(NamedTuple):
         """Put the links of each chunk together.
 
         Args:
-            levels: First the chunks, then their bases, and so on; see `follow`.
+            levels: First the chunks, each of which is found; then their bases, and so on, as `follow` returns them.
 
         Raises:
             BlobNotFoundError: A pack lacks the base a delta names, as far as is known.

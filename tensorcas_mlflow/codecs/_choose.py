@@ -52,10 +52,8 @@ _TRIED_BYTES = 64 << 10
 _WORTH_SLOWER = 0.99
 """A transform that decodes more slowly is chosen only below this share of the room."""
 _NUDGED_WORTH = 0.94
-"""Words that move by more than one unit take most of a nudged delta's time to decode. Where there are many, it takes
-twice the time of a sparse one, so it is chosen only below this share of that one's room."""
-_LEAST_NUDGED_WORDS = 4
-"""It is chosen only if at most one word in so many changed."""
+"""`Transform.NUDGED` is chosen only below this share of the room of `Transform.SPARSE`: where many words move by more
+than one unit, it takes twice the time to decode."""
 _SPARSE_WORTH = 1024
 """`Transform.SPARSE` decodes fastest, and may take one byte more in so many."""
 _ENOUGH = 0.96
@@ -229,8 +227,7 @@ def choose_transform(
             # The tables of Zstandard's codes take a larger share of a part than of the chunk.
             whole = (raw, width, base) if is_sparse(raw, width, base) else piece
             few = [len(DELTA.encode_as(*whole, each)) for each in (Transform.NUDGED, Transform.SPARSE)]
-            is_fast = is_sparse(*whole, _LEAST_NUDGED_WORDS)
-            if few[0] <= (1.0 if at_any_cost else _NUDGED_WORTH if is_fast else 0.0) * few[1]:
+            if few[0] <= (1.0 if at_any_cost else _NUDGED_WORTH) * few[1]:
                 chosen, least = (Transform.NUDGED, 1), min(least, len(DELTA.encode_as(*piece, Transform.NUDGED)))
     for transform, unit in ways:
         if (transform, unit) == ways[-1] and least < _ENOUGH * plain and not at_any_cost:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs._codec import RAW, Codec, compiled_encoder
-from tensorcas_mlflow.codecs._nudged import LEAST_SPARSE_WORDS, decode_nudged, encode_nudged
+from tensorcas_mlflow.codecs._nudged import decode_nudged, encode_nudged
 from tensorcas_mlflow.codecs._planes import (
     FEW_WORDS,
     PLANES,
@@ -59,6 +59,8 @@ _LEAST_SHARE = 0.15
 _MOST_UNITS = 1 << 20
 _DECAY = struct.Struct("<IH")
 _SPARSE = struct.Struct("<III")
+_LEAST_SPARSE_WORDS = 2
+"""Changed words are stored alone if at most one word in so many differs."""
 _LONG_GAP = 255
 """A byte of a gap with this value says that the gap goes on."""
 
@@ -161,10 +163,10 @@ def _mantissas(words: Any, out: Any) -> None:
     np.bitwise_or(out, 0x8000, out=out)
 
 
-def is_sparse(raw: Buffer, width: int, base: Buffer, one_in: int = LEAST_SPARSE_WORDS) -> bool:
+def is_sparse(raw: Buffer, width: int, base: Buffer, one_in: int = _LEAST_SPARSE_WORDS) -> bool:
     """Tell whether at most one word in so many of a chunk differs from its base.
 
-    By default whether `Transform.SPARSE` and `Transform.NUDGED` apply.
+    By default whether `Transform.SPARSE` applies.
     """
     words, _ = words_in(np.frombuffer(raw, np.uint8), width)
     base_words, _ = words_in(np.frombuffer(base, np.uint8), width)
@@ -196,8 +198,8 @@ class _Delta(Codec):
             itemsize: Size of the words; other sizes than 1, 2, 4 and 8 count as 1.
             base: As long as the chunk.
             transform: Kind and order of the differences. A chunk that shows no decay gets `Transform.PLAIN` in place of
-                `Transform.DECAYED`, and a chunk with many changed words `Transform.GROUPED` in place of
-                `Transform.SPARSE` and `Transform.NUDGED`.
+                `Transform.DECAYED`. One with many changed words gets `Transform.SPARSE` in place of `Transform.NUDGED`,
+                and one with still more `Transform.GROUPED` in place of both.
             effort: Time to spend.
             codings: Codings of the planes of the differences, the least significant bytes first; None to choose them
                 here. `Transform.DECAYED` and `Transform.SPARSE` always choose them here; `Transform.NUDGED` has none.
@@ -217,10 +219,13 @@ class _Delta(Codec):
             payload: bytes = encoder.encode_delta(raw, width, base, transform, unit, chosen, effort)
             return payload
         if transform in (Transform.SPARSE, Transform.NUDGED):
-            of_base, is_nudged = np.frombuffer(base, np.uint8), transform is Transform.NUDGED
-            few = encode_nudged(data, of_base, width) if is_nudged else _encode_sparse(data, of_base, width, effort)
+            of_base = np.frombuffer(base, np.uint8)
+            few = encode_nudged(data, of_base, width) if transform is Transform.NUDGED else None
             if few is not None:
-                return bytes([RAW.number if is_nudged else PLANES.number, transform | _log2(width) << 4]) + few
+                return bytes([RAW.number, Transform.NUDGED | _log2(width) << 4]) + few
+            few = _encode_sparse(data, of_base, width, effort)
+            if few is not None:
+                return bytes([PLANES.number, Transform.SPARSE | _log2(width) << 4]) + few
             transform, unit = Transform.GROUPED, UNIT_WORDS[width]
         words, tail = words_in(data, width, unit)
         base_words, _ = words_in(np.frombuffer(base, np.uint8), width, unit)
@@ -319,11 +324,14 @@ def _decode_groups(inner: Codec, stored: memoryview, width: int, out: memoryview
 
 
 def _encode_sparse(data: Any, base: Any, width: int, effort: Effort) -> bytes | None:
-    """Return a sparse delta from behind its first two bytes on; None if many words differ."""
+    """Return a sparse delta from behind its first two bytes on.
+
+    None if many words differ, or if they and their places could take more than the chunk.
+    """
     words, tail = words_in(data, width)
     base_words, _ = words_in(base, width)
     places = np.flatnonzero(words != base_words)
-    if len(places) > len(words) // LEAST_SPARSE_WORDS:
+    if len(places) > len(words) // _LEAST_SPARSE_WORDS:
         return None
     differences = np.empty(len(places), words.dtype)
     subtract(words[places], base_words[places], differences)
@@ -331,6 +339,8 @@ def _encode_sparse(data: Any, base: Any, width: int, effort: Effort) -> bytes | 
     ends = np.cumsum(gaps // _LONG_GAP + 1)
     in_bytes = np.full(ends[-1] if len(ends) else 0, _LONG_GAP, np.uint8)
     in_bytes[ends - 1] = gaps % _LONG_GAP
+    if len(in_bytes) + differences.nbytes > words.nbytes:
+        return None
     of_gaps = PLANES.encode_as(in_bytes.data, 1, None, effort)
     of_words = PLANES.encode_as(differences.view(np.uint8).data, width, None, effort)
     return b"".join([_SPARSE.pack(len(places), len(in_bytes), len(of_gaps)), of_gaps, of_words, tail])

@@ -10,8 +10,8 @@ from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs._words import subtract, words_in
 from tensorcas_mlflow.errors import FormatError
 
-LEAST_SPARSE_WORDS = 2
-"""Changed words are stored alone if at most one word in so many differs."""
+_LEAST_WORDS = 4
+"""Changed words are nudged if at most one word in so many differs."""
 _MOST_LOW_BITS = 31
 _MOST_VARINT_BYTES = 5
 
@@ -31,7 +31,7 @@ def encode_nudged(data: Any, base: Any, width: int) -> bytes | None:
     words, tail = words_in(data, width)
     base_words, _ = words_in(base, width)
     places = np.flatnonzero(words != base_words)
-    if len(places) > len(words) // LEAST_SPARSE_WORDS:
+    if len(places) > len(words) // _LEAST_WORDS:
         return None
     signs, magnitudes = _differences(words[places], base_words[places])
     gaps = np.diff(places, prepend=-1) - 1

@@ -313,26 +313,25 @@ class RowContents(Contents):
         self.specs: Specs = columns if len(self.row_of) == len(columns) else columns.some(self.row_of)
 
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
-        self._fill_each([Fill(row, starts, stops, block)])
+        self._read_and_fill([(row, self._chunks_to_fill(row, starts, stops, block))])
 
-    def _fill_each(self, fills: Sequence[Fill]) -> None:
-        """Fill memory from several tensors; see `fill`."""
-        planned = []
-        for row, starts, stops, block in fills:
-            ends = self.manifest.rows[int(self.row_of[row])].ends(self.manifest.chunk_bytes)
-            planned.append((row, ChunksToFill.of(ends, starts, stops, block)))
-        self.read_chunks([(row, each.chunks, each.outs) for row, each in planned])
-        for _, each in planned:
+    def _chunks_to_fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> ChunksToFill:
+        ends = self.manifest.rows[int(self.row_of[row])].ends(self.manifest.chunk_bytes)
+        return ChunksToFill.of(ends, starts, stops, block)
+
+    def _read_and_fill(self, fills: Sequence[tuple[int, ChunksToFill]]) -> None:
+        self.read_chunks([(row, each.chunks, each.outs) for row, each in fills])
+        for _, each in fills:
             each.finish()
 
     def select_each(self, wanted: Sequence[tuple[int, Selection]]) -> list[Array]:
         found: dict[int, Array] = {}
         windows: dict[int, Array] = {}
-        fills: list[Fill] = []
+        fills: list[tuple[int, ChunksToFill]] = []
 
         def read() -> None:
             if fills:
-                self._fill_each(fills)
+                self._read_and_fill(fills)
             found.update((at, own_array(window, wanted[at][1].index)) for at, window in windows.items())
             windows.clear()
             fills.clear()
@@ -343,9 +342,10 @@ class RowContents(Contents):
                 found[at] = self.select(row, selection)
                 continue
             windows[at], fill = self._window_to_fill(row, selection)
-            fills.append(fill)
-            n_bytes += windows[at].nbytes
-            if n_bytes >= SPARSE_BYTES:  # a window may be far larger than what is selected of it
+            fills.append((row, self._chunks_to_fill(*fill)))
+            # Both may be far larger than what is selected.
+            n_bytes += windows[at].nbytes + fills[-1][1].n_bytes_aside
+            if n_bytes >= SPARSE_BYTES:
                 read()
                 n_bytes = 0
         read()
@@ -599,6 +599,11 @@ class ChunksToFill:
                 outs.append(np.empty(end - begin, dtype=np.uint8).data)
                 aside.append((outs[-1], begin, end))
         return cls(chunks=chunks, outs=outs, block=block, aside=aside)
+
+    @property
+    def n_bytes_aside(self) -> int:
+        """Bytes of the buffers beside the memory."""
+        return sum(len(data) for data, _, _ in self.aside)
 
     def finish(self) -> None:
         """Copy what lies beside the memory, once all chunks are read."""

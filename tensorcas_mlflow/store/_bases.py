@@ -23,7 +23,7 @@ from tensorcas_mlflow.chunk_io import (
     StoredChunks,
 )
 from tensorcas_mlflow.codecs import computes_exactly
-from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import (
     PACK_NAME_BYTES,
     Condemnation,
@@ -205,7 +205,11 @@ class Ancestry:
         return lies
 
     def links(self) -> ChainLinks:
-        """Return the links of all chunks; each of them must be found."""
+        """Return the links of all chunks; each of them must be found.
+
+        Raises:
+            BlobNotFoundError: A base has become unknown since.
+        """
         return ChainLinks.of(self.levels)
 
     def chain(self, row: int) -> list[tuple[int, bytes, float]]:
@@ -489,7 +493,11 @@ class BasePlan:
             return None
         if self._found is not None and self._catalog.knowledge() != self._known:
             return None
-        return self._packs.chunks(found.links(), _digests(found))
+        try:
+            links = found.links()
+        except BlobNotFoundError:
+            return None
+        return self._packs.chunks(links, _digests(found))
 
     def _remembered(self, found: Ancestry) -> Sequence[Buffer | None] | None:
         """Return chunks this process has just stored; None if it has not, or if its stored copies are unreadable."""

@@ -198,6 +198,31 @@ def test_changes_of_many_words_are_grouped_in_place_of_the_sparse_transform() ->
         assert DELTA.encode_as(raw, 4, base, transform) == DELTA.encode_as(raw, 4, base, Transform.GROUPED)
 
 
+def test_nudged_words_are_sparse_in_a_chunk_with_more_of_them() -> None:
+    raw, base = some_changed(0.4)
+
+    assert DELTA.encode_as(raw, 4, base, Transform.NUDGED) == DELTA.encode_as(raw, 4, base, Transform.SPARSE)
+    assert DELTA.encode_as(raw, 4, base, Transform.SPARSE)[1] & 15 == Transform.SPARSE
+
+
+def test_one_byte_words_whose_places_take_more_than_the_rest_are_not_sparse() -> None:
+    """An encoder has room for little more than the chunk."""
+    rng = np.random.default_rng(0)
+    n = 64 << 10
+    gaps = np.zeros(n // 2, np.int64)
+    gaps[:: len(gaps) // (n // 510) + 1] = 255  # each takes two bytes
+    places = np.cumsum(gaps + 1) - 1
+    base = rng.integers(0, 256, n, np.uint8)
+    raw = base.copy()
+    raw[places] += rng.integers(1, 256, len(places), np.uint8)
+    stored = DELTA.encode_as(raw.tobytes(), 1, base.tobytes(), Transform.SPARSE)
+    raw[places[-1000:]] = base[places[-1000:]]
+    fewer = DELTA.encode_as(raw.tobytes(), 1, base.tobytes(), Transform.SPARSE)
+
+    assert stored[1] & 15 == Transform.GROUPED
+    assert fewer[1] & 15 == Transform.SPARSE
+
+
 def sparse(n_words: int, gaps: bytes, words: bytes, *, n_of_gaps: int | None = None) -> bytes:
     """Return a sparse delta of four-byte words, stored as they are."""
     said = (n_words, len(gaps), len(gaps) if n_of_gaps is None else n_of_gaps)
@@ -254,7 +279,7 @@ def some_nudged(width: int, share: float, large: float, seed: int = 4) -> tuple[
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize("large", [0, 0.05, 1])
-@pytest.mark.parametrize("share", [0, 0.0001, 0.014, 0.2, 0.45])
+@pytest.mark.parametrize("share", [0, 0.0001, 0.014, 0.2])
 def test_nudged_words_restore_the_chunk_and_are_alike_in_core_and_numpy(
     width: int, large: float, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,7 +305,7 @@ def test_steps_of_single_units_take_a_tenth_more_than_their_entropy(share: float
 def test_words_that_move_far_are_not_nudged_for_a_few_percent_of_room() -> None:
     rng = np.random.default_rng(4)
     before = rng.integers(0, 1 << 15, 60_000, np.uint16)
-    moves = rng.geometric(0.65, 60_000) * rng.choice([-1, 0, 0, 0, 0, 0, 0, 1], 60_000)
+    moves = rng.geometric(0.72, 60_000) * rng.choice([-1, *[0] * 8, 1], 60_000)
     raw, base = (before + moves.astype(np.uint16)).tobytes(), before.tobytes()
     sizes = [len(DELTA.encode_as(raw, 2, base, each)) for each in (Transform.NUDGED, Transform.SPARSE)]
     assert 0.94 < sizes[0] / sizes[1] < 1
@@ -343,7 +368,7 @@ def decoded_by(core: Any, stored: bytes, base: bytes) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("width", "n_bytes", "share", "step"), [(1, 403, 0.05, 1), (2, 403, 0.05, 1), (8, 403, 0.05, 1), (2, 9003, 0.3, 11)]
+    ("width", "n_bytes", "share", "step"), [(1, 403, 0.05, 1), (2, 403, 0.05, 1), (8, 403, 0.05, 1), (2, 9003, 0.2, 11)]
 )
 def test_damage_to_a_nudged_delta_is_refused_or_makes_other_bytes_alike_in_core_and_numpy(
     width: int, n_bytes: int, share: float, step: int

@@ -731,16 +731,16 @@ static size_t next_change(const uint8_t *words, const uint8_t *base, size_t at, 
     }
 }
 
-/* Tell whether at most one word in so many differs from its base. */
-static int is_sparse(const uint8_t *words, const uint8_t *base, size_t n_words, size_t width, size_t one_in) {
-    size_t n_changed = 0, most = n_words / one_in;
+static int is_sparse(const uint8_t *words, const uint8_t *base, size_t n_words, size_t width) {
+    size_t n_changed = 0, most = n_words / LEAST_SPARSE_WORDS;
     for (size_t at = 0; (at = next_change(words, base, at, n_words, width)) < n_words; at++)
         if (++n_changed > most)
             return 0;
     return 1;
 }
 
-/* Encode the changed words of a chunk and their places; return the size of the payload, or NOT_SMALLER if many changed. */
+/* Encode the changed words of a chunk and their places; return the size of the payload, or NOT_SMALLER if many changed, or if they
+ * and their places could take more than the chunk. */
 static size_t encode_sparse(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t width, const uint8_t *base, int effort,
                             uint8_t *out) {
     size_t n_words = n_bytes / width, n_tail = n_bytes % width, most = n_words / LEAST_SPARSE_WORDS, before = 0;
@@ -763,6 +763,8 @@ static size_t encode_sparse(Worker *worker, const uint8_t *raw, size_t n_bytes, 
         difference = (difference << 1) ^ sign;
         memcpy(changed + n_changed++ * width, &difference, width);
     }
+    if (n_gap_bytes + n_changed * width > n_words * width) /* words of one byte, and long gaps: `out` has no room for both */
+        return NOT_SMALLER;
     out[0] = PLANES;
     out[1] = (uint8_t)(SPARSE | log2_of(width) << 4);
     size_t size = 14;
@@ -820,7 +822,7 @@ static unsigned choose_low_bits(const uint32_t *gaps, size_t count, uint64_t *up
  * changed or the payload would be longer than the chunk. */
 static size_t encode_nudged(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t width, const uint8_t *base,
                             uint8_t *out) {
-    size_t n_words = n_bytes / width, n_tail = n_bytes % width, most = n_words / LEAST_SPARSE_WORDS;
+    size_t n_words = n_bytes / width, n_tail = n_bytes % width, most = n_words / LEAST_NUDGED_WORDS;
     uint32_t *gaps = (uint32_t *)(void *)area_of(worker, AREA_CLASSES, 2 * (most * sizeof *gaps + 8));
     uint64_t *magnitudes = (uint64_t *)(void *)area_of(worker, AREA_GROUPED, most * sizeof *magnitudes + 8);
     uint8_t *signs = area_of(worker, AREA_SHUFFLED, most + 8);
@@ -896,8 +898,9 @@ static size_t encode_delta(Worker *worker, const uint8_t *raw, size_t n_bytes, s
                            int transform, size_t unit, const uint8_t *codings, int effort, uint8_t *out) {
     size_t width = is_word(itemsize) ? itemsize : 1;
     if (transform == SPARSE || transform == NUDGED) {
-        size_t size = transform == SPARSE ? encode_sparse(worker, raw, n_bytes, width, base, effort, out)
-                                          : encode_nudged(worker, raw, n_bytes, width, base, out);
+        size_t size = transform == NUDGED ? encode_nudged(worker, raw, n_bytes, width, base, out) : NOT_SMALLER;
+        if (size == NOT_SMALLER)
+            size = encode_sparse(worker, raw, n_bytes, width, base, effort, out);
         if (size != NOT_SMALLER)
             return size;
         transform = GROUPED;
@@ -984,17 +987,16 @@ static void choose_transform(Worker *worker, const uint8_t *raw, size_t n_bytes,
     ways[n_ways].transform = GROUPED, ways[n_ways++].unit = default_unit(width);
     ways[n_ways].transform = GROUPED, ways[n_ways++].unit = 1;
     size_t plain = encode_delta(worker, raw + begin, tried, width, base + begin, PLAIN, 1, codings, 1, out), least = plain;
-    if (is_sparse(raw + begin, base + begin, tried / width, width, LEAST_SPARSE_WORDS)) {
+    if (is_sparse(raw + begin, base + begin, tried / width, width)) {
         size_t size = encode_delta(worker, raw + begin, tried, width, base + begin, SPARSE, 1, NULL, 1, out);
         if (size < least + tried / SPARSE_WORTH) {
             *transform = SPARSE, least = size;
             /* The tables of Zstandard's codes take a larger share of a part than of the chunk. */
-            int is_whole = is_sparse(raw, base, n_bytes / width, width, LEAST_SPARSE_WORDS);
+            int is_whole = is_sparse(raw, base, n_bytes / width, width);
             size_t from = is_whole ? 0 : begin, length = is_whole ? n_bytes : tried;
             size_t sparse = encode_delta(worker, raw + from, length, width, base + from, SPARSE, 1, NULL, 1, out);
             size_t nudged = encode_delta(worker, raw + from, length, width, base + from, NUDGED, 1, NULL, 1, out);
-            int is_fast = is_sparse(raw + from, base + from, length / width, width, LEAST_NUDGED_WORDS);
-            if ((double)nudged <= (at_any_cost ? 1 : is_fast ? NUDGED_WORTH : 0) * (double)sparse) {
+            if ((double)nudged <= (at_any_cost ? 1 : NUDGED_WORTH) * (double)sparse) {
                 *transform = NUDGED;
                 size = encode_delta(worker, raw + begin, tried, width, base + begin, NUDGED, 1, NULL, 1, out);
                 least = size < least ? size : least;
