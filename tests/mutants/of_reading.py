@@ -196,4 +196,18 @@ MUTANTS = (
         before="isinstance(error, CorruptError | NewerFormatError) or _is_of_tensors(error)",
         after="isinstance(error, CorruptError | NewerFormatError)",
     ),
+    Mutant(
+        fault="parts of one chunk that each hold a copy of it",
+        test="test_slices_of_parts_of_one_chunk_hold_little_memory_besides_them",
+        definition="RowContents.select_each",
+        before="windows[at].nbytes + fills[-1][1].n_bytes_aside",
+        after="windows[at].nbytes",
+    ),
+    Mutant(
+        fault="a store of many small chunks, checked as one shard",
+        test="test_shards_have_few_rows_where_chunks_are_small",
+        definition="divide",
+        before="np.bincount(shard.pack, minlength=n_packs) / max(1, n_rows)",
+        after="0",
+    ),
 )
