@@ -148,7 +148,7 @@ class CheckedPacks:
         """Check all chunks of some packs.
 
         Args:
-            tables: Their tables; for packs without one, guesses.
+            tables: Their tables; for packs without one, guesses. This call empties it.
             watch: Told the bytes of chunks that have been read.
             without: Reasons why those have no table.
         """
