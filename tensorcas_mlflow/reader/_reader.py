@@ -501,16 +501,16 @@ class CheckpointReader(Mapping[str, Any]):
         return TensorSlice(self._contents.specs.spec(row), partial(self._select, row))
 
     def slices(self, wanted: Iterable[tuple[str, Any]]) -> list[Any]:
-        """Read parts of several tensors, together: faster than one by one where they are small.
+        """Read parts of several tensors in one call. Small parts are read together, which is faster than one by one.
 
         Args:
             wanted: Names, and indices as `get_slice` takes them. A tensor may come several times.
 
         Returns:
-            The parts, in this order.
+            One part for each item of ``wanted``, in its order.
 
         Raises:
-            IndexError: An index is out of bounds, or of another kind.
+            IndexError: An index is out of bounds, or of a type that is not supported.
             TensorCasError: See `tensor`.
         """
         from tensorcas_mlflow.reader._slices import select
