@@ -192,7 +192,8 @@ def _round(way: _Way, n_bytes: int) -> dict[str, tuple[float, int]]:
     for number, step in enumerate(SAVES):
         _change(state, step)
         seconds = _timed(lambda number=number: dcp.save(state, storage_writer=way.writer(number)))  # type: ignore[misc]
-        mlflow.tensorcas.wait()  # type: ignore[attr-defined]  # for the page of the steps, which rank 0 writes in the background
+        # Rank 0 writes the page of the steps in the background.
+        mlflow.tensorcas.wait()  # type: ignore[attr-defined]
         dist.barrier()
         size = disk_bytes(way.place)
         found[step] = seconds, size - grown

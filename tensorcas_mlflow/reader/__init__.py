@@ -9,7 +9,7 @@ inventory, so it does not import `maintenance`.
 | `_reader` | `CheckpointReader`, a mapping of names to arrays |
 | `_open` | readers of refs, manifests and paths |
 | `_contents`, `_listed` | sources of a reader's tensors |
-| `_slices` | byte ranges that an index needs |
+| `_slices` | byte ranges that an index needs, and their chunks |
 | `_outline`, `_summary` | layers and experts, and the tree of a checkpoint |
 | `_diff` | differences of two checkpoints |
 | `_lineage` | relatives of a model in its store |

@@ -26,7 +26,7 @@ from tensorcas_mlflow.layout import Manifest, Specs
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io import LastRow, TensorsFile
     from tensorcas_mlflow.reader._boxes import Box
-    from tensorcas_mlflow.reader._slices import Selection
+    from tensorcas_mlflow.reader._slices import ChunksToFill, Selection
     from tensorcas_mlflow.store import Store
 
 BATCH_BYTES = 16 << 20
@@ -316,6 +316,8 @@ class RowContents(Contents):
         self._read_and_fill([(row, self._chunks_to_fill(row, starts, stops, block))])
 
     def _chunks_to_fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> ChunksToFill:
+        from tensorcas_mlflow.reader._slices import ChunksToFill  # a summary fills nothing
+
         ends = self.manifest.rows[int(self.row_of[row])].ends(self.manifest.chunk_bytes)
         return ChunksToFill.of(ends, starts, stops, block)
 
@@ -557,57 +559,3 @@ def _tensor_rows(manifest: Manifest) -> Offsets:
         is_tensor[manifest.numbers(name for name in manifest.left_out if name in manifest.by_name)] = False
     rows: Offsets = np.flatnonzero(is_tensor)
     return rows
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ChunksToFill:
-    """Chunks to read to fill memory with runs of bytes: each touched chunk once, and whole."""
-
-    chunks: Offsets
-    """Their numbers, ascending."""
-    outs: list[memoryview]
-    """A buffer for each: its place in the memory, or one beside it if it has bytes outside."""
-    block: memoryview
-    aside: list[tuple[memoryview, int, int]]
-    """Buffers beside the memory, and the begin and the end of their chunks, counted from its first byte."""
-
-    @classmethod
-    def of(cls, ends: Offsets, starts: Offsets, stops: Offsets, block: memoryview) -> ChunksToFill:
-        """Find the chunks.
-
-        Args:
-            ends: The ends of the chunks, ascending.
-            starts: See `Contents.fill`.
-            stops: See `Contents.fill`.
-            block: See `Contents.fill`.
-        """
-        first, last = np.searchsorted(ends, starts, side="right"), np.searchsorted(ends, stops - 1, side="right")
-        # The count starts at the first chunk of all: a file may have very many before this one.
-        lowest = int(first[0])
-        steps = np.zeros(int(last[-1]) - lowest + 2, dtype=np.int64)
-        np.add.at(steps, first - lowest, 1)
-        np.add.at(steps, last - lowest + 1, -1)
-        chunks = lowest + np.flatnonzero(steps.cumsum()[:-1])
-        base, size = int(starts[0]), len(block)
-        begins = np.where(chunks > 0, ends[chunks - 1], 0) - base
-        outs: list[memoryview] = []
-        aside: list[tuple[memoryview, int, int]] = []
-        for begin, end in zip(begins.tolist(), (ends[chunks] - base).tolist(), strict=True):
-            if begin >= 0 and end <= size:
-                outs.append(block[begin:end])
-            else:
-                outs.append(np.empty(end - begin, dtype=np.uint8).data)
-                aside.append((outs[-1], begin, end))
-        return cls(chunks=chunks, outs=outs, block=block, aside=aside)
-
-    @property
-    def n_bytes_aside(self) -> int:
-        """Bytes of the buffers beside the memory."""
-        return sum(len(data) for data, _, _ in self.aside)
-
-    def finish(self) -> None:
-        """Copy what lies beside the memory, once all chunks are read."""
-        size = len(self.block)
-        for data, begin, end in self.aside:
-            low, high = max(begin, 0), min(end, size)
-            self.block[low:high] = data[low - begin : high - begin]

@@ -20,14 +20,13 @@ from tensorcas_mlflow.file_formats import ByteSource, FlatTable, Listing, Tensor
 from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.reader._contents import (
     BATCH_BYTES,
-    ChunksToFill,
     Contents,
     digest_of_metadata,
     identity_of,
     own_array,
     pieces_of_chunk_size,
 )
-from tensorcas_mlflow.reader._slices import Selection
+from tensorcas_mlflow.reader._slices import ChunksToFill, Selection
 from tensorcas_mlflow.store import Store
 
 

@@ -157,6 +157,23 @@ def test_slices_are_those_of_each_tensor_in_their_order(
         reader.slices([(name, 0), (name, 10_000)])
 
 
+def test_damage_in_one_of_several_slices_is_reported_by_its_tensor(tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    rng = np.random.default_rng(0)
+    reader = opened(store, {name: rng.integers(0, 256, 300_000, dtype=np.uint8) for name in "abc"})
+    good = reader.slices([(name, slice(299_990, None)) for name in "ac"])
+    [pack] = store.backend.list("packs")
+    place = store.catalog.find(reader._contents.manifest.digests)  # type: ignore[attr-defined]
+    flip(store.backend, pack.key, int(place.entries["offset"][3]))  # the second chunk of b
+
+    assert [part.tolist() for part in reader.slices([(name, slice(299_990, None)) for name in "ac"])] == [
+        part.tolist() for part in good
+    ]
+    with pytest.raises(CorruptChunkError) as caught:
+        reader.slices([(name, slice(299_990, None)) for name in "abc"])
+    assert caught.value.tensors == ("b",)
+
+
 def test_writing_into_a_tensor_that_was_read_changes_nothing_stored(reader: CheckpointReader) -> None:
     name = "model.embed_tokens.weight"
     for array in (reader.tensor(name), reader.rows(name, slice(0, 10)), reader.tensor(name, copy=True)):
