@@ -12,7 +12,7 @@ files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
 | `_local`, `_file` | folders, and the ways to read one file |
 | `_logged`, `_logs` | folders with logs: the backend, and the blobs in the logs of one store |
 | `_log_view`, `_log_writer`, `_log_rewriter` | all live blobs, the log of this process, the rewriting of logs |
-| `_log_folder`, `_log_records`, `_log_index`, `_log_digests` | the files of logs, and their bytes |
+| `_log_folder`, `_log_records`, `_log_reader`, `_log_index`, `_log_digests` | the files of logs, and their bytes |
 | `_objects`, `_buckets` | object stores, and all use of obstore |
 | `_plain_files` | plain files beside a store, in a folder or a bucket |
 | `_memory`, `_metered` | memory, and a backend that counts reads |
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         BlobInfo,
         Children,
         LogDamage,
+        PossibleChildren,
         Token,
         check_key,
         is_key,
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_buckets": "Bucket ObjectInfo",
-    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children LogDamage Token check_key is_key",
+    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children LogDamage PossibleChildren Token check_key is_key",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_local": "LocalBackend",
     "_logged": "LoggedBackend",

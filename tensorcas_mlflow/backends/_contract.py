@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -79,6 +79,17 @@ class LogDamage(NamedTuple):
 
 
 Children = tuple[list[BlobInfo], list[str]]
+
+
+class PossibleChildren(NamedTuple):
+    """Names directly below a prefix."""
+
+    blobs: Mapping[str, bool | None]
+    """Last segments of the keys that may have blobs: True for one that has, None if only a look at it would show."""
+    segments: Set[str]
+    """Next segments with keys below them that may have blobs."""
+
+
 """The blobs directly below a prefix, and the names of the next segments; both sorted."""
 
 
@@ -273,13 +284,13 @@ class Backend(ABC):
         """Return the last segments of the keys of the blobs directly below a prefix: `list_dir` without their facts."""
         return {info.key.rpartition("/")[2] for info in self.list_dir(prefix)[0]}
 
-    def possible_children(self, prefix: str) -> tuple[set[str], set[str]]:
-        """Return the last segments of the keys directly below a prefix that may have blobs, and the next segments.
+    def possible_children(self, prefix: str) -> PossibleChildren:
+        """List the names directly below a prefix.
 
         A remote backend does not look which of the objects count as no blob.
         """
         blobs, names = self.list_dir(prefix)
-        return {info.key.rpartition("/")[2] for info in blobs}, set(names)
+        return PossibleChildren({info.key.rpartition("/")[2]: True for info in blobs}, frozenset(names))
 
     def paths(self) -> Iterator[str]:
         """Yield the path of every file or object below the root, in no order, even if it is no key.

@@ -14,7 +14,7 @@ import zstandard
 
 from tensorcas_mlflow.backends._contract import check_key
 from tensorcas_mlflow.backends._log_digests import WORD_BYTES
-from tensorcas_mlflow.backends._log_records import HEADER_BYTES, LogRow
+from tensorcas_mlflow.backends._log_records import HEADER_BYTES, LogRow, key_hash
 
 MAGIC = b"\x89TCLX\r\n\x01"
 _HEAD = struct.Struct("<8s16sQ")
@@ -242,4 +242,4 @@ def _records_of(column: _Sorted, wanted: Any) -> list[int]:
 
 def _hash(key: str) -> int:
     """Return the hash of a key, as the column of keys has it."""
-    return int.from_bytes(blake3.blake3(key.encode()).digest(length=4), "little")
+    return int.from_bytes(key_hash(key), "little")

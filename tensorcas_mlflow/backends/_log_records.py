@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 import time
 import zlib
 from binascii import hexlify
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import blake3
@@ -27,10 +25,19 @@ _HEADER = struct.Struct("<8s16sQ")
 ALIGNMENT = 64
 """A blob in a body starts at a multiple of this, so that its tensors can be memory-mapped."""
 
-_MAGIC = b"TCLR"
+MAGIC = b"TCLR"
 _HEAD = struct.Struct("<4sBBHIIIII")
 _DIGEST_BYTES = 16
 HEAD_BYTES = _HEAD.size + _DIGEST_BYTES
+LEAST_BYTES = HEAD_BYTES + 2
+"""Size of the head of a record and of the first field of its summary; a record without a summary has as many, too."""
+_PACKED, _SUMMARIZED, _OTHER_KEYS = 1, 2, 4
+"""Flags of a record: its meta is packed; it has a summary; it has keys of other folders than the usual ones."""
+USUAL_FOLDERS = ("refs", "manifests", "packs")
+_N_WORDS = struct.Struct("<H")
+_MOST_WORDS = 0xFFFF
+HASH_BYTES = 4
+_BODY_DIGEST_BYTES = 8
 _FACTS = struct.Struct("<Q8s")
 """Begin of a meta: the time of writing, and the digest of the body."""
 _ROW = struct.Struct("<BBHIII")
@@ -41,19 +48,11 @@ MAX_META_BYTES = 64 << 20
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
     3, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=False
 )
-_GUESSED_BYTES = 4096
-"""Bytes to read at the start of a record: they hold the meta of most."""
-_AHEAD_BYTES = 256 << 10
-"""Bytes to read at the start of a record after a small one."""
 _PACKED_FROM = 128
 _JOINED_BYTES = 1 << 20
 """Bound of a body written in one call with the rest of its record."""
 MAX_PREFIXES = 16
 """Bound of the records needed to read the meta of another one."""
-_KEPT_METAS = 20
-"""Metas that a reader keeps: nearly all prefixes are among them."""
-_KEPT_META_BYTES = 256 << 10
-"""Bound of the metas that are kept between two readings of a log."""
 _HEX = re.compile(rb"[0-9a-f]{16,}")
 _RUN = struct.Struct("<II")
 _N_RUNS = struct.Struct("<H")
@@ -120,6 +119,26 @@ class Record(NamedTuple):
     """Keys of intents."""
 
 
+class Summary(NamedTuple):
+    """A record whose meta has not been read."""
+
+    offset: int
+    end: int
+    body_start: int
+    body_digest: bytes
+    """Empty if it has no body."""
+    durable_before: int
+    keys: bytes
+    """The `key_hash` of each blob and of each consumed intent."""
+    words: bytes
+    """Words of its packs."""
+
+
+def key_hash(key: str) -> bytes:
+    """Return the hash of a key that a summary has, and the index of a log."""
+    return blake3.blake3(key.encode()).digest(length=HASH_BYTES)
+
+
 def header(log_id: str, inode: int) -> bytes:
     """Return the first bytes of a log, in the file with an inode."""
     head = _HEADER.pack(LOG_MAGIC, bytes.fromhex(log_id), inode)
@@ -162,6 +181,7 @@ def encode_record(
     durable_before: int,
     prefix: tuple[int, bytes] | None,
     written_s: float | None = None,
+    is_summarized: bool = True,
 ) -> tuple[list[bytes], Record]:
     """Lay out a record.
 
@@ -173,6 +193,7 @@ def encode_record(
         durable_before: Every earlier byte of the log is durable.
         prefix: Offset and meta of the record whose meta is the prefix of this one's.
         written_s: Time of writing; now unless given.
+        is_summarized: Whether other processes will mostly skip the record.
 
     Returns:
         The bytes to write, and the record as `LogReader` returns it.
@@ -210,20 +231,24 @@ def encode_record(
     # The leading zero bytes depend on the size of the packed meta, so the digest in the meta leaves them out.
     for piece in body:
         hasher.update(piece)
-    body_digest = hasher.digest()[:8]
+    body_digest = hasher.digest()[:_BODY_DIGEST_BYTES]
     meta = _FACTS.pack(written_ms, body_digest) + rest
-    stored, is_packed, prefix_at = meta, 0, 0
+    stored, flags, prefix_at = meta, 0, 0
     if len(meta) >= _PACKED_FROM:
         text_bytes = len(meta) - sum(len(blob.data) for blob in blobs if not blob.in_body and not blob.is_commit)
         packed = _compressor(None if prefix is None else prefix[1]).compress(_shrunk(meta, text_bytes))
         if len(packed) < len(meta):
-            stored, is_packed, prefix_at = packed, 1, prefix[0] if prefix else 0
-    body_at = offset + HEAD_BYTES + len(stored)
+            stored, flags, prefix_at = packed, _PACKED, prefix[0] if prefix else 0
+    summary = _summary(blobs, intents, body_digest if body else b"") if is_summarized else b""
+    if summary:
+        is_usual = all(blob.key.partition("/")[0] in USUAL_FOLDERS for blob in blobs)
+        flags |= _SUMMARIZED if is_usual else _SUMMARIZED | _OTHER_KEYS
+    body_at = offset + HEAD_BYTES + len(summary) + len(stored)
     pad = -body_at % ALIGNMENT if body else 0
     head = _HEAD.pack(
-        _MAGIC,
+        MAGIC,
         VERSION,
-        is_packed,
+        flags,
         n_rows,
         len(stored),
         len(meta),
@@ -231,7 +256,8 @@ def encode_record(
         offset - prefix_at if prefix_at else 0,
         offset - durable_before,
     )
-    head += _head_digest(log_id, offset, head, stored)
+    stored = summary + stored
+    head += _head_digest(bytes.fromhex(log_id), offset, head, stored)
     record = Record(
         offset=offset,
         end=body_at + pad + n_body,
@@ -246,6 +272,29 @@ def encode_record(
     )
     pieces = [head, stored, bytes(pad), *body]
     return [b"".join(pieces)] if n_body <= _JOINED_BYTES else [b"".join(pieces[:3]), *body], record
+
+
+def _summary(blobs: Sequence[LogBlob], intents: Sequence[str], body_digest: bytes) -> bytes:
+    """Return the summary of a record; empty if it has too many words."""
+    words = b"".join([pack_words(_IN_META, blob.data) for blob in blobs if blob.key.startswith(_PACKS)])
+    if len(words) > _MOST_WORDS * WORD_BYTES:
+        return b""
+    hashes = [key_hash(key) for key in (*(blob.key for blob in blobs), *intents)]
+    return b"".join([_N_WORDS.pack(len(words) // WORD_BYTES), body_digest, *hashes, words])
+
+
+def _summary_bytes(data: bytes) -> int:
+    """Return the size of a record's summary.
+
+    Args:
+        data: The head of the record, and what follows it.
+    """
+    _, _, flags, n_rows, _, _, body_bytes, _, _ = _HEAD.unpack_from(data)
+    if not flags & _SUMMARIZED:
+        return 0
+    (n_words,) = _N_WORDS.unpack_from(data, HEAD_BYTES)
+    n_digest = _BODY_DIGEST_BYTES if body_bytes else 0
+    return int(_N_WORDS.size + n_digest + n_rows * HASH_BYTES + n_words * WORD_BYTES)
 
 
 def _shortened(blob: LogBlob) -> tuple[int, bytes]:
@@ -274,7 +323,7 @@ def _shrunk(meta: bytes, text_bytes: int) -> bytes:
     return b"".join([_N_RUNS.pack(len(runs)), *runs, *out, meta[at:]])
 
 
-def _grown(shrunk: bytes) -> bytes:
+def grown(shrunk: bytes) -> bytes:
     """Undo `_shrunk`.
 
     Raises:
@@ -289,299 +338,182 @@ def _grown(shrunk: bytes) -> bytes:
     return b"".join([*out, shrunk[at:]])
 
 
+def most_shrunk_bytes(meta_bytes: int) -> int:
+    """Return a bound of the size of a meta after `_shrunk`: a run takes as many bytes as it saves, or fewer."""
+    return meta_bytes + _N_RUNS.size
+
+
 def _compressor(prefix: bytes | None) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(
-        compression_params=_PARAMETERS, dict_data=None if prefix is None else _as_dict(prefix)
+        compression_params=_PARAMETERS, dict_data=None if prefix is None else as_dict(prefix)
     )
 
 
-def _head_digest(log_id: str, offset: int, head: bytes, stored: bytes) -> bytes:
-    named = b"".join((bytes.fromhex(log_id), offset.to_bytes(8, "little"), head, stored))
+def _head_digest(log_id: bytes, offset: int, head: bytes, stored: bytes) -> bytes:
+    named = b"".join((log_id, offset.to_bytes(8, "little"), head, stored))
     return digest(named)[:_DIGEST_BYTES]
 
 
-def _as_dict(prefix: bytes) -> zstandard.ZstdCompressionDict:
+def as_dict(prefix: bytes) -> zstandard.ZstdCompressionDict:
     return zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
-class LogReader:
-    """Records of one open log, by their places."""
+class Front(NamedTuple):
+    """Front of a whole record: its head, its summary and its stored meta."""
 
-    def __init__(self, log_id: str, descriptor: int, key: str, *, metas: Mapping[int, bytes] | None = None) -> None:
-        """Read from an open file, which the caller closes.
+    offset: int
+    end: int
+    meta_end: int
+    """End of the stored meta."""
+    version: int
+    durable_before: int
+    prefix: int
+    """Offset of the prefix; 0 if there is none."""
+    flags: int
+    n_rows: int
+    meta_bytes: int
+    summary_bytes: int
+    """Size of the summary; 0 if there is none."""
+    stored: bytes
+    """The summary, and the stored meta."""
 
-        Args:
-            log_id: Name of the log.
-            descriptor: The file.
-            key: Name of the log in errors.
-            metas: Metas of records that count, as `metas` returned them before.
-        """
-        self._id = log_id
-        self._descriptor = descriptor
-        self._key = key
-        self._metas: OrderedDict[int, bytes] = OrderedDict(metas or {})
-        """Metas of the last records, by offset."""
-        self._decompressors: OrderedDict[int, zstandard.ZstdDecompressor] = OrderedDict()
-        """Decompressors by the offset of their prefix."""
-        self._window = b""
-        self._window_at = 0
+    @property
+    def is_packed(self) -> bool:
+        """True if the meta is stored packed."""
+        return bool(self.flags & _PACKED)
 
-    def records(self, start: int, size: int) -> tuple[list[Record], int, CorruptError | None]:
-        """Read the records that count, from a known end on.
+    @property
+    def may_be_skipped(self) -> bool:
+        """True if a process that needs none of its blobs and of its words need not read its meta."""
+        is_summarized = self.flags & (_SUMMARIZED | _OTHER_KEYS) == _SUMMARIZED
+        return is_summarized and self.version <= VERSION and self.durable_before >= 0
 
-        Args:
-            start: End of the last known record that counts; 0 for the start of the log.
-            size: Size of the file, or less.
+    @property
+    def has_body(self) -> bool:
+        """True if the record has a body."""
+        return self.end > self.meta_end
 
-        Returns:
-            The records, and the end of the last one; and the damage after it, if a later record says that a broken one
-            was durable.
+    @property
+    def body_start(self) -> int:
+        """Begin of the body."""
+        return self.meta_end + (-self.meta_end % ALIGNMENT if self.has_body else 0)
 
-        Raises:
-            CorruptError: The header is damaged, or a record has impossible contents.
-            NewerFormatError: A later release wrote a record.
-        """
-        if start == 0:
-            if not check_header(self._id, os.pread(self._descriptor, HEADER_BYTES, 0), self._key):
-                # A durable record has a durable header.
-                is_damaged = not self._is_torn(HEADER_BYTES, size)
-                return [], 0, CorruptError(self._key, "its header is damaged") if is_damaged else None
-            start = HEADER_BYTES
-        records: list[Record] = []
-        at = durable = start
-        n_ahead = _AHEAD_BYTES
-        while at < size and (record := self.record(at, size, n_ahead=n_ahead)) is not None:
-            records.append(record)
-            n_ahead = _AHEAD_BYTES if record.end - at <= _GUESSED_BYTES else _GUESSED_BYTES
-            durable = max(durable, record.durable_before)
-            at = record.end
-        for number, record in enumerate(records):
-            if record.end > durable and not self._has_body(record):
-                del records[number:]
-                at = record.offset
-                break
-        is_damaged = at < size and not self._is_torn(at, size)
-        return records, at, CorruptError(self._key, f"the record at byte {at} is damaged") if is_damaged else None
-
-    def metas(self, end: int) -> dict[int, bytes]:
-        """Return the metas of the last records before a byte, by offset: those after it may need them as prefixes."""
-        found: dict[int, bytes] = {}
-        n_bytes = 0
-        for at, meta in reversed(self._metas.items()):
-            n_bytes += len(meta)
-            if n_bytes > _KEPT_META_BYTES:
-                break
-            if at < end:
-                found[at] = meta
-        return dict(reversed(found.items()))
-
-    def salvage(self, size: int) -> tuple[list[Record], list[tuple[int, int]]]:
-        """Read every whole record, also behind damage.
-
-        Returns:
-            The records; and for each lost part its first byte and one past its last.
-
-        Raises:
-            NewerFormatError: A later release wrote a record.
-        """
-        records: list[Record] = []
-        lost: list[tuple[int, int]] = []
-        at = HEADER_BYTES
-        while at < size:
-            record = self._whole(at, size)
-            if record is None:
-                if self._is_torn(at, size):
-                    break
-                found = (self._whole(place, size) for place in self._magics(at + 1, size))
-                record = next((each for each in found if each is not None), None)
-                if record is None:
-                    break
-                lost.append((at, record.offset))
-            records.append(record)
-            at = record.end
-        if at < size and not self._is_torn(at, size):
-            lost.append((at, size))
-        durable = max((record.durable_before for record in records), default=0)
-        return [record for record in records if record.end <= durable or self._has_body(record)], lost
-
-    def _whole(self, at: int, size: int) -> Record | None:
-        """Return the record at a place; None if it is torn or damaged."""
-        try:
-            return self.record(at, size)
-        except CorruptError:
-            return None
-
-    def record(
-        self, at: int, size: int, *, n_ahead: int = _GUESSED_BYTES, most_prefixes: int = MAX_PREFIXES
-    ) -> Record | None:
-        """Read one record, without its body; None if it is not whole."""
-        if at + HEAD_BYTES > size:
-            return None
-        data = self._bytes(at, HEAD_BYTES, n_ahead)
-        if len(data) < HEAD_BYTES or data[:4] != _MAGIC:
-            return None
-        _, version, is_packed, n_rows, stored_meta, meta_bytes, body_bytes, back, undurable = _HEAD.unpack_from(data)
-        body_start = at + HEAD_BYTES + stored_meta
-        end = body_start + body_bytes
-        if end > size or stored_meta > MAX_META_BYTES:
-            return None
-        stored = self._bytes(at + HEAD_BYTES, stored_meta, 0)
-        if len(stored) < stored_meta:
-            return None
-        if _head_digest(self._id, at, data[: _HEAD.size], stored) != data[_HEAD.size : HEAD_BYTES]:
-            return None
-        if version > VERSION:
-            raise NewerFormatError(self._key, version, VERSION)
-        if undurable > at or back >= at:
-            raise self._impossible(at)
-        prefix = at - back if back else 0
-        meta = self._unpacked(at, stored, meta_bytes, prefix, most_prefixes) if is_packed else stored
-        if len(meta) != meta_bytes or meta_bytes < _FACTS.size:
-            raise self._impossible(at)
-        written_ms, body_digest = _FACTS.unpack_from(meta)
-        body_start += -body_start % ALIGNMENT if body_bytes else 0
-        rows, consumed = self._rows(at, meta, n_rows, body_start, end)
-        self._metas[at] = meta
-        if len(self._metas) > _KEPT_METAS:
-            self._metas.popitem(last=False)
-        return Record(
-            offset=at,
-            end=end,
-            body_start=body_start,
-            body_digest=body_digest,
-            durable_before=at - undurable,
-            written_s=written_ms / 1000,
-            prefix=prefix,
-            meta=meta,
-            rows=rows,
-            consumed=consumed,
+    def summary(self) -> Summary:
+        """Return the summary, if there is one."""
+        keys_at = _N_WORDS.size + (_BODY_DIGEST_BYTES if self.has_body else 0)
+        words_at = keys_at + self.n_rows * HASH_BYTES
+        return Summary(
+            self.offset,
+            self.end,
+            self.body_start,
+            self.stored[_N_WORDS.size : keys_at],
+            self.durable_before,
+            self.stored[keys_at:words_at],
+            self.stored[words_at : self.summary_bytes],
         )
 
-    def _bytes(self, at: int, n_bytes: int, n_ahead: int) -> bytes:
-        """Read bytes, and some behind them for the next call."""
-        skipped = at - self._window_at
-        if skipped < 0 or skipped + n_bytes > len(self._window):
-            self._window = os.pread(self._descriptor, max(n_bytes, n_ahead), at)
-            self._window_at, skipped = at, 0
-        return self._window[skipped : skipped + n_bytes]
 
-    def _rows(
-        self, at: int, meta: bytes, n_rows: int, body_start: int, end: int
-    ) -> tuple[tuple[LogRow, ...], tuple[str, ...]]:
-        """Parse a meta; return the rows of the blobs and the keys of the consumed intents."""
-        keys_at = _FACTS.size + n_rows * _ROW.size
-        if keys_at > len(meta):
-            raise self._impossible(at)
-        table = list(_ROW.iter_unpack(meta[_FACTS.size : keys_at]))
-        data_at = keys_at + sum([row[2] for row in table])
-        rows: list[LogRow] = []
-        consumed: list[str] = []
-        try:
-            keys = meta[keys_at:data_at].decode("ascii")
-            key_at = 0
-            for number, (kind, is_commit, key_bytes, version, size, start) in enumerate(table):
-                key = check_key(keys[key_at : (key_at := key_at + key_bytes)])
-                if kind == _CONSUMED:
-                    consumed.append(key)
-                    continue
-                in_body = kind == _IN_BODY
-                n_words = version * WORD_BYTES if in_body and not is_commit else 0
-                place = body_start + start if in_body else data_at
-                if not (in_body or kind in _IN_META_KINDS) or place + size > (end if in_body else len(meta)):
-                    raise self._impossible(at)
-                words = meta[data_at : data_at + n_words]
-                data_at += n_words if in_body else size
-                if data_at > len(meta):
-                    raise self._impossible(at)
-                if n_words:
-                    version = 0
-                rows.append(LogRow(number, key, bool(is_commit), version, size, kind, place, words))
-        except ValueError:
-            raise self._impossible(at) from None
-        return tuple(rows), tuple(consumed)
+def front_bytes(data: bytes) -> int | None:
+    """Return the size of the front of a record; None if no record begins here.
 
-    def _unpacked(self, at: int, stored: bytes, meta_bytes: int, prefix: int, most_prefixes: int) -> bytes:
-        """Return the meta of a record from its stored bytes."""
-        if meta_bytes > MAX_META_BYTES:
-            raise self._impossible(at)
-        decompressor = self._decompressors.get(prefix)
-        if decompressor is None:
-            decompressor = self._decompressors[prefix] = self._decompressor(at, prefix, most_prefixes)
-            if len(self._decompressors) > MAX_PREFIXES:
-                self._decompressors.popitem(last=False)
-        try:
-            # A run takes as many bytes as it saves, or fewer.
-            return _grown(decompressor.decompress(stored, max_output_size=meta_bytes + _N_RUNS.size))
-        except struct.error:
-            raise self._impossible(at) from None
-        except zstandard.ZstdError as error:
-            if "memory" in str(error):
-                raise MemoryError(f"Zstandard: {error}") from error
-            raise self._impossible(at) from None
+    Args:
+        data: The first `LEAST_BYTES` of the record, or more.
+    """
+    if len(data) < LEAST_BYTES or data[:4] != MAGIC:
+        return None
+    stored_meta = int.from_bytes(data[8:12], "little")
+    return HEAD_BYTES + _summary_bytes(data) + stored_meta if stored_meta <= MAX_META_BYTES else None
 
-    def _decompressor(self, at: int, prefix: int, most_prefixes: int) -> zstandard.ZstdDecompressor:
-        """Return the decompressor for a record with a prefix, which may need an earlier record."""
-        if not prefix:
-            return zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)
-        meta = self._metas.get(prefix)
-        if meta is None:
-            if prefix < HEADER_BYTES or most_prefixes == 0:
-                raise self._impossible(at)
-            window = self._window, self._window_at
-            found = self.record(prefix, at, most_prefixes=most_prefixes - 1)
-            self._window, self._window_at = window
-            if found is None:
-                raise CorruptError(self._key, f"the record at byte {at} needs the damaged one at byte {prefix}")
-            meta = found.meta
-        return zstandard.ZstdDecompressor(dict_data=_as_dict(meta), format=zstandard.FORMAT_ZSTD1_MAGICLESS)
 
-    def _impossible(self, at: int) -> CorruptError:
-        """Return the error for a record with right digests and contents that no writer writes."""
-        return CorruptError(self._key, f"the record at byte {at} has impossible contents")
+def read_front(log_id: bytes, at: int, size: int, data: bytes) -> Front | None:
+    """Read the front of a record.
 
-    def _has_body(self, record: Record) -> bool:
-        """Tell whether the body of a record hashes to its digest."""
-        hasher = blake3.blake3()
-        at = record.body_start
-        while at < record.end:
-            piece = os.pread(self._descriptor, min(1 << 20, record.end - at), at)
-            if not piece:
-                return False
-            hasher.update(piece)
-            at += len(piece)
-        return hasher.digest()[:8] == record.body_digest
+    Args:
+        log_id: Id of the log.
+        at: Place of the record in it.
+        size: Size of the log.
+        data: The bytes of the record, `front_bytes` in number.
 
-    def _is_torn(self, at: int, size: int) -> bool:
-        """Tell whether no whole record behind a broken one says that the broken one was durable."""
-        ends = (self._sound(place, size) for place in self._magics(at + 1, size))
-        return not any(end is not None and end > at for end in ends)
+    Returns:
+        None if it is damaged, or if the log ends before the record does. The offset of the prefix may be negative, and
+        so may the number of durable bytes.
+    """
+    _, version, flags, n_rows, _, meta_bytes, body_bytes, back, undurable = _HEAD.unpack_from(data)
+    stored = data[HEAD_BYTES:]
+    meta_end = at + len(data)
+    end = meta_end + body_bytes
+    if end > size or _head_digest(log_id, at, data[: _HEAD.size], stored) != data[_HEAD.size : HEAD_BYTES]:
+        return None
+    return Front(
+        at,
+        end,
+        meta_end,
+        version,
+        at - undurable,
+        0 if not back else at - back or -1,
+        flags,
+        n_rows,
+        meta_bytes,
+        _summary_bytes(data),
+        stored,
+    )
 
-    def _magics(self, begin: int, size: int) -> Iterator[int]:
-        """Yield the places at which a record may begin."""
-        rest = b""
-        while begin < size:
-            piece = os.pread(self._descriptor, 1 << 20, begin)
-            if not piece:
-                break
-            window, origin = rest + piece, begin - len(rest)
-            found = window.find(_MAGIC)
-            while found >= 0:
-                yield origin + found
-                found = window.find(_MAGIC, found + 1)
-            begin += len(piece)
-            rest = window[-3:]
 
-    def _sound(self, at: int, size: int) -> int | None:
-        """Return the first byte that may not have been durable before a record, if its head is whole."""
-        data = os.pread(self._descriptor, HEAD_BYTES, at)
-        if len(data) < HEAD_BYTES:
-            return None
-        _, _, _, _, stored_meta, _, _, _, undurable = _HEAD.unpack_from(data)
-        if stored_meta > min(MAX_META_BYTES, size - at):
-            return None
-        stored = os.pread(self._descriptor, stored_meta, at + HEAD_BYTES)
-        is_sound = _head_digest(self._id, at, data[: _HEAD.size], stored) == data[_HEAD.size :]
-        return at - int(undurable) if is_sound else None
+def parse_meta(meta: bytes, front: Front) -> Record:
+    """Read a meta.
+
+    Args:
+        meta: The meta, unpacked.
+        front: The front of its record.
+
+    Raises:
+        ValueError: It is one that no writer writes.
+    """
+    keys_at = _FACTS.size + front.n_rows * _ROW.size
+    if len(meta) != front.meta_bytes or keys_at > len(meta):
+        raise ValueError("its table is too long")
+    written_ms, body_digest = _FACTS.unpack_from(meta)
+    body_start = front.body_start
+    table = list(_ROW.iter_unpack(meta[_FACTS.size : keys_at]))
+    data_at = keys_at + sum([row[2] for row in table])
+    rows: list[LogRow] = []
+    consumed: list[str] = []
+    keys = meta[keys_at:data_at].decode("ascii")
+    key_at = 0
+    for number, (kind, is_commit, key_bytes, version, size, start) in enumerate(table):
+        key = check_key(keys[key_at : (key_at := key_at + key_bytes)])
+        if kind == _CONSUMED:
+            consumed.append(key)
+            continue
+        in_body = kind == _IN_BODY
+        n_words = version * WORD_BYTES if in_body and not is_commit else 0
+        place = body_start + start if in_body else data_at
+        if not (in_body or kind in _IN_META_KINDS) or place + size > (front.end if in_body else len(meta)):
+            raise ValueError("a blob lies outside of it")
+        words = meta[data_at : data_at + n_words]
+        data_at += n_words if in_body else size
+        if data_at > len(meta):
+            raise ValueError("a blob lies outside of it")
+        if n_words:
+            version = 0
+        rows.append(LogRow(number, key, bool(is_commit), version, size, kind, place, words))
+    if front.summary_bytes:
+        summary = front.summary()
+        hashes = b"".join(map(key_hash, (*(row.key for row in rows), *consumed)))
+        if (summary.keys, summary.body_digest) != (hashes, body_digest if front.has_body else b""):
+            raise ValueError("its summary is another one's")
+    return Record(
+        offset=front.offset,
+        end=front.end,
+        body_start=body_start,
+        body_digest=body_digest,
+        durable_before=front.durable_before,
+        written_s=written_ms / 1000,
+        prefix=front.prefix,
+        meta=meta,
+        rows=tuple(rows),
+        consumed=tuple(consumed),
+    )
 
 
 def tombstone(log_id: str, offset: int, row: int) -> bytes:

@@ -152,6 +152,7 @@ class LogRewriter:
                     durable_before=durable,
                     prefix=prefixes.next(),
                     written_s=entries[0].written_s,
+                    is_summarized=False,  # whoever sees the new log has lost what it knew of the old one
                 )
                 consumed = ()
                 for piece in pieces:
@@ -162,7 +163,7 @@ class LogRewriter:
             self._settled.settle(self._folder.path)
             self._copies[log] = end
             # An empty record tells readers that the others are durable.
-            pieces, record = encode_record(log, end, (), (), durable_before=end, prefix=None)
+            pieces, record = encode_record(log, end, (), (), durable_before=end, prefix=None, is_summarized=False)
             write_all(descriptor, pieces[0])
         except BaseException:
             # The blobs still lie in the log that was to be rewritten.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,14 +29,18 @@ from tensorcas_mlflow.backends._log_folder import (
 )
 from tensorcas_mlflow.backends._log_index import EMPTY as EMPTY_INDEX
 from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_bytes, read_index
+from tensorcas_mlflow.backends._log_reader import LogReader, read_summaries
 from tensorcas_mlflow.backends._log_records import (
     CLOSED,
+    HASH_BYTES,
     HEADER_BYTES,
     TOMBSTONE,
-    LogReader,
+    USUAL_FOLDERS,
     LogRow,
     Record,
+    Summary,
     check_header,
+    key_hash,
     meta_bytes,
     read_tombstones,
 )
@@ -119,6 +123,8 @@ class _KnownLog:
     """Size of the known tombstones."""
     entries: dict[tuple[int, int], LogEntry] = field(default_factory=dict)
     """Live blobs, by record and row."""
+    skipped: set[int] = field(default_factory=set)
+    """Offsets of the records of which only the summary has been read."""
     dead: set[tuple[int, int]] = field(default_factory=set)
     """Tombstones; one may be known before its blob."""
     is_closed: bool = False
@@ -163,6 +169,10 @@ class _KnownLog:
     """Size of their metas."""
 
 
+_Place = tuple[_KnownLog, int]
+"""A log, and the offset of a record in it."""
+
+
 class LogView:
     """Live blobs in the logs of one store, as of the last refresh. For any thread.
 
@@ -186,6 +196,10 @@ class LogView:
         self._logs: dict[str, _KnownLog] = {}
         self._entries: dict[str, list[LogEntry]] = {}
         """Live blobs, by key."""
+        self._skipped_keys: dict[bytes, list[_Place]] = {}
+        """Places of skipped records, by the hashes of their keys; some may have been read since."""
+        self._skipped_words: dict[bytes, list[_Place]] = {}
+        """The same by the words of their packs."""
         self._packs: dict[bytes, set[str]] = {}
         """Keys of packs by their words; some packs may be gone."""
         self._blobs_in: defaultdict[str, set[str]] = defaultdict(set)
@@ -236,11 +250,9 @@ class LogView:
             self._ask_watch()
         changed, self._changed = self._changed, None  # after an error any file may have changed
         try:
-            for log in self._logs.values():
-                if changed is not None and log.end >= log.closed_at and f"{log.id}.log" not in changed:
-                    continue
+            for log in self._changed_logs(changed):
                 try:
-                    self._read_log(log)
+                    self._read_log(log, is_changed=changed is not None)
                     if log.end < log.closed_at and not self._salvages:
                         damages.append(CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.closed_at}"))
                 except CorruptError as error:
@@ -279,13 +291,17 @@ class LogView:
             self._watch.close()
         self._watch = self._changed = None
 
+    def _changed_logs(self, changed: set[str] | None, ending: str = "") -> Collection[_KnownLog]:
+        """Return the logs with files of some names, whatever their ending unless one is given; None for all logs."""
+        if changed is None:
+            return self._logs.values()
+        names = {name.partition(".")[0] for name in changed if name.endswith(ending)}
+        return [log for log in map(self._logs.get, names) if log is not None]
+
     def _read_tombstones(self, damages: list[FormatError]) -> bool:
         """Read the new tombstones of all logs; return whether there are any."""
         has_new = False
-        changed = self._changed
-        for log in self._logs.values():
-            if changed is not None and f"{log.id}.dead" not in changed:
-                continue
+        for log in self._changed_logs(self._changed, ".dead"):
             try:
                 has_new |= self._read_dead(log)
             except CorruptError as error:
@@ -321,34 +337,37 @@ class LogView:
     def find(self, key: str) -> LogEntry | None:
         """Return the blob that counts at a key, as of the last refresh."""
         with self._lock:
-            self._read_indexed(lambda index: index.with_key(key))
+            self._read_for([key])
             found = self._entries.get(key)
             return _last(found) if found else None
 
     def find_each(self, keys: Sequence[str]) -> list[LogEntry | None]:
         """Return for each key the blob that counts there, as of the last refresh."""
         with self._lock:
-            self._read_indexed(lambda index: sorted({at for key in keys for at in index.with_key(key)}))
+            self._read_for(keys)
             return [_last(found) if (found := self._entries.get(key)) else None for key in keys]
 
     def find_packs(self, digests: Digests) -> set[str]:
         """Return the keys of packs that may hold some chunks, as of the last refresh."""
-        words = np.ascontiguousarray(digests[:, :WORD_BYTES]).tobytes()
+        joined = np.ascontiguousarray(digests[:, :WORD_BYTES]).tobytes()
+        words = [joined[at : at + WORD_BYTES] for at in range(0, len(joined), WORD_BYTES)]
         with self._lock:
-            self._read_indexed(lambda index: index.with_words(np.frombuffer(words, "<u4")))
+            self._read_indexed(lambda index: index.with_words(np.frombuffer(joined, "<u4")))
+            self._read_skipped(self._skipped_words, words)
             self._read_words()
-            found = [self._packs.get(words[at : at + WORD_BYTES]) for at in range(0, len(words), WORD_BYTES)]
+            found = list(map(self._packs.get, words))
             return {key for keys in found if keys for key in keys if key in self._entries}
 
     def versions(self, key: str) -> list[LogEntry]:
         """Return all blobs of a key, the one that counts last."""
         with self._lock:
-            self._read_indexed(lambda index: index.with_key(key))
+            self._read_for([key])
             return sorted(self._entries.get(key, ()), key=_version)
 
     def has_consumed(self, intent: str) -> bool:
         """Tell whether a commit has consumed an intent, as of the last refresh."""
         with self._lock:
+            self._read_skipped(self._skipped_keys, [key_hash(intent)])
             return any(intent in log.consumed for log in self._logs.values())
 
     def below(self, prefix: str) -> list[LogEntry]:
@@ -379,11 +398,18 @@ class LogView:
 
     # --- reading the files
 
-    def _read_log(self, log: _KnownLog) -> None:
-        """Read the new records of a log."""
-        found = os.lstat(log.path)
-        if found.st_size == log.end and (found.st_dev, found.st_ino) == log.file:
-            return
+    def _read_log(self, log: _KnownLog, *, is_changed: bool = False, skips: bool = True) -> None:
+        """Read the new records of a log.
+
+        Args:
+            log: The log.
+            is_changed: Whether somebody has most likely changed it since the last reading.
+            skips: Whether to read only the summaries of records that have one.
+        """
+        if not is_changed:
+            found = os.lstat(log.path)
+            if found.st_size == log.end and (found.st_dev, found.st_ino) == log.file:
+                return
         descriptor = open_file(log.path)
         try:
             found = os.fstat(descriptor)
@@ -401,13 +427,23 @@ class LogView:
                 self._read_index(log, descriptor, size)
             if size < log.end:
                 raise CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.end}")
+            if skips and log.end:
+                summaries, end = read_summaries(log.id, descriptor, log.end, size)
+                for summary in summaries:
+                    self._skip(log, summary)
+                log.end = end
+                if end == size:
+                    return
             reader = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log", metas=log.metas)
-            records, end, damage = reader.records(log.end, size)
+            records, end, damage = reader.records(log.end, size, skips=skips)
             log.metas = reader.metas(end)
         finally:
             os.close(descriptor)
         for record in records:
-            self._add(log, record)
+            if isinstance(record, Record):
+                self._add(log, record)
+            else:
+                self._skip(log, record)
         log.end = end
         if damage is not None:
             raise damage
@@ -469,6 +505,8 @@ class LogView:
         lost: list[int] | None = [] if self._salvages else None
         found, n_bytes = read_tombstones(log.id, data, f"{FOLDER}/{log.id}.dead", lost=lost)
         log.lost_tombstones += [log.n_dead_bytes + at for at in lost or ()]
+        with contextlib.suppress(FileNotFoundError):  # the log was rewritten since
+            self._read_places([(log, offset) for offset, _ in found])
         for offset, row in found:
             if row == CLOSED:
                 log.is_closed = True
@@ -509,6 +547,73 @@ class LogView:
                 if self._n_unread_bytes > _MOST_UNREAD_BYTES:
                     self._read_words()
             self._add_entry(log, LogEntry(log.id, offset, row, record.written_s, data))
+
+    def _skip(self, log: _KnownLog, summary: Summary) -> None:
+        """Note a record without reading its meta: most processes never need most records of others."""
+        log.durable = max(log.durable, summary.durable_before)
+        place = log, summary.offset
+        log.skipped.add(summary.offset)
+        for table, hashes in (self._skipped_keys, summary.keys), (self._skipped_words, summary.words):
+            for at in range(0, len(hashes), HASH_BYTES):
+                table.setdefault(hashes[at : at + HASH_BYTES], []).append(place)
+
+    def _read_for(self, keys: Sequence[str]) -> None:
+        """Read the indexed and the skipped records that may have some keys."""
+        self._read_indexed(lambda index: sorted({at for key in keys for at in index.with_key(key)}))
+        self._read_skipped(self._skipped_keys, map(key_hash, keys))
+
+    def _read_skipped(self, table: dict[bytes, list[_Place]], wanted: Iterable[bytes]) -> None:
+        """Read skipped records.
+
+        Args:
+            table: Places by hashes.
+            wanted: Hashes.
+        """
+        if not table:
+            return
+        hashes = table.keys() & wanted
+        while hashes:
+            try:
+                self._read_places([place for each in hashes for place in table[each]])
+                break
+            except FileNotFoundError:  # its log was rewritten since
+                self._list_anew()
+                hashes &= table.keys()
+        for each in hashes:
+            del table[each]
+
+    def _read_places(self, places: Iterable[_Place]) -> None:
+        """Read those of some records that are still skipped."""
+        wanted: defaultdict[str, set[int]] = defaultdict(set)
+        for log, at in places:
+            if at in log.skipped and self._logs.get(log.id) is log:
+                wanted[log.id].add(at)
+        for name, offsets in wanted.items():
+            log, key = self._logs[name], f"{FOLDER}/{name}.log"
+            descriptor = open_file(log.path)
+            try:
+                reader = LogReader(name, descriptor, key, metas=log.metas)
+                for at in sorted(offsets):
+                    record = reader.record(at, log.end)
+                    if record is None:
+                        raise CorruptError(key, f"the record at byte {at} is damaged")
+                    self._add(log, record)
+                    log.skipped.discard(at)
+            finally:
+                os.close(descriptor)
+            log.metas = reader.metas(log.end)
+
+    def _read_all_skipped(self) -> None:
+        """Read all skipped records."""
+        self._read_places([(log, at) for log in self._logs.values() for at in log.skipped])
+        self._skipped_keys.clear()
+        self._skipped_words.clear()
+
+    def _list_anew(self) -> None:
+        """List the logs again, and read everything that others have added."""
+        self._listed = None
+        while not self._refresh():
+            pass
 
     def _read_words(self) -> None:
         """Read the words of the packs of new records; a process that lists refs needs none."""
@@ -689,6 +794,7 @@ class LogView:
     def consumed_in(self, name: str) -> list[str]:
         """Return the intents that exist and that commits in a log have consumed."""
         with self._lock:
+            self._read_below("")
             log = self._logs.get(name)
             return [] if log is None else self.folder.existing(log.consumed)
 
@@ -759,9 +865,7 @@ class LogView:
                         self._read_records(log, [at for at in wanted(log.index) if at not in log.single_reads])
                 return
             except FileNotFoundError:  # its log was rewritten since
-                self._listed = None
-                while not self._refresh():
-                    pass
+                self._list_anew()
 
     def _read_records(self, log: _KnownLog, offsets: list[int]) -> None:
         """Read some records of an indexed log, or the whole log if they are many."""
@@ -794,41 +898,43 @@ class LogView:
                     self._read_below("")
 
     def _read_below(self, prefix: str) -> None:
-        """Read whole logs, unless their indexes name all blobs below a prefix."""
-        if prefix.partition("/")[0] == _COMMITS:
-            return
-        try:
-            self._read_all()
-        except FileNotFoundError:  # its log was rewritten since
-            self._listed = None
-            while not self._refresh():
-                pass
-            self._read_below(prefix)
+        """Read everything that may name blobs below a prefix."""
+        folder = prefix.partition("/")[0]
+        while True:
+            try:
+                if folder != _COMMITS:  # indexes name all refs
+                    self._read_all()
+                if folder in ("", *USUAL_FOLDERS):
+                    self._read_all_skipped()
+                break
+            except FileNotFoundError:  # its log was rewritten since
+                self._list_anew()
+        if folder != _COMMITS:
+            for key in self._unentered:
+                if key in self._entries:
+                    self._enter(key)
+            self._unentered.clear()
 
     def _read_all(self) -> None:
-        """Read all logs whole, and enter all their blobs."""
+        """Read all indexed logs whole."""
         for log in self._logs.values():
             self._read_whole(log)
-        for key in self._unentered:
-            if key in self._entries:
-                self._enter(key)
-        self._unentered.clear()
 
     def _read_whole(self, log: _KnownLog) -> None:
         """Read an indexed log without its index."""
         if log.index is None:
             return
-        before = log.index, log.end, list(log.entries.values())
-        for entry in before[2]:
+        before = log.index, log.end, log.skipped, list(log.entries.values())
+        for entry in before[3]:
             self._remove(entry)
         log.entries.clear()
-        log.index, log.end = None, 0
+        log.index, log.end, log.skipped = None, 0, set()
         try:
-            self._read_log(log)
+            self._read_log(log, skips=False)
         except CorruptError as error:
             self._damage, self._changed = error, None
         except BaseException:
-            log.index, log.end, entries = before
+            log.index, log.end, log.skipped, entries = before
             for entry in entries:
                 self._add_entry(log, entry)
             raise
@@ -847,6 +953,8 @@ class LogView:
             before = log.written or EMPTY_INDEX
             if end < _INDEXED_BYTES or end - before.end < max(_INDEXED_AGAIN_BYTES, before.end // _INDEX_GROWTH):
                 return
+            # Another process has appended them before this one took the log over.
+            self._read_places([(log, at) for at in log.skipped if at < end])
             self._read_words()
             places = sorted(place for place in log.entries if before.end <= place[0] < end)
             entries = [log.entries[place] for place in places]

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from tensorcas_mlflow.backends._log_digests import with_digests
 from tensorcas_mlflow.backends._log_folder import FOLDER, LogFolder, open_file, read_at, sync_file
-from tensorcas_mlflow.backends._log_records import LogBlob, LogReader, Record, tombstone
+from tensorcas_mlflow.backends._log_reader import LogReader
+from tensorcas_mlflow.backends._log_records import LogBlob, Record, tombstone
 from tensorcas_mlflow.backends._log_rewriter import LogRewriter
 from tensorcas_mlflow.backends._log_view import LogEntry, LogView, UndurableLog
 from tensorcas_mlflow.backends._log_writer import LogWriter, writer_of

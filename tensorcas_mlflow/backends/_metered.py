@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, LogDamage, Token
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, LogDamage, PossibleChildren, Token
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
 from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.errors import BlobNotFoundError
@@ -87,7 +87,7 @@ class MeteredBackend(Backend):
         self.tally.add(0)
         return self.inner.list_dir(prefix)
 
-    def possible_children(self, prefix: str) -> tuple[set[str], set[str]]:
+    def possible_children(self, prefix: str) -> PossibleChildren:
         self.tally.add(0)
         return self.inner.possible_children(prefix)
 

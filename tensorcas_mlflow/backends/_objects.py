@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError, joined
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key, is_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, PossibleChildren, Token, check_key, is_key
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
@@ -230,9 +230,11 @@ class ObjectBackend(Backend):
         blobs = [_blob_info(info) for info in self._all_shown([info for info in objects if is_key(info.path)])]
         return sorted(blobs, key=lambda info: info.key), sorted(name for name in names if is_key(name))
 
-    def possible_children(self, prefix: str) -> tuple[set[str], set[str]]:
+    def possible_children(self, prefix: str) -> PossibleChildren:
         objects, names = self._bucket.children(check_key(prefix))
-        return {info.path.rpartition("/")[2] for info in objects}, set(names)
+        # An object of this size may still be a blob, and a void may have become one.
+        blobs = {info.path.rpartition("/")[2]: True if info.size != VOID_BYTES else None for info in objects}
+        return PossibleChildren(blobs, frozenset(names))
 
     def paths(self) -> Iterator[str]:
         # A void has a key of ours, so there is no need to check objects for voids.

@@ -6,7 +6,7 @@ import operator
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +26,7 @@ from tensorcas_mlflow.layout import (
     Generation,
     Hints,
     Identity,
+    Manifest,
     Mask,
     Positions,
     Segment,
@@ -47,6 +48,8 @@ from tensorcas_mlflow.layout import (
     open_segment,
     pack_key,
     pack_name,
+    read_hints,
+    read_pack_hints,
     read_pack_table,
     segment_bytes,
     segment_key,
@@ -415,7 +418,7 @@ class Catalog:
         self._hints: list[Table] = []
         """Hints of recently read manifests; searched after the tables."""
         self._hinted: set[str] = set()
-        """Packs in the hints of the manifest with deltas read last, whose tables nobody has wanted yet."""
+        """Packs in the hints of manifests with deltas read last, whose tables nobody has wanted yet."""
         self._packs: set[str] = set()
         self._segments: set[str] = set()
         self._loose: dict[str, str | None] = {}
@@ -499,7 +502,7 @@ class Catalog:
                     break
 
     def look_at_hinted(self) -> None:
-        """Read the tables of the packs in the hints of the manifest with deltas read last, unless they are known."""
+        """Read the tables of the packs in the hints of manifests with deltas read last, unless they are known."""
         with self._lock:
             new = {name for name in self._hinted if self._is_new(name)}
             self._hinted.clear()
@@ -615,18 +618,30 @@ class Catalog:
         with self._lock:
             return [pack_key(name) for name in (*sorted(self._unreadable), *reversed(self._lost))]
 
-    def take_hints(self, hints: Hints) -> None:
-        """Add the hinted places of a manifest's chunks."""
+    def take_hints_of(self, manifests: Iterable[Manifest]) -> None:
+        """Add the hinted places of chunks of manifests.
+
+        Hints of packs are kept until the tables of these packs are wanted, or until the next call with some.
+        """
+        hinted: set[str] = set()
+        for manifest in manifests:
+            if not manifest.hints:
+                continue
+            hints = read_hints(manifest.hints, manifest.stored_digests)
+            if hints is not None:
+                self._take_hints(hints)
+            else:
+                hinted |= read_pack_hints(manifest.hints) or set()
+        if hinted:
+            with self._lock:
+                self._hinted = hinted
+
+    def _take_hints(self, hints: Hints) -> None:
         table = Table(
             packs=hints.packs, pack=hints.pack, entries=hints.entries, prefix=prefixes(hints.entries["digest"])
         )
         with self._lock:
             self._hints = [table, *self._hints[: _MAX_HINTS - 1]]
-
-    def take_pack_hints(self, packs: Collection[str]) -> None:
-        """Add packs that may hold the chunks of a manifest; their tables are read when one of them is wanted."""
-        with self._lock:
-            self._hinted = set(packs)
 
     def know_manifest(self, digest: str, name: str) -> None:
         """Remember the name of a manifest written by this process, so an equal save can share it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -53,7 +53,16 @@ from tensorcas_mlflow.store._derivations import (
     with_equal_rows,
 )
 from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
-from tensorcas_mlflow.store._sketches import Relative, find_relative, listed_refs, query_of, read_more, sketches_of
+from tensorcas_mlflow.store._sketches import (
+    SURE,
+    Relative,
+    Sketched,
+    find_relative,
+    listed_refs,
+    query_of,
+    read_more,
+    sketches_of,
+)
 from tensorcas_mlflow.store._sources import Source, Words
 
 _N_LARGEST = 4
@@ -635,8 +644,12 @@ def _fetched_samples(
                 sample = sample_number(len(chunks))
                 sizes[other.digests[places[sample]].tobytes()] = int(wanted.source.sizes[chunks[sample]])
     digests = np.frombuffer(b"".join(sizes), np.uint8).reshape(-1, DIGEST_BYTES)
-    if not catalog.find_sound(digests, ()).found.all():
-        catalog.refresh()
+    catalog.take_hints_of(candidates)
+    # A manifest that this process wrote has none.
+    are_hinted = all(candidate.hints for candidate in candidates)
+    for refresh in (catalog.look_at_hinted, catalog.refresh) if are_hinted else (catalog.refresh,):
+        if not catalog.find_sound(digests, ()).found.all():
+            refresh()
     # A read of a chunk that is gone would look through every pack.
     digests = digests[catalog.find_sound(digests, ()).found]
     keys = [row.tobytes() for row in digests]
@@ -740,8 +753,8 @@ _MERGED_SHARE = 1 / 8
 _N_LATEST = 3
 _N_LOOKED_AT = 48
 """Number of refs to check; a logged model is some ten files, and one of them holds its tensors."""
-_N_AT_ONCE = 8
-"""Number of refs requested at once from an object store."""
+_MOST_AT_ONCE = 8
+"""Bound of the refs requested at once from an object store."""
 
 FindParent = Callable[[], Manifest | None]
 
@@ -907,23 +920,28 @@ class Parents:
         if self.nearest is not None:
             plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
         if plan is None:
-            candidates = self._with_relative(self._candidates(), source, wanted)
+            query = None if self.is_step else query_of(source, wanted.rows)
+            if query is not None and source.first_row is None:
+                self.words = Words(query.rows, query.words)
+            candidates = self._with_relative(self._candidates(query), query, wanted)
             self.nearest = nearest_parent(store.catalog, store.chunks, wanted, store.chunk_bytes, candidates)
             if self._relative is not None and self.nearest is not self._relative.renamed:
                 self._relative = None
             if self.nearest is not None:
+                if store.backend.is_remote:
+                    store.catalog.take_hints_of([self.nearest if self._relative is None else self._relative.parent])
                 plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
         return plan
 
-    def _with_relative(self, candidates: list[Manifest], source: Source, wanted: BaselessTensors) -> list[Manifest]:
+    def _with_relative(
+        self, candidates: list[Manifest], query: Sketched | None, wanted: BaselessTensors
+    ) -> list[Manifest]:
         """Put the checkpoint or file nearest by its sketches before candidates, its tensors named as in the save."""
-        if self.is_step:
+        self._relative = None
+        if query is None or not len(query.rows):
             return candidates
-        query = query_of(source, wanted.rows)
-        if source.first_row is None:
-            self.words = Words(query.rows, query.words)
-        self._has_read_more |= len(query.rows) > 0
-        self._relative = find_relative(self.store, query, wanted.rows, candidates) if len(query.rows) else None
+        self._has_read_more = True
+        self._relative = find_relative(self.store, query, wanted.rows, candidates)
         if self._relative is None:
             return candidates
         if self._relative.is_renamed:
@@ -944,38 +962,63 @@ class Parents:
         """Remember a committed manifest."""
         RECENT.note(self.store.id, self.series or manifest.digest, manifest)
 
-    def _candidates(self) -> list[Manifest]:
+    def _candidates(self, query: Sketched | None) -> list[Manifest]:
+        """Return earlier checkpoints and files that may have bases, the likeliest first.
+
+        Args:
+            query: Sketches of the tensors without bases; None for a step of a series.
+        """
         if self.series is not None:
             last = RECENT.named(self.store.id, self.series)
             with suppress(NotFoundError, FormatError, BackendError):
                 last = last or (self.earlier() if self.earlier else None)
             if last is not None:
                 return [last]
-        if RECENT.begin(self.store.id):
-            for digest, manifest in reversed(self._latest().items()):
+        recent = RECENT.of(self.store.id)
+        if not self._is_enough(recent, query) and RECENT.begin(self.store.id):
+            for digest, manifest in reversed(self._latest(query).items()):
                 RECENT.note(self.store.id, digest, manifest)
-        return RECENT.of(self.store.id)
+            return RECENT.of(self.store.id)
+        return recent
 
-    def _latest(self) -> dict[str, Manifest]:
-        """Read the latest checkpoints and files with different tensors: by their digests, the latest first."""
+    def _is_enough(self, candidates: Sequence[Manifest], query: Sketched | None) -> bool:
+        """Tell whether the sketches of candidates at hand save the requests for more of them from an object store."""
+        if query is None or not self.store.backend.is_remote:
+            return False
+        known = sketches_of(self.store.id)
+        known.learn(candidates)
+        match = known.nearest(query)
+        return match is not None and match.likeness >= SURE
+
+    def _latest(self, query: Sketched | None) -> dict[str, Manifest]:
+        """Read the latest checkpoints and files with different tensors: by their digests, the latest first.
+
+        Args:
+            query: See `_candidates`.
+        """
         found: dict[str, Manifest] = {}
         with suppress(NotFoundError, FormatError, BackendError):
             refs, known = listed_refs(self.store.backend), sketches_of(self.store.id)
             known.take(refs)
-            backend, keys = self.store.backend, [info.key for info in refs[:_N_LOOKED_AT]]
-            read: Iterable[Ref | None] = map(self.store.ref, keys)
-            if backend.is_remote:
-                read = backend.ordered_map(self.store.ref, keys, window=_N_AT_ONCE)
             looked_at: list[BlobInfo] = []
-            for info, ref in zip(refs, read, strict=False):
-                if len(found) == _N_LATEST:
-                    break
-                if backend.is_remote:
-                    looked_at.append(info)  # a folder's manifest without sketches is sketched from its chunks
+            for info, ref in self._read_refs(refs[:_N_LOOKED_AT]):
+                looked_at.append(info)
                 if ref is None or (ref.kind == "file" and ref.n_bytes < LEAST_ROW_BYTES):
                     continue
                 digest = ref.manifest.partition(".")[0]
-                if digest not in found and may_be_base(manifest := self.store.manifest(ref)):
-                    found[digest] = manifest
-            known.see(looked_at)
+                if digest in found or not may_be_base(manifest := self.store.manifest(ref)):
+                    continue
+                found[digest] = manifest
+                if len(found) == _N_LATEST or self._is_enough([manifest], query):
+                    break
+            if self.store.backend.is_remote:
+                known.see(looked_at)  # a folder's manifest without sketches is sketched from its chunks
         return found
+
+    def _read_refs(self, infos: Sequence[BlobInfo]) -> Iterator[tuple[BlobInfo, Ref | None]]:
+        """Read refs: of an object store first one, which is often enough, and then more and more at once."""
+        backend, begin, n_at_once = self.store.backend, 0, 1
+        while some := infos[begin : begin + n_at_once]:
+            yield from zip(some, backend.map_requests(self.store.ref, [info.key for info in some]), strict=True)
+            begin += len(some)
+            n_at_once = min(2 * n_at_once, _MOST_AT_ONCE)

@@ -95,7 +95,7 @@ _MOST_SHARED = 1 / 2
 """Likeness from which a single tensor makes two models relatives."""
 _LEAST_TOTAL_BITS = 100.0
 """Evidence of all tensors together that makes two models relatives."""
-_SURE = 0.9
+SURE = 0.9
 """Likeness from which a search looks for nothing nearer."""
 
 
@@ -635,7 +635,7 @@ def find_relative(
     known = sketches_of(store.id)
     known.learn(candidates)
     match = known.nearest(query)
-    if match is None or match.likeness < _SURE:
+    if match is None or match.likeness < SURE:
         with suppress(NotFoundError, FormatError, BackendError):
             candidates = [*candidates, *read_more(store, int(query.n_bytes.sum()))]
         match = known.nearest(query)

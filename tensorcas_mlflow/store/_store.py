@@ -61,8 +61,6 @@ from tensorcas_mlflow.layout import (
     list_dir,
     new_format,
     parse_format,
-    read_hints,
-    read_pack_hints,
     read_ref,
     read_refs_around,
     stamp_of,
@@ -338,6 +336,8 @@ class Store(Refs):
         self.root_folders: set[str] = set()
         """Artifact roots of repositories in a bucket, and the folders above them, that this process has checked to be
         no files."""
+        self.filled_folders: set[str] = set()
+        """Folders of artifacts in a bucket into which this process has written files."""
         self.chunk_bytes = chunk_bytes
         self._cache = _chunk_cache(backend)
 
@@ -722,12 +722,7 @@ class Store(Refs):
             raise CorruptError(key, f"{getattr(error, 'reason', error)}, and {ref.label} needs it") from error
         manifest = manifest.labelled(ref.label)
         RECENT.note(self.id, ref.manifest.partition(".")[0], manifest)
-        if manifest.hints:
-            hints = read_hints(manifest.hints, manifest.stored_digests)
-            if hints is not None:
-                self.catalog.take_hints(hints)
-            elif (packs := read_pack_hints(manifest.hints)) is not None:
-                self.catalog.take_pack_hints(packs)
+        self.catalog.take_hints_of([manifest])
         return manifest
 
     def read_tensors(

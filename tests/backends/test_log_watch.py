@@ -149,8 +149,9 @@ def test_watching_process_sees_what_others_commit_and_delete(tmp_path: Path) -> 
 def test_watching_process_reports_damage_at_every_look(tmp_path: Path) -> None:
     others(tmp_path, 3)
     backend = watching(tmp_path)
-    log = next(log for log in backend._view._logs.values() if "refs/@other-0" in {e.key for e in log.entries.values()})
-    os.truncate(log.path, 100)
+    entry = backend._view.find("refs/@other-0")
+    assert entry is not None
+    os.truncate(backend._view.folder.log_path(entry.log), 100)
 
     for _ in range(2):
         with pytest.raises(CorruptError, match="it ends before byte"):

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import zstandard
 
-from tensorcas_mlflow.backends import LoggedBackend, _log_folder, _log_records, _log_view, _log_writer
+from tensorcas_mlflow.backends import LoggedBackend, _log_folder, _log_reader, _log_view, _log_writer
 from tensorcas_mlflow.backends._locked_file import LockedFile
+from tensorcas_mlflow.backends._log_reader import LogReader
 from tensorcas_mlflow.backends._log_records import (
     CLOSED,
     HEAD_BYTES,
     HEADER_BYTES,
-    LogReader,
     Record,
     read_tombstones,
     tombstone,
@@ -304,7 +304,7 @@ def test_too_little_memory_to_read_a_log_is_no_damage(folder: Path, monkeypatch:
     def refuse(self: LogReader, *args: object) -> bytes:
         raise zstandard.ZstdError("zstd decompress error: Allocation error : not enough memory")
 
-    monkeypatch.setattr(_log_records, "_grown", refuse)
+    monkeypatch.setattr(_log_reader, "grown", refuse)
     with pytest.raises(MemoryError):
         list(LoggedBackend(folder / ".tensorcas").list("refs"))
 

@@ -404,8 +404,8 @@ def log_is_not_announced(patch: pytest.MonkeyPatch) -> None:
 def records_before_tombstones(patch: pytest.MonkeyPatch) -> None:
     read_log, read_dead = LogView._read_log, LogView._read_dead
 
-    def read_both(self: LogView, log: Any) -> None:
-        read_log(self, log)
+    def read_both(self: LogView, log: Any, **options: bool) -> None:
+        read_log(self, log, **options)
         read_dead(self, log)
 
     patch.setattr(LogView, "_read_log", read_both)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import logging
 import mimetypes
 import os
@@ -13,10 +12,10 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, TypeVar
+from typing import BinaryIO, TypeVar
 
 from mlflow.entities.file_info import FileInfo
 from mlflow.exceptions import MlflowException
@@ -26,11 +25,8 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository, StreamUpload
 from tensorcas_mlflow.backends import (
     NewText,
     PlainFile,
-    PlainFiles,
-    Root,
     Token,
     is_visible_path,
-    open_backend,
     open_plain_files,
 )
 from tensorcas_mlflow.base import config
@@ -39,21 +35,19 @@ from tensorcas_mlflow.base.threads import ordered_map, start
 from tensorcas_mlflow.errors import (
     BackendError,
     ChunkNotFoundError,
-    ConflictError,
     CorruptChunkError,
     CorruptError,
     FencedError,
     FormatError,
     NotFoundError,
-    StoreNotFoundError,
     WrongStoreError,
-    without_secrets,
 )
 from tensorcas_mlflow.file_formats import FilePlace, Readable
-from tensorcas_mlflow.integration._artifact_uri import owner_of, root_of, store_root_for
+from tensorcas_mlflow.integration._artifact_uri import owner_of, root_of
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.artifacts._carried import CarriedStores
+from tensorcas_mlflow.integration.artifacts._finder import Checked, StoreFinder, has_ref, parents
 from tensorcas_mlflow.integration.artifacts._page import (
     MAX_PAGES_LISTED,
     beside,
@@ -74,7 +68,7 @@ from tensorcas_mlflow.integration.artifacts._paths import (
 from tensorcas_mlflow.integration.artifacts._streams import Inflow, Rejoined, UploadStream, n_announced, read_head
 from tensorcas_mlflow.integration.pages import HISTORY_PAGE
 from tensorcas_mlflow.integration.server_store import announcement
-from tensorcas_mlflow.layout import Manifest, RefTarget, artifact_key, artifact_prefix
+from tensorcas_mlflow.layout import Manifest, RefTarget
 from tensorcas_mlflow.store import PendingSave, Store, has_pending, take_pending
 
 _log = logging.getLogger(__name__)
@@ -131,174 +125,12 @@ def is_for_client() -> bool:
     return bool(flask.request.path.rstrip("/").endswith(_CLIENTS)) and "/ajax-api/" not in flask.request.path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """A folder with virtual files kept by one store."""
-
-    store: Store
-    in_store: str
-    """The folder, relative to the store's root."""
-    path: str
-    """The folder, relative to the repository's root."""
-
-    def child(self, path: str) -> str:
-        """Convert a path below the folder from relative to the store's root to relative to the repository's."""
-        return posixpath.join(self.path, path.removeprefix(self.in_store).removeprefix("/"))
-
-
-Checked: TypeAlias = set[tuple[Store, str]]
-"""Stores and folders in them with no file at the folder or above it."""
-
-
-class StoreFinder:
-    """Finds the stores at, above and below one artifact root."""
-
-    def __init__(self, artifact_uri: str, root: Root, plain: PlainFiles) -> None:
-        self._artifact_uri = artifact_uri
-        self._root = root
-        self._plain = plain
-
-    def find(self, path: str) -> tuple[Store | None, str]:
-        """Find the store for a path, and the path relative to its root; None if there is no store.
-
-        Raises:
-            MlflowException: A client sent this server to a folder outside its artifact root, and something lies there.
-        """
-        folder = path
-        if self._root.is_local:
-            # The search starts at the innermost existing folder, because a link may lead into another store.
-            folder = next((part for part in (path, *parents(path)) if self._plain.has_folder(part)), "")
-        try:
-            store, in_store = Store.find(self._root.joined(folder))
-            return store, "/".join(filter(None, (in_store, path[len(folder) :].lstrip("/"))))
-        except StoreNotFoundError:
-            # A client may name any folder of the server's machine as an experiment's artifact location.
-            if config.in_mlflow_server() and self.servers_folder() is None and not self._plain.is_empty():
-                raise self._refusal() from None
-            return None, ""
-
-    def find_to_write(self, path: str, checked: Checked, *, as_folder: bool = False) -> tuple[Store, str]:
-        """Find the store for a new file or folder; create it if there is none.
-
-        Args:
-            path: The file or folder.
-            checked: Folders that this upload has checked; receives those checked by this call. They stay folders: this
-                upload makes or fills them, and other uploads refuse to write a file there.
-            as_folder: Whether the path is to be a folder.
-
-        Raises:
-            ValueError: The other kind occupies the path, or one of its folders is a file.
-        """
-        store, in_store = self.find(path)
-        if store is None:
-            self._make()
-            store, in_store = self.find(path)
-            assert store is not None
-        folder, in_folder = (path, in_store) if as_folder else (posixpath.dirname(path), posixpath.dirname(in_store))
-        places = [(store, part) for part in (in_folder, *parents(in_folder))]
-        # MLflow made the root a folder of artifacts. So in a bucket, where each look is a request, one look is enough.
-        root = in_store[: len(in_store) - len(path)].rstrip("/")
-        roots = {root, *parents(root)} if self._plain.calls_are_requests else set()
-        unchecked = list(
-            itertools.takewhile(lambda place: place not in checked and place[1] not in store.root_folders, places)
-        )
-        is_new = False
-        if unchecked and in_folder and not as_folder and self._plain.calls_are_requests:
-            may_be_file, is_new = _beside(store, in_folder)
-            unchecked = unchecked if may_be_file else unchecked[1:]
-        blocker = self._plain.blocker(folder) or next((part for _, part in unchecked if has_ref(store, part)), None)
-        if blocker is not None:
-            raise ValueError(f"{path!r} cannot be written: {blocker!r} is not a folder")
-        checked.update(places)
-        if len(store.root_folders) > _MOST_ROOT_FOLDERS:
-            store.root_folders.clear()
-        store.root_folders |= roots
-        if not as_folder and (self._plain.is_folder(path) or (not is_new and any(store.artifacts(in_store)))):
-            raise ValueError(f"{path!r} cannot be written as a file: it is a folder")
-        return store, in_store
-
-    def holding(self, path: str) -> list[Held]:
-        """Find the store for a path, or else the stores below it."""
-        if not is_visible_path(path):
-            return []
-        store, in_store = self.find(path)
-        if store is not None:
-            return [Held(store=store, in_store=in_store, path=path)]
-        return [
-            Held(store=Store.open(self._root.joined(folder)), in_store="", path=folder)
-            for folder in self._plain.stores_below(path)
-        ]
-
-    def servers_folder(self) -> Root | None:
-        """The artifact root of the server in this process, if this root lies there."""
-        for root in config.server_roots():
-            with suppress(ValueError):
-                folder = root_of(root)
-                if folder.path_of(self._root) is not None:
-                    return folder
-        return None
-
-    def _make(self) -> None:
-        if not config.in_mlflow_server():
-            Store.open(root_of(store_root_for(self._artifact_uri)), create=True)
-            return
-        place = self.servers_folder()
-        if place is None:
-            raise self._refusal()
-        if not place.is_local:
-            # In a bucket a found store is cached, so no later store can enclose it.
-            Store.open(place, create=True)
-            return
-        # These roots may enclose stores in experiments' folders; the nearest store counts.
-        with suppress(ConflictError):
-            Store.init_backend(open_backend(place))
-
-    def _refusal(self) -> MlflowException:
-        return MlflowException(
-            f"This server does not touch {without_secrets(self._artifact_uri)!r}: "
-            "there is no store at or above it, and it is not the "
-            "server's own artifact destination. Make a store there with `tensorcas init`, or log to it without the "
-            "server.",
-            error_code=PERMISSION_DENIED,
-        )
-
-
-def _beside(store: Store, folder: str) -> tuple[bool, bool]:
-    """Look at a folder in a bucket from the folder above it, by one request that shows both kinds.
-
-    Returns:
-        Whether it may be a file, and whether nothing has ever been stored in it.
-    """
-    above = artifact_prefix(posixpath.dirname(folder))
-    if above in store.wide_folders:
-        return True, False  # a listing takes many requests
-    names, folders = store.backend.possible_children(above)
-    if len(names) + len(folders) > _MOST_BESIDE:
-        store.wide_folders.add(above)
-    key, prefix = artifact_key(folder), artifact_prefix(folder)
-    return key.rpartition("/")[2] in names, prefix.rpartition("/")[2] not in folders
-
-
-def has_ref(store: Store | None, in_store: str) -> bool:
-    """Tell whether a store, if there is one, has a ref for a path."""
-    return store is not None and in_store != "" and store.artifact(in_store) is not None
-
-
-def parents(path: str) -> Iterator[str]:
-    """The folders a path lies in, the innermost first; not the root."""
-    while path := posixpath.dirname(path):
-        yield path
-
-
 PLAIN_BYTES = 64 * 1024
 """Text of at most this size stays a plain file: MLmodel, requirements, parameters, notes."""
 
 MANIFEST_BYTES = 256 * 1024 * 1024
 """Larger files are not checked for being manifests: the check holds the file in memory."""
 
-_MOST_ROOT_FOLDERS = 1 << 14
-_MOST_BESIDE = 1000
-"""Number of objects and folders that one request lists."""
 _MAX_TEXTS = 32
 """Bound of texts written together; they are in memory."""
 _MAX_ATTEMPTS = 3
@@ -341,7 +173,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def log_artifact(self, local_file: str | Path, artifact_path: str | None = None) -> None:
         with for_mlflow():
             source = Path(local_file)
-            self._write_file(source, path_to_write(source.name, artifact_path), set())
+            self._write_file(source, path_to_write(source.name, artifact_path), Checked())
 
     def log_artifacts(self, local_dir: str | Path, artifact_path: str | None = None) -> None:
         with for_mlflow():
@@ -350,7 +182,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
                 raise ValueError(f"there is no folder {str(local_dir)!r} to log")
             # All names are checked before the first file is written.
             paths = {source: path_to_write(name, top) for source, name in _walk(Path(local_dir))}
-            checked: Checked = set()
+            checked = Checked()
             self._write_folder(top, checked)
             texts: list[_Text] = []
             for source, path in paths.items():
@@ -371,7 +203,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     ) -> None:
         with for_mlflow():
             path = self._path_of_upload(posixpath.basename(artifact_file_name), artifact_path)
-            self._write(UploadStream(stream, n_announced=n_announced(stream)), path, set())
+            self._write(UploadStream(stream, n_announced=n_announced(stream)), path, Checked())
 
     async def log_artifact_from_async_stream(
         self, chunks: AsyncIterable[bytes], artifact_file_name: str, artifact_path: str | None = None
@@ -382,7 +214,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
 
             def write() -> None:
                 try:
-                    self._write(inflow, path, set())
+                    self._write(inflow, path, Checked())
                 finally:
                     inflow.close()
 
@@ -583,9 +415,9 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
 
         def look(text: _Text) -> Token | None:
             store, in_store = place_of(text)
-            if any(store.artifacts(in_store)):
+            if self._stores.is_folder(store, in_store, checked):
                 raise ValueError(f"{text.path!r} cannot be written as a file: it is a folder")
-            return store.artifact_token(in_store)
+            return None if checked.shows_ref(store, in_store) is False else store.artifact_token(in_store)
 
         def place_of(text: _Text) -> tuple[Store, str]:
             folder, name = posixpath.split(text.path)
@@ -674,18 +506,20 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             self._plain.write(path, [head], modified_ns=modified_ns, content_type=_content_type(path))
 
         while is_small_text(head):
-            replaced = store.artifact_token(in_store)
+            replaced = None if checked.shows_ref(store, in_store) is False else store.artifact_token(in_store)
             _against_removals(write)
             store.drop_artifact(in_store, replaced)
             # Looking at a ref and dropping it are two steps. In between another process may have relied on the dropped
             # ref and removed the plain file.
             if self._plain.has_file(path) or is_in_store():
                 return
-        with self._plain.replacing(path) as remove:
+        # A file that replaces one in the store has no plain file to remove.
+        keeps_plain |= checked.shows_ref(store, in_store) is True
+        with self._plain.replacing(path) if not keeps_plain else nullcontext() as remove:
             save, target = self._save(store, head, stream, path, in_store, local_path)
             with save:
                 save.commit(target)
-            if not keeps_plain:
+            if remove is not None:
                 remove(is_in_store)
 
     def _path_of_upload(self, name: str, folder: str | None) -> str:

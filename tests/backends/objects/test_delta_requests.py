@@ -132,8 +132,8 @@ def test_new_process_on_the_same_machine_goes_on_with_deltas_and_fetches_no_base
     ref = save(other, last, 2)
     traffic = way.traffic()
 
-    # Beside the requests of any first save: the ref and the manifest before, and the tables of two packs.
-    assert traffic.n_billed <= 8 + 8, str(traffic)
+    # Beside the requests of any first save: the ref and the manifest before, and a listing and the tables of two packs.
+    assert traffic.n_billed <= 9 + 5, str(traffic)
     assert traffic.up_bytes < 0.05 * MODEL_BYTES
     assert traffic.down_bytes < 250_000
     assert are_equal(load(other, ref), last)
@@ -264,6 +264,35 @@ def test_quantized_file_finds_the_weights_of_another_process_with_few_requests(
     # Of each file a ref and the table of its pack.
     assert traffic.n_billed <= 8 + 8 + 2 * n_files, str(traffic)
     assert b"".join(other.iter_file(ref)) == file
+
+
+def test_search_ends_with_the_first_manifest_that_is_surely_related(store: Store, way: Proxy, reopen: Reopen) -> None:
+    *first, last = training(6)
+    for number, state in enumerate(first):
+        save(store, renamed(state) if number % 2 else state, 0, f"run {number}")
+    tuning = reopen()
+    ref = save(tuning, last, 0, "tuned")
+    traffic = way.traffic()
+    requests = str(traffic.of(Kind.GET))
+
+    assert requests.count("/refs/") == 1, str(traffic)
+    assert requests.count("/manifests/") == 1, str(traffic)
+    assert traffic.up_bytes < 0.05 * MODEL_BYTES
+    assert are_equal(load(tuning, ref), last)
+
+
+def test_process_that_has_read_the_base_lists_no_refs(store: Store, way: Proxy, reopen: Reopen) -> None:
+    first, second = training(2)
+    base = save(store, first, 0, "the base")
+    tuning = reopen()
+    load(tuning, base)
+    way.forget()
+    save(tuning, renamed(second), 0, "tuned")
+    traffic = way.traffic()
+
+    assert not [each for each in traffic.of(Kind.LIST).exchanges if "refs%2F" in each.query], str(traffic)
+    assert traffic.n_billed <= 2 + 8, str(traffic)  # the table of one pack is read, and another pack is written
+    assert traffic.up_bytes < 0.05 * MODEL_BYTES
 
 
 def test_search_fetches_few_manifests_from_a_bucket_with_many(store: Store, way: Proxy, reopen: Reopen) -> None:

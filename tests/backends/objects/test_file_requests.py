@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository, _repository
-from tensorcas_mlflow.store import _ingest
+from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository, _finder
+from tensorcas_mlflow.store import Store, _ingest
 from tests.backends.objects.proxy import Proxy
 from tests.backends.objects.requests_seen import Kind
 from tests.backends.objects.servers import S3Server
@@ -39,6 +39,10 @@ def written(path: Path, seed: int = 0) -> Path:
     return path
 
 
+def stores_of(repo: TensorCasArtifactRepository) -> list[Store]:
+    return [held.store for held in repo._stores.holding("")]
+
+
 def test_file_in_a_new_folder_makes_nine_requests_beside_its_pack(
     repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path
 ) -> None:
@@ -64,12 +68,72 @@ def test_file_of_many_batches_makes_twelve_requests_beside_its_packs(
     assert traffic.n_billed == n_packs + 12, str(traffic)
 
 
-def test_file_in_a_folder_with_files_makes_ten_requests_beside_its_pack(
+def test_file_in_a_folder_with_files_makes_nine_requests_beside_its_pack(
     repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path
 ) -> None:
     repo.log_artifact(written(tmp_path / "other.bin", 1), "step-0")
 
+    assert way.traffic().n_billed == 1 + 9, str(way.traffic())
+
+
+def test_file_of_another_process_in_that_folder_makes_one_request_more(
+    repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for store in stores_of(repo):
+        monkeypatch.setattr(store, "filled_folders", set())
+    repo.log_artifact(written(tmp_path / "other.bin", 1), "step-0")
+
     assert way.traffic().n_billed == 1 + 10, str(way.traffic())
+
+
+def test_file_in_place_of_another_makes_eight_requests_beside_its_pack(
+    repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path
+) -> None:
+    repo.log_artifact(written(tmp_path / "model.bin", 1), "step-0")
+
+    assert way.traffic().n_billed == 1 + 8, str(way.traffic())
+    assert Path(repo.download_artifacts("step-0/model.bin")).read_bytes() == (tmp_path / "model.bin").read_bytes()
+
+
+def test_each_further_file_of_a_folder_makes_eight_requests_beside_its_pack(
+    repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path
+) -> None:
+    counts = []
+    for n_files in (1, 4):
+        folder = tmp_path / f"{n_files}"
+        folder.mkdir()
+        for number in range(n_files):
+            written(folder / f"{number}.bin", 10 * n_files + number)
+        way.forget()
+        repo.log_artifacts(str(folder), f"step-{n_files}")
+        counts.append(way.traffic().n_billed)
+
+    assert counts == [1 + 9, 4 + 9 + 3 * 8]
+
+
+def test_texts_of_a_folder_make_two_requests_each(
+    repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(5):
+        (folder / f"{number}.txt").write_text(f"text {number}")
+    repo.log_artifacts(str(folder), "step-1")
+
+    # One listing shows that the folder is new. Each text is written, and seen to be there.
+    assert way.traffic().n_billed == 1 + 5 * 2, str(way.traffic())
+
+
+def test_file_hides_a_text_that_a_dead_process_left_in_its_place(
+    repo: TensorCasArtifactRepository, tmp_path: Path
+) -> None:
+    repo._plain.write("step-0/model.bin", [b"left over"])
+    repo.log_artifact(written(tmp_path / "model.bin", 1), "step-0")
+
+    assert [(info.path, info.file_size) for info in repo.list_artifacts("step-0")] == [("step-0/model.bin", N_BYTES)]
+    assert Path(repo.download_artifacts("step-0/model.bin")).read_bytes() == (tmp_path / "model.bin").read_bytes()
+    repo.delete_artifacts("step-0/model.bin")
+    assert repo.list_artifacts("step-0") == []
 
 
 def test_folders_above_the_artifact_root_are_looked_at_once(
@@ -101,7 +165,7 @@ def test_file_in_the_place_of_an_artifact_root_is_refused_there(
 def test_file_is_refused_below_a_file_and_in_the_place_of_a_folder(
     repo: TensorCasArtifactRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(_repository, "_MOST_BESIDE", most)
+    monkeypatch.setattr(_finder, "_MOST_LISTED", most)
     repo.log_artifact(written(tmp_path / "x.bin", 1), "a/b")
     for _ in range(2):
         with pytest.raises(MlflowException, match=r"'a/b/x\.bin' is not a folder"):
@@ -124,6 +188,8 @@ def test_file_takes_the_place_of_a_folder_whose_files_are_deleted(
     repo.log_artifact(written(tmp_path / "x.bin", 1), "a/b")
     repo.delete_artifacts("a/b")
     repo.log_artifact(written(tmp_path / "b", 2), "a")
+    with pytest.raises(MlflowException, match="'a/b' is not a folder"):
+        repo.log_artifact(written(tmp_path / "x.bin", 3), "a/b")
     repo.delete_artifacts("a/b")
     repo.log_artifact(written(tmp_path / "x.bin", 3), "a/b")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import LoggedBackend
-from tensorcas_mlflow.backends._log_records import LogReader
+from tensorcas_mlflow.backends._log_reader import LogReader
 from tensorcas_mlflow.backends._log_writer import close_writer
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.layout import RefTarget
