@@ -11,7 +11,8 @@ files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
 | `_open` | the backend of a root, with its credentials |
 | `_local`, `_file` | folders, and the ways to read one file |
 | `_logged`, `_logs` | folders with logs: the backend, and the blobs in the logs of one store |
-| `_log_view`, `_log_writer`, `_log_rewriter` | all live blobs, the log of this process, the rewriting of logs |
+| `_log_view`, `_log_skipped` | all live blobs in logs, and the records that are not read yet |
+| `_log_writer`, `_log_rewriter` | the log of this process, and the rewriting of logs |
 | `_log_folder`, `_log_records`, `_log_reader`, `_log_index`, `_log_digests` | the files of logs, and their bytes |
 | `_objects`, `_buckets` | object stores, and all use of obstore |
 | `_plain_files` | plain files beside a store, in a folder or a bucket |

@@ -79,6 +79,7 @@ class LogDamage(NamedTuple):
 
 
 Children = tuple[list[BlobInfo], list[str]]
+"""The blobs directly below a prefix, and the names of the next segments; both sorted."""
 
 
 class PossibleChildren(NamedTuple):
@@ -88,9 +89,6 @@ class PossibleChildren(NamedTuple):
     """Last segments of the keys that may have blobs: True for one that has, None if only a look at it would show."""
     segments: Set[str]
     """Next segments with keys below them that may have blobs."""
-
-
-"""The blobs directly below a prefix, and the names of the next segments; both sorted."""
 
 
 class Backend(ABC):
@@ -291,6 +289,13 @@ class Backend(ABC):
         """
         blobs, names = self.list_dir(prefix)
         return PossibleChildren({info.key.rpartition("/")[2]: True for info in blobs}, frozenset(names))
+
+    def few_possible_children(self, prefix: str, most: int) -> PossibleChildren | None:
+        """List the names directly below a prefix, unless more keys than a bound lie below it, however deep.
+
+        A remote backend lists no further than that.
+        """
+        return self.possible_children(prefix)
 
     def paths(self) -> Iterator[str]:
         """Yield the path of every file or object below the root, in no order, even if it is no key.

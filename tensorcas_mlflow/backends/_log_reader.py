@@ -189,7 +189,9 @@ class LogReader:
         n_bytes = front_bytes(data)
         if n_bytes is None or n_bytes > size - at:
             return None
-        front = read_front(bytes.fromhex(self._id), at, size, self._bytes(at, n_bytes, 0))
+        data = self._bytes(at, n_bytes, 0)
+        # Its process may take a record back that it could not write whole.
+        front = read_front(bytes.fromhex(self._id), at, size, data) if len(data) == n_bytes else None
         if front is None:
             return None
         if front.version > VERSION:

@@ -32,7 +32,7 @@ HEAD_BYTES = _HEAD.size + _DIGEST_BYTES
 LEAST_BYTES = HEAD_BYTES + 2
 """Size of the head of a record and of the first field of its summary; a record without a summary has as many, too."""
 _PACKED, _SUMMARIZED, _OTHER_KEYS = 1, 2, 4
-"""Flags of a record: its meta is packed; it has a summary; it has keys of other folders than the usual ones."""
+"""Flags of a record: its meta is packed; it has a summary; nobody skips it, since a key has an unusual folder."""
 USUAL_FOLDERS = ("refs", "manifests", "packs")
 _N_WORDS = struct.Struct("<H")
 _MOST_WORDS = 0xFFFF
@@ -241,8 +241,7 @@ def encode_record(
             stored, flags, prefix_at = packed, _PACKED, prefix[0] if prefix else 0
     summary = _summary(blobs, intents, body_digest if body else b"") if is_summarized else b""
     if summary:
-        is_usual = all(blob.key.partition("/")[0] in USUAL_FOLDERS for blob in blobs)
-        flags |= _SUMMARIZED if is_usual else _SUMMARIZED | _OTHER_KEYS
+        flags |= _SUMMARIZED if all(map(_is_usual, blobs)) else _SUMMARIZED | _OTHER_KEYS
     body_at = offset + HEAD_BYTES + len(summary) + len(stored)
     pad = -body_at % ALIGNMENT if body else 0
     head = _HEAD.pack(
@@ -281,6 +280,10 @@ def _summary(blobs: Sequence[LogBlob], intents: Sequence[str], body_digest: byte
         return b""
     hashes = [key_hash(key) for key in (*(blob.key for blob in blobs), *intents)]
     return b"".join([_N_WORDS.pack(len(words) // WORD_BYTES), body_digest, *hashes, words])
+
+
+def _is_usual(blob: LogBlob | LogRow) -> bool:
+    return blob.key.partition("/")[0] in USUAL_FOLDERS
 
 
 def _summary_bytes(data: bytes) -> int:
@@ -502,6 +505,8 @@ def parse_meta(meta: bytes, front: Front) -> Record:
         hashes = b"".join(map(key_hash, (*(row.key for row in rows), *consumed)))
         if (summary.keys, summary.body_digest) != (hashes, body_digest if front.has_body else b""):
             raise ValueError("its summary is another one's")
+        if not front.flags & _OTHER_KEYS and not all(map(_is_usual, rows)):
+            raise ValueError("its flags hide a key")
     return Record(
         offset=front.offset,
         end=front.end,

@@ -32,7 +32,6 @@ from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_by
 from tensorcas_mlflow.backends._log_reader import LogReader, read_summaries
 from tensorcas_mlflow.backends._log_records import (
     CLOSED,
-    HASH_BYTES,
     HEADER_BYTES,
     TOMBSTONE,
     USUAL_FOLDERS,
@@ -44,6 +43,7 @@ from tensorcas_mlflow.backends._log_records import (
     meta_bytes,
     read_tombstones,
 )
+from tensorcas_mlflow.backends._log_skipped import Place, SkippedRecords
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import CorruptError, FormatError, RefusedError
@@ -123,8 +123,6 @@ class _KnownLog:
     """Size of the known tombstones."""
     entries: dict[tuple[int, int], LogEntry] = field(default_factory=dict)
     """Live blobs, by record and row."""
-    skipped: set[int] = field(default_factory=set)
-    """Offsets of the records of which only the summary has been read."""
     dead: set[tuple[int, int]] = field(default_factory=set)
     """Tombstones; one may be known before its blob."""
     is_closed: bool = False
@@ -164,13 +162,9 @@ class _KnownLog:
     metas: dict[int, bytes] = field(default_factory=dict)
     """Metas of the last records, by offset: the next ones are mostly differences from them."""
     n_stored_bytes: int = 0
-    """Size of the heads and stored metas of the records that were read."""
+    """Size of the heads, the summaries and the stored metas of the records that were read."""
     n_meta_bytes: int = 0
     """Size of their metas."""
-
-
-_Place = tuple[_KnownLog, int]
-"""A log, and the offset of a record in it."""
 
 
 class LogView:
@@ -196,10 +190,7 @@ class LogView:
         self._logs: dict[str, _KnownLog] = {}
         self._entries: dict[str, list[LogEntry]] = {}
         """Live blobs, by key."""
-        self._skipped_keys: dict[bytes, list[_Place]] = {}
-        """Places of skipped records, by the hashes of their keys; some may have been read since."""
-        self._skipped_words: dict[bytes, list[_Place]] = {}
-        """The same by the words of their packs."""
+        self._skipped = SkippedRecords()
         self._packs: dict[bytes, set[str]] = {}
         """Keys of packs by their words; some packs may be gone."""
         self._blobs_in: defaultdict[str, set[str]] = defaultdict(set)
@@ -352,8 +343,9 @@ class LogView:
         joined = np.ascontiguousarray(digests[:, :WORD_BYTES]).tobytes()
         words = [joined[at : at + WORD_BYTES] for at in range(0, len(joined), WORD_BYTES)]
         with self._lock:
-            self._read_indexed(lambda index: index.with_words(np.frombuffer(joined, "<u4")))
-            self._read_skipped(self._skipped_words, words)
+            self._read_wanted(
+                lambda index: index.with_words(np.frombuffer(joined, "<u4")), lambda: self._skipped.with_words(words)
+            )
             self._read_words()
             found = list(map(self._packs.get, words))
             return {key for keys in found if keys for key in keys if key in self._entries}
@@ -367,7 +359,7 @@ class LogView:
     def has_consumed(self, intent: str) -> bool:
         """Tell whether a commit has consumed an intent, as of the last refresh."""
         with self._lock:
-            self._read_skipped(self._skipped_keys, [key_hash(intent)])
+            self._read_wanted(lambda index: [], lambda: self._skipped.with_keys([key_hash(intent)]))
             return any(intent in log.consumed for log in self._logs.values())
 
     def below(self, prefix: str) -> list[LogEntry]:
@@ -505,8 +497,6 @@ class LogView:
         lost: list[int] | None = [] if self._salvages else None
         found, n_bytes = read_tombstones(log.id, data, f"{FOLDER}/{log.id}.dead", lost=lost)
         log.lost_tombstones += [log.n_dead_bytes + at for at in lost or ()]
-        with contextlib.suppress(FileNotFoundError):  # the log was rewritten since
-            self._read_places([(log, offset) for offset, _ in found])
         for offset, row in found:
             if row == CLOSED:
                 log.is_closed = True
@@ -551,63 +541,56 @@ class LogView:
     def _skip(self, log: _KnownLog, summary: Summary) -> None:
         """Note a record without reading its meta: most processes never need most records of others."""
         log.durable = max(log.durable, summary.durable_before)
-        place = log, summary.offset
-        log.skipped.add(summary.offset)
-        for table, hashes in (self._skipped_keys, summary.keys), (self._skipped_words, summary.words):
-            for at in range(0, len(hashes), HASH_BYTES):
-                table.setdefault(hashes[at : at + HASH_BYTES], []).append(place)
+        self._skipped.note(log.id, summary)
 
     def _read_for(self, keys: Sequence[str]) -> None:
-        """Read the indexed and the skipped records that may have some keys."""
-        self._read_indexed(lambda index: sorted({at for key in keys for at in index.with_key(key)}))
-        self._read_skipped(self._skipped_keys, map(key_hash, keys))
+        """Read the records that may have some keys."""
+        hashes = [key_hash(key) for key in keys]
+        self._read_wanted(
+            lambda index: sorted({at for key in keys for at in index.with_key(key)}),
+            lambda: self._skipped.with_keys(hashes),
+        )
 
-    def _read_skipped(self, table: dict[bytes, list[_Place]], wanted: Iterable[bytes]) -> None:
-        """Read skipped records.
+    def _read_wanted(self, indexed: Callable[[LogIndex], list[int]], skipped: Callable[[], list[Place]]) -> None:
+        """Read the records that may have some blobs.
 
         Args:
-            table: Places by hashes.
-            wanted: Hashes.
+            indexed: Returns the offsets of records, from an index.
+            skipped: Returns the skipped ones.
         """
-        if not table:
-            return
-        hashes = table.keys() & wanted
-        while hashes:
+        while True:
+            self._read_indexed(indexed)
             try:
-                self._read_places([place for each in hashes for place in table[each]])
-                break
-            except FileNotFoundError:  # its log was rewritten since
+                self._read_skipped(skipped())
+                return
+            except FileNotFoundError:  # its log was rewritten since, and the new one may have an index
                 self._list_anew()
-                hashes &= table.keys()
-        for each in hashes:
-            del table[each]
 
-    def _read_places(self, places: Iterable[_Place]) -> None:
-        """Read those of some records that are still skipped."""
+    def _read_skipped(self, places: Iterable[Place]) -> None:
+        """Read some skipped records."""
         wanted: defaultdict[str, set[int]] = defaultdict(set)
-        for log, at in places:
-            if at in log.skipped and self._logs.get(log.id) is log:
-                wanted[log.id].add(at)
+        for name, at in places:
+            wanted[name].add(at)
         for name, offsets in wanted.items():
             log, key = self._logs[name], f"{FOLDER}/{name}.log"
             descriptor = open_file(log.path)
             try:
-                reader = LogReader(name, descriptor, key, metas=log.metas)
+                reader, size = LogReader(name, descriptor, key, metas=log.metas), os.fstat(descriptor).st_size
                 for at in sorted(offsets):
-                    record = reader.record(at, log.end)
-                    if record is None:
-                        raise CorruptError(key, f"the record at byte {at} is damaged")
-                    self._add(log, record)
-                    log.skipped.discard(at)
+                    try:
+                        record = reader.record(at, size)
+                        if record is None:
+                            raise CorruptError(key, f"the record at byte {at} is damaged")
+                    except CorruptError:
+                        # The disk may have lost a record of a failed sync. Whoever rewrites the log says so.
+                        if name not in self.failed:
+                            raise
+                    else:
+                        self._add(log, record)
+                    self._skipped.remove((name, at))
             finally:
                 os.close(descriptor)
             log.metas = reader.metas(log.end)
-
-    def _read_all_skipped(self) -> None:
-        """Read all skipped records."""
-        self._read_places([(log, at) for log in self._logs.values() for at in log.skipped])
-        self._skipped_keys.clear()
-        self._skipped_words.clear()
 
     def _list_anew(self) -> None:
         """List the logs again, and read everything that others have added."""
@@ -665,6 +648,7 @@ class LogView:
     def _forget(self, name: str) -> None:
         """Remove a log and its blobs."""
         self.failed.discard(name)
+        self._skipped.forget(name)
         for entry in self._logs.pop(name).entries.values():
             self._remove(entry)
 
@@ -736,6 +720,7 @@ class LogView:
     def undurable_deletions(self, key: str) -> list[str]:
         """Return the logs that may hold an earlier blob of a commit at a key with a tombstone that is not durable."""
         with self._lock:
+            self._read_wanted(lambda index: [], lambda: self._skipped.with_keys([key_hash(key)]))
             return [
                 log.id
                 for log in self._logs.values()
@@ -775,7 +760,11 @@ class LogView:
             return log.end >= before
 
     def read_all(self) -> None:
-        """Read the indexed logs whole, which finds damage to their records."""
+        """Read all records whose metas have not been read, which finds damage to those of indexed logs.
+
+        Raises:
+            CorruptError: A skipped record is damaged.
+        """
         with self._lock:
             self._read_below("")
 
@@ -905,7 +894,7 @@ class LogView:
                 if folder != _COMMITS:  # indexes name all refs
                     self._read_all()
                 if folder in ("", *USUAL_FOLDERS):
-                    self._read_all_skipped()
+                    self._read_skipped(self._skipped.all())
                 break
             except FileNotFoundError:  # its log was rewritten since
                 self._list_anew()
@@ -924,17 +913,18 @@ class LogView:
         """Read an indexed log without its index."""
         if log.index is None:
             return
-        before = log.index, log.end, log.skipped, list(log.entries.values())
+        before = log.index, log.end, self._skipped.forget(log.id), list(log.entries.values())
         for entry in before[3]:
             self._remove(entry)
         log.entries.clear()
-        log.index, log.end, log.skipped = None, 0, set()
+        log.index, log.end = None, 0
         try:
             self._read_log(log, skips=False)
         except CorruptError as error:
             self._damage, self._changed = error, None
         except BaseException:
-            log.index, log.end, log.skipped, entries = before
+            log.index, log.end, skipped, entries = before
+            self._skipped.restore(log.id, skipped)
             for entry in entries:
                 self._add_entry(log, entry)
             raise
@@ -953,8 +943,11 @@ class LogView:
             before = log.written or EMPTY_INDEX
             if end < _INDEXED_BYTES or end - before.end < max(_INDEXED_AGAIN_BYTES, before.end // _INDEX_GROWTH):
                 return
-            # Another process has appended them before this one took the log over.
-            self._read_places([(log, at) for at in log.skipped if at < end])
+            try:
+                # Another process has appended them before this one took the log over.
+                self._read_skipped(self._skipped.in_log(name))
+            except OSError:
+                return
             self._read_words()
             places = sorted(place for place in log.entries if before.end <= place[0] < end)
             entries = [log.entries[place] for place in places]

@@ -91,6 +91,10 @@ class MeteredBackend(Backend):
         self.tally.add(0)
         return self.inner.possible_children(prefix)
 
+    def few_possible_children(self, prefix: str, most: int) -> PossibleChildren | None:
+        self.tally.add(0)
+        return self.inner.few_possible_children(prefix, most)
+
     def paths(self) -> Iterator[str]:
         self.tally.add(0)
         return self.inner.paths()

@@ -32,6 +32,11 @@ def is_void(data: bytes) -> bool:
     return len(data) == VOID_BYTES and data.startswith(_VOID)
 
 
+def _may_be_blob(info: ObjectInfo) -> bool | None:
+    """Return True for an object that is no void; None if only its bytes would show that."""
+    return True if info.size != VOID_BYTES else None
+
+
 def is_void_object(bucket: Bucket, info: ObjectInfo) -> bool:
     """Tell whether an object is a void, or gone; only one of a void's size has to be read."""
     if info.size != VOID_BYTES:
@@ -232,9 +237,23 @@ class ObjectBackend(Backend):
 
     def possible_children(self, prefix: str) -> PossibleChildren:
         objects, names = self._bucket.children(check_key(prefix))
-        # An object of this size may still be a blob, and a void may have become one.
-        blobs = {info.path.rpartition("/")[2]: True if info.size != VOID_BYTES else None for info in objects}
-        return PossibleChildren(blobs, frozenset(names))
+        return PossibleChildren(
+            {info.path.rpartition("/")[2]: _may_be_blob(info) for info in objects}, frozenset(names)
+        )
+
+    def few_possible_children(self, prefix: str, most: int) -> PossibleChildren | None:
+        infos = list(islice(self._bucket.walk(check_key(prefix)), most))
+        if len(infos) == most:  # to draw another one may take another request
+            return None
+        blobs: dict[str, bool | None] = {}
+        names: set[str] = set()
+        for info in infos:
+            name, is_deeper, _ = info.path[len(prefix) + 1 :].partition("/")
+            if is_deeper:
+                names.add(name)
+            else:
+                blobs[name] = _may_be_blob(info)
+        return PossibleChildren(blobs, names)
 
     def paths(self) -> Iterator[str]:
         # A void has a key of ours, so there is no need to check objects for voids.

@@ -54,6 +54,7 @@ from tensorcas_mlflow.store._derivations import (
 )
 from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES, RECENT, may_be_base
 from tensorcas_mlflow.store._sketches import (
+    FETCH_BYTES,
     SURE,
     Relative,
     Sketched,
@@ -341,12 +342,15 @@ class BasePlan:
         if self._packs is not None:
             self._packs.close()
 
-    def leave_out(self, backend: Backend, condemned: Condemnation) -> None:
+    def leave_out(self, backend: Backend, condemned: Condemnation) -> Collection[str]:
         """Rely on no condemned or deleted pack.
 
         Args:
             backend: The store's.
             condemned: The condemned lists, read after the intent was created.
+
+        Returns:
+            The packs to rely on.
         """
         seen = self._catalog.seen(condemned.generation)
         there = set(map(pack_key, self.packs - condemned.packs)) - seen
@@ -358,6 +362,7 @@ class BasePlan:
         if self.packs & self._excluded:
             self.packs -= self._excluded
             self._found = None
+        return self.packs
 
     def has(self, chunks: Any) -> Mask:
         """Return for each of some chunks whether it has a candidate."""
@@ -644,9 +649,10 @@ def _fetched_samples(
                 sample = sample_number(len(chunks))
                 sizes[other.digests[places[sample]].tobytes()] = int(wanted.source.sizes[chunks[sample]])
     digests = np.frombuffer(b"".join(sizes), np.uint8).reshape(-1, DIGEST_BYTES)
-    catalog.take_hints_of(candidates)
+    compared = candidates[:_N_COMPARED]
+    catalog.take_hints_of(reversed(compared))
     # A manifest that this process wrote has none.
-    are_hinted = all(candidate.hints for candidate in candidates)
+    are_hinted = all(candidate.hints for candidate in compared)
     for refresh in (catalog.look_at_hinted, catalog.refresh) if are_hinted else (catalog.refresh,):
         if not catalog.find_sound(digests, ()).found.all():
             refresh()
@@ -975,15 +981,23 @@ class Parents:
             if last is not None:
                 return [last]
         recent = RECENT.of(self.store.id)
-        if not self._is_enough(recent, query) and RECENT.begin(self.store.id):
-            for digest, manifest in reversed(self._latest(query).items()):
-                RECENT.note(self.store.id, digest, manifest)
-            return RECENT.of(self.store.id)
-        return recent
+        if RECENT.is_searched(self.store.id) or self._are_enough(recent, query):
+            return recent
+        found = self._latest(query)
+        for digest, manifest in reversed(found.items()):
+            RECENT.note(self.store.id, digest, manifest)
+        if len(found) == _N_LATEST or not self._are_enough(list(found.values()), query):
+            RECENT.note_searched(self.store.id)
+        return RECENT.of(self.store.id)
 
-    def _is_enough(self, candidates: Sequence[Manifest], query: Sketched | None) -> bool:
-        """Tell whether the sketches of candidates at hand save the requests for more of them from an object store."""
-        if query is None or not self.store.backend.is_remote:
+    def _are_enough(self, candidates: Sequence[Manifest], query: Sketched | None) -> bool:
+        """Tell whether a small save needs no more manifests from an object store: one of its candidates is related.
+
+        Another one may be nearer, so a save reads more of them the larger it is.
+        """
+        if query is None or not self.store.backend.is_remote or not candidates:
+            return False
+        if len(candidates) < min(_N_LATEST, 1 + int(query.n_bytes.sum()) // FETCH_BYTES):
             return False
         known = sketches_of(self.store.id)
         known.learn(candidates)
@@ -1009,7 +1023,7 @@ class Parents:
                 if digest in found or not may_be_base(manifest := self.store.manifest(ref)):
                     continue
                 found[digest] = manifest
-                if len(found) == _N_LATEST or self._is_enough([manifest], query):
+                if len(found) == _N_LATEST or self._are_enough(list(found.values()), query):
                     break
             if self.store.backend.is_remote:
                 known.see(looked_at)  # a folder's manifest without sketches is sketched from its chunks

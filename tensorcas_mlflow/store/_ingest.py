@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -682,9 +683,14 @@ class Ingest:
         if cover is None or not cover.covers({*self._packs_of(named), *bases}):
             cover, is_fresh = self._declare(named, bases), self._backend.is_remote and self.n_batches > 0
         condemned = cover.condemned
-        if plan is not None:
-            plan.leave_out(self._backend, condemned)
-        missing_ones = probe(self._backend, self._catalog, named, condemned, is_fresh=is_fresh)
+        missing_ones = probe(
+            self._backend,
+            self._catalog,
+            named,
+            condemned,
+            check_bases=tuple if plan is None else partial(plan.leave_out, self._backend, condemned),
+            is_fresh=is_fresh,
+        )
         if cover is self._cover:
             # It names no digest of this batch, so a copy in another pack may go. Packs that turned out to be gone were
             # searched for such copies.

@@ -29,14 +29,17 @@ class RecentManifests:
     def __init__(self) -> None:
         self._lock = Lock()
         self._by_name: OrderedDict[tuple[str, str], Manifest] = OrderedDict()
-        self._begun: set[str] = set()
+        self._searched: set[str] = set()
 
-    def begin(self, store_id: str) -> bool:
-        """Tell whether this is the first call for a store: then the caller looks for manifests of other processes."""
+    def note_searched(self, store_id: str) -> None:
+        """Note that nobody need look for manifests of other processes in a store any more."""
         with self._lock:
-            is_first = store_id not in self._begun
-            self._begun.add(store_id)
-            return is_first
+            self._searched.add(store_id)
+
+    def is_searched(self, store_id: str) -> bool:
+        """Tell whether somebody has looked for manifests of other processes in a store."""
+        with self._lock:
+            return store_id in self._searched
 
     def note(self, store_id: str, name: str, manifest: Manifest) -> None:
         """Remember a manifest; the oldest of too many are forgotten.

@@ -500,10 +500,7 @@ class PendingSave:
 
     def _check_bases(self) -> Collection[str]:
         """Leave out the possible bases in condemned or deleted packs; return the packs of the others."""
-        if self._plan is None:
-            return ()
-        self._plan.leave_out(self._backend, self._condemned)
-        return self._plan.packs
+        return () if self._plan is None else self._plan.leave_out(self._backend, self._condemned)
 
     def _write(self, watch: CountBytes | None = None) -> None:
         """Take steps 4 and 5: afterwards everything the save relies on exists, and stays as long as the intent does."""

@@ -70,7 +70,7 @@ _READ_BYTES = 4 << 20
 """Size of a save for each manifest that its search reads: a search takes a few percent of the time of a save."""
 _MOST_FETCHED = 8
 """Bound of the manifests one search fetches from an object store."""
-_FETCH_BYTES = 1 << 20
+FETCH_BYTES = 1 << 20
 """Size of a save for each manifest that its search fetches."""
 _FETCHED_SHARE = 1 / 16
 """Largest manifest that a search fetches from an object store, as a share of the save."""
@@ -441,7 +441,7 @@ def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
     """
     known, backend = sketches_of(store.id), store.backend
     if backend.is_remote:
-        most, most_bytes = min(_MOST_FETCHED, n_bytes // _FETCH_BYTES), int(_FETCHED_SHARE * n_bytes)
+        most, most_bytes = min(_MOST_FETCHED, n_bytes // FETCH_BYTES), int(_FETCHED_SHARE * n_bytes)
     else:
         most, most_bytes = min(_MOST_READ, max(_LEAST_READ, n_bytes // _READ_BYTES)), MAX_BYTES
 

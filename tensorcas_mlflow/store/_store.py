@@ -337,7 +337,7 @@ class Store(Refs):
         """Artifact roots of repositories in a bucket, and the folders above them, that this process has checked to be
         no files."""
         self.filled_folders: set[str] = set()
-        """Folders of artifacts in a bucket into which this process has written files."""
+        """Folders of artifacts in a bucket that this process has listed to write into them."""
         self.chunk_bytes = chunk_bytes
         self._cache = _chunk_cache(backend)
 
@@ -428,7 +428,7 @@ class Store(Refs):
         store = cls.open_backend(backend)
         if generation is not None:
             store.catalog.identity.note(generation)
-            RECENT.begin(store.id)  # a new store has no manifests of other processes, and a listing is a request
+            RECENT.note_searched(store.id)  # a new store has no manifests of others, and a listing is a request
         return store
 
     def past_damage(self) -> Store:

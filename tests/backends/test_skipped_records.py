@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import struct
@@ -12,12 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import LoggedBackend, _log_reader, _log_records, _log_view, _log_writer
+from tensorcas_mlflow.backends import (
+    LoggedBackend,
+    _log_reader,
+    _log_records,
+    _log_skipped,
+    _log_view,
+    _log_writer,
+)
 from tensorcas_mlflow.backends._log_reader import LogReader
 from tensorcas_mlflow.backends._log_records import HEAD_BYTES, HEADER_BYTES, LogBlob, encode_record
+from tensorcas_mlflow.backends._log_skipped import SkippedRecords
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW
-from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 from tensorcas_mlflow.layout import PackWriter, Payload
 from tests.backends.test_logged import commit, made
 from tests.python_calls import calls_of
@@ -44,7 +53,7 @@ def pack_of(*chunks: bytes) -> tuple[bytes, np.ndarray]:
 
 
 def n_skipped(backend: LoggedBackend) -> int:
-    return sum(len(log.skipped) for log in backend._view._logs.values())
+    return len(backend._view._skipped.all())
 
 
 def test_records_are_skipped_until_one_of_their_blobs_is_wanted(pair: tuple[LoggedBackend, LoggedBackend]) -> None:
@@ -132,6 +141,101 @@ def test_skipped_blobs_are_found_after_a_rewriting_of_their_log(pair: tuple[Logg
     assert {info.key for info in other.list("refs")} == {"refs/@first", "refs/@8"}
 
 
+def test_skipped_blob_is_found_in_the_index_of_the_log_that_took_the_place_of_its_own(
+    pair: tuple[LoggedBackend, LoggedBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bound in ("_INDEXED_BYTES", "_INDEXED_AGAIN_BYTES"):
+        monkeypatch.setattr(_log_view, bound, 1)
+    one, other = pair
+    data, digests = pack_of(os.urandom(100))
+    for number in range(9):
+        commit(one, str(number))
+    intent = f"intents/{uuid.uuid4().hex}"
+    token = one.put_new(intent, [b"x"], durable=False)
+    one.put_all([("packs/wanted", [data])])
+    one.promote(intent, "refs/@wanted", b"ref", token=token, replace=False)
+    assert other.stat("refs/@none") is None
+    for number in range(9):
+        for key in (f"refs/@{number}", f"packs/{number}", f"manifests/{number}"):
+            one.delete(key)
+    one.sweep(0)
+
+    # As of the last look: the process does not know yet that the log is another one.
+    assert other.find_packs(digests) == {"packs/wanted"}
+    assert other._view.find("packs/wanted") is not None
+    assert any(log.index is not None for log in other._view._logs.values())
+
+
+def lost_after_a_failed_sync(
+    one: LoggedBackend, other: LoggedBackend, name: str, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Fail the sync of a commit whose bytes the disk loses, after another process has skipped its record."""
+
+    def fail(descriptor: int) -> None:
+        assert other.stat("refs/@none") is None
+        raise OSError(errno.EIO, "the disk failed")
+
+    log = _log_writer.writer_of(one._view).id
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(BackendError):
+            commit(one, name)
+    _log_writer.close_writer(one._view)
+    path = one._folder.log_path(log)
+    [at] = [at for found, at in other._view._skipped.all() if found == log]
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(bytes(os.path.getsize(path) - at))
+    return log
+
+
+def test_process_that_skipped_a_record_which_the_disk_lost_says_so_and_goes_on(
+    pair: tuple[LoggedBackend, LoggedBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = pair
+    log = lost_after_a_failed_sync(one, other, "lost", monkeypatch)
+
+    assert other.stat("refs/@first") is not None
+    assert log in other._view.failed
+    assert other.missing(["packs/lost"]) == {"packs/lost"}
+    with pytest.raises(BackendError, match="save again"):
+        commit(other, "mine")
+    commit(other, "again")
+    assert other.get("refs/@again") == b"again"
+    assert other.get("packs/first") == b"first" * 100
+    assert other.stat("refs/@lost") is None
+    assert other.missing(["packs/lost"]) == {"packs/lost"}
+
+
+def test_places_of_read_records_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_log_skipped, "_LEAST_PURGED", 64)
+    skipped = SkippedRecords()
+    for number in range(2000):
+        keys = b"".join(_log_records.key_hash(f"{number} {name}") for name in "abcd")
+        skipped.note(f"log {number // 100}", summary_of(number, keys))
+        if number % 10:
+            skipped.remove((f"log {number // 100}", number))
+        if number % 100 == 99:
+            skipped.forget(f"log {number // 100 - 1}")
+
+    assert sorted(skipped.all()) == [("log 19", at) for at in range(1900, 2000, 10)]
+    assert len(skipped._by_key) < 300
+    assert skipped.with_keys([_log_records.key_hash("1950 c")]) == [("log 19", 1950)]
+    assert skipped.with_keys([_log_records.key_hash("1951 c")]) == []
+
+
+def summary_of(offset: int, keys: bytes) -> _log_records.Summary:
+    return _log_records.Summary(
+        offset=offset,
+        end=offset + 1,
+        body_start=offset + 1,
+        body_digest=b"",
+        durable_before=0,
+        keys=keys,
+        words=keys[:4],
+    )
+
+
 def test_index_of_a_log_that_was_taken_over_names_the_skipped_blobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +321,35 @@ def test_summary_of_other_keys_than_the_record_has_is_impossible(tmp_path: Path)
     try:
         with pytest.raises(CorruptError, match="impossible contents"):
             reader.records(HEADER_BYTES, size)
+    finally:
+        os.close(descriptor)
+
+
+def test_record_that_hides_a_key_of_another_folder_is_impossible(tmp_path: Path) -> None:
+    def lie(data: bytearray) -> None:
+        data[5] &= ~4
+
+    reader, descriptor, size = written(tmp_path / "log", [LogBlob(key="elsewhere/a", data=b"a")], lie)
+    try:
+        with pytest.raises(CorruptError, match="impossible contents"):
+            reader.records(HEADER_BYTES, size)
+    finally:
+        os.close(descriptor)
+
+
+def test_record_that_is_taken_back_while_it_is_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = [LogBlob(key="packs/a", data=os.urandom(10_000))]
+    reader, descriptor, size = written(tmp_path / "log", blobs)
+    pread = os.pread
+
+    def cut(descriptor: int, n_bytes: int, at: int) -> bytes:
+        data = pread(descriptor, n_bytes, at)
+        os.truncate(tmp_path / "log", HEADER_BYTES + 10)
+        return data
+
+    monkeypatch.setattr(os, "pread", cut)
+    try:
+        assert reader.record(HEADER_BYTES, size) is None
     finally:
         os.close(descriptor)
 

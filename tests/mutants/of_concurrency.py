@@ -187,8 +187,8 @@ MUTANTS = (
         fault="a collection that condemns what a batch of a stream would be stored against",
         test="test_no_batch_is_stored_against_a_condemned_pack",
         definition="Ingest._store_batch",
-        before="plan.leave_out(self._backend, condemned)",
-        after="",
+        before="tuple if plan is None else ...",
+        after="tuple",
     ),
     Mutant(
         fault="a collection of what the batches of a stream are stored against",
@@ -222,35 +222,35 @@ MUTANTS = (
         fault="a skipped record that has consumed an intent",
         test="test_intent_consumed_by_a_skipped_record_is_withdrawn_by_nobody",
         definition="LogView.has_consumed",
-        before="self._read_skipped(self._skipped_keys, [key_hash(intent)])",
+        before="self._read_wanted(...)",
         after="",
     ),
     Mutant(
         fault="a tombstone in a skipped record",
         test="test_deletion_of_a_skipped_ref_is_known_before_another_takes_its_place",
-        definition="LogView._read_dead",
-        before="self._read_places(...)",
+        definition="LogView.undurable_deletions",
+        before="self._read_wanted(...)",
         after="",
     ),
     Mutant(
         fault="an index of a log with skipped records",
         test="test_index_of_a_log_that_was_taken_over_names_the_skipped_blobs",
         definition="LogView.write_index",
-        before="self._read_places(...)",
-        after="",
+        before="self._read_skipped(...)",
+        after="pass",
     ),
     Mutant(
         fault="a chunk in a skipped pack",
         test="test_chunks_of_a_skipped_pack_are_found",
         definition="LogView.find_packs",
-        before="self._read_skipped(self._skipped_words, words)",
-        after="",
+        before="self._skipped.with_words(words)",
+        after="[]",
     ),
     Mutant(
         fault="a listing with skipped records",
         test="test_records_are_skipped_until_one_of_their_blobs_is_wanted",
         definition="LogView._read_below",
-        before="self._read_all_skipped()",
+        before="self._read_skipped(...)",
         after="pass",
     ),
     Mutant(
@@ -266,5 +266,30 @@ MUTANTS = (
         definition="_list_around",
         before="any(listing.blobs.values())",
         after="listing.blobs",
+    ),
+    Mutant(
+        fault="a rewriting of a skipped record into a log with an index",
+        test="test_skipped_blob_is_found_in_the_index_of_the_log_that_took_the_place_of_its_own",
+        definition="LogView._read_wanted",
+        before="self._list_anew()",
+        after="""
+            self._list_anew()
+            self._read_skipped(skipped())
+            return
+        """,
+    ),
+    Mutant(
+        fault="a skipped record that the disk has lost",
+        test="test_process_that_skipped_a_record_which_the_disk_lost_says_so_and_goes_on",
+        definition="LogView._read_skipped",
+        before="name not in self.failed",
+        after="True",
+    ),
+    Mutant(
+        fault="a folder that another client makes in the place of a file of an upload",
+        test="test_what_another_client_wrote_during_an_upload_is_seen[folder]",
+        definition="Checked.listing",
+        before="time.monotonic() - listed_s < _LISTING_S",
+        after="True",
     ),
 )

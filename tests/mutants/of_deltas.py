@@ -208,4 +208,18 @@ MUTANTS = (
         before="1.0 if at_any_cost else _NUDGED_WORTH",
         after="1.0",
     ),
+    Mutant(
+        fault="a nearer base behind a related one in a bucket",
+        test="test_large_save_looks_for_a_nearer_base_behind_a_related_one",
+        definition="Parents._are_enough",
+        before="len(candidates) < min(...)",
+        after="False",
+    ),
+    Mutant(
+        fault="another model after a search that ended early",
+        test="test_search_that_ended_early_goes_on_for_another_model",
+        definition="Parents._candidates",
+        before="len(found) == _N_LATEST or ...",
+        after="True",
+    ),
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import posixpath
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ _MOST_FOLDERS = 1 << 14
 """Bound of each set of folders that this process remembers of a store."""
 _MOST_LISTED = 1000
 """Number of objects and folders that one request lists."""
+_LISTING_S = 1.0
 _NOTHING = PossibleChildren({}, frozenset())
 
 
@@ -49,17 +52,30 @@ class Checked:
     def __init__(self) -> None:
         self.folders: set[tuple[Store, str]] = set()
         """Stores and folders in them with no file at the folder or above it."""
-        self.listings: dict[tuple[Store, str], PossibleChildren] = {}
-        """Refs and folders directly in a folder of a store in a bucket."""
+        self._listings: dict[tuple[Store, str], tuple[float, PossibleChildren]] = {}
+        """Refs and folders directly in a folder of a store in a bucket, and the time of the listing."""
+
+    def note(self, store: Store, folder: str, listing: PossibleChildren) -> None:
+        """Take the listing of a folder. It serves a second: others may write there meanwhile."""
+        self._listings[store, folder] = time.monotonic(), listing
+
+    def listing(self, store: Store, folder: str) -> PossibleChildren | None:
+        """Return the listing of a folder, if there is one that is not too old."""
+        listed_s, listing = self._listings.get((store, folder), (-math.inf, _NOTHING))
+        return listing if time.monotonic() - listed_s < _LISTING_S else None
+
+    def forget_listings(self) -> None:
+        """Forget all listings, so that the next call lists again."""
+        self._listings.clear()
 
     def shows_ref(self, store: Store, in_store: str) -> bool | None:
         """Tell whether a path had a ref when its folder was listed; None if that is unknown."""
-        listing = self.listings.get((store, posixpath.dirname(in_store)))
+        listing = self.listing(store, posixpath.dirname(in_store))
         return None if listing is None else listing.blobs.get(_last(artifact_key(in_store)), False)
 
     def may_be_folder(self, store: Store, in_store: str) -> bool:
         """Tell whether a path may have had refs below it when its folder was listed."""
-        listing = self.listings.get((store, posixpath.dirname(in_store)))
+        listing = self.listing(store, posixpath.dirname(in_store))
         return listing is None or _last(artifact_prefix(in_store)) in listing.segments
 
 
@@ -196,22 +212,29 @@ def _list_around(store: Store, folder: str, doubtful: list[str], checked: Checke
     Returns:
         Those that may still be files.
     """
-    place = store, folder
-    if place in checked.listings:
+    if checked.listing(store, folder) is not None:
         return doubtful
+    is_new = False
     seen: list[str] = []
     if doubtful and folder and folder not in store.filled_folders:
         # The folder is mostly new. One listing of the folder above shows both kinds, and often saves the other listing.
-        beside = _listed(store, artifact_prefix(posixpath.dirname(folder)))
-        if beside is not None:
+        above = artifact_prefix(posixpath.dirname(folder))
+        if above not in store.wide_folders:
+            beside = store.backend.possible_children(above)
+            if len(beside.blobs) + len(beside.segments) > _MOST_LISTED:
+                store.wide_folders.add(above)
             seen = [folder] if _last(artifact_key(folder)) in beside.blobs else []
             doubtful = [*seen, *doubtful[1:]]
-            if _last(artifact_prefix(folder)) not in beside.segments:
-                checked.listings[place] = _NOTHING
-    if place not in checked.listings:
-        listing = _listed(store, artifact_prefix(folder))
-        if listing is not None:
-            checked.listings[place] = listing
+            is_new = _last(artifact_prefix(folder)) not in beside.segments
+    prefix = artifact_prefix(folder)
+    if is_new:
+        checked.note(store, folder, _NOTHING)
+    elif prefix not in store.wide_folders:
+        listing = store.backend.few_possible_children(prefix, _MOST_LISTED)
+        if listing is None:
+            store.wide_folders.add(prefix)
+        else:
+            checked.note(store, folder, listing)
             if any(listing.blobs.values()):
                 # Nobody writes a ref below a file, so all folders with this ref in them are folders.
                 doubtful = seen
@@ -219,16 +242,6 @@ def _list_around(store: Store, folder: str, doubtful: list[str], checked: Checke
         store.filled_folders.clear()
     store.filled_folders.add(folder)
     return doubtful
-
-
-def _listed(store: Store, prefix: str) -> PossibleChildren | None:
-    """List what may lie directly below a prefix of refs; None if that takes many requests."""
-    if prefix in store.wide_folders:
-        return None
-    listing = store.backend.possible_children(prefix)
-    if len(listing.blobs) + len(listing.segments) > _MOST_LISTED:
-        store.wide_folders.add(prefix)
-    return listing
 
 
 def _last(key: str) -> str:

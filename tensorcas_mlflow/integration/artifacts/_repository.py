@@ -467,6 +467,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             except FencedError:  # unlike a stream, a file can be read again
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise
+                checked.forget_listings()
 
     def _write(
         self,
@@ -483,7 +484,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
         Args:
             stream: Its bytes.
             path: Its artifact path.
-            checked: Folders that this upload has checked.
+            checked: What this upload has seen.
             modified_ns: Modification time of the source file, if any; a plain artifact gets the same time.
             keeps_plain: Whether to leave a plain file at the path, hidden by the store's copy, because another program
                 wrote it.
@@ -513,7 +514,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
             # ref and removed the plain file.
             if self._plain.has_file(path) or is_in_store():
                 return
-        # A file that replaces one in the store has no plain file to remove.
+        # A file that replaces one in the store mostly has no plain file beside it. A leftover of a crash stays hidden.
         keeps_plain |= checked.shows_ref(store, in_store) is True
         with self._plain.replacing(path) if not keeps_plain else nullcontext() as remove:
             save, target = self._save(store, head, stream, path, in_store, local_path)

@@ -66,14 +66,16 @@ def store(s3: S3Server, bucket: str, way: Proxy) -> Store:
     return Store.init_backend(backend_of(s3.at(way.endpoint), bucket))
 
 
-def training(n_steps: int, step_size: float = 1e-6, dtype: object = ml_dtypes.bfloat16) -> Iterator[dict[str, Array]]:
+def training(
+    n_steps: int, step_size: float = 1e-6, dtype: object = ml_dtypes.bfloat16, *, n_words: int = N_WORDS, seed: int = 1
+) -> Iterator[dict[str, Array]]:
     """Weights in bfloat16, which a master copy in single precision moves a little in each step."""
-    draw = np.random.default_rng(1)
-    masters = [draw.normal(0, 0.02, N_WORDS).astype(np.float32) for _ in range(N_TENSORS)]
+    draw = np.random.default_rng(seed)
+    masters = [draw.normal(0, 0.02, n_words).astype(np.float32) for _ in range(N_TENSORS)]
     for step in range(n_steps):
         if step:
             for master in masters:
-                master += draw.normal(0, step_size, N_WORDS).astype(np.float32)
+                master += draw.normal(0, step_size, n_words).astype(np.float32)
         yield {f"layer.{number}": master.astype(dtype) for number, master in enumerate(masters)}
 
 
@@ -213,6 +215,7 @@ def test_file_finds_the_bases_of_an_earlier_process(store: Store, way: Proxy, re
 
     assert traffic.up_bytes < 0.1 * MODEL_BYTES
     assert traffic.n_billed <= 8 + 48 + 24, str(traffic)
+    assert len(traffic.of(Kind.HEAD)) == 0, str(traffic)  # a listing shows the packs of the bases
     assert traffic.most_at_once > 1
 
 
@@ -266,8 +269,14 @@ def test_quantized_file_finds_the_weights_of_another_process_with_few_requests(
     assert b"".join(other.iter_file(ref)) == file
 
 
-def test_search_ends_with_the_first_manifest_that_is_surely_related(store: Store, way: Proxy, reopen: Reopen) -> None:
-    *first, last = training(6)
+SMALL_WORDS = 1 << 16
+"""Words of a tensor of a model of 512 KiB, which takes less than the manifests of many others are worth."""
+
+
+def test_small_save_ends_its_search_with_the_first_manifest_that_is_surely_related(
+    store: Store, way: Proxy, reopen: Reopen
+) -> None:
+    *first, last = training(6, n_words=SMALL_WORDS)
     for number, state in enumerate(first):
         save(store, renamed(state) if number % 2 else state, 0, f"run {number}")
     tuning = reopen()
@@ -277,12 +286,35 @@ def test_search_ends_with_the_first_manifest_that_is_surely_related(store: Store
 
     assert requests.count("/refs/") == 1, str(traffic)
     assert requests.count("/manifests/") == 1, str(traffic)
-    assert traffic.up_bytes < 0.05 * MODEL_BYTES
+    assert n_deltas(store) == 5 * N_TENSORS
     assert are_equal(load(tuning, ref), last)
 
 
-def test_process_that_has_read_the_base_lists_no_refs(store: Store, way: Proxy, reopen: Reopen) -> None:
-    first, second = training(2)
+def test_search_that_ended_early_goes_on_for_another_model(store: Store, reopen: Reopen) -> None:
+    states = [list(training(2, n_words=SMALL_WORDS, seed=seed)) for seed in range(2)]
+    for number, (state, _) in enumerate(states):
+        save(store, state, 0, f"run {number}")
+    other = reopen()
+    for number, (_, state) in enumerate(states):
+        save(other, state, 0, f"another run {number}")
+
+    assert n_deltas(store) == 2 * N_TENSORS
+
+
+def test_large_save_looks_for_a_nearer_base_behind_a_related_one(store: Store, way: Proxy, reopen: Reopen) -> None:
+    (_, near, nearer), (_, other) = training(3), training(2, step_size=3e-5)
+    save(store, near, 0, "mine")
+    save(store, other, 0, "other")
+    tuning = reopen()
+    save(tuning, nearer, 0, "mine again")
+    traffic = way.traffic()
+
+    assert str(traffic.of(Kind.GET)).count("/manifests/") == 2, str(traffic)
+    assert traffic.up_bytes < 0.05 * MODEL_BYTES, str(traffic)
+
+
+def test_small_save_of_a_process_that_has_read_the_base_lists_no_refs(store: Store, way: Proxy, reopen: Reopen) -> None:
+    first, second = training(2, n_words=SMALL_WORDS)
     base = save(store, first, 0, "the base")
     tuning = reopen()
     load(tuning, base)
@@ -292,7 +324,7 @@ def test_process_that_has_read_the_base_lists_no_refs(store: Store, way: Proxy, 
 
     assert not [each for each in traffic.of(Kind.LIST).exchanges if "refs%2F" in each.query], str(traffic)
     assert traffic.n_billed <= 2 + 8, str(traffic)  # the table of one pack is read, and another pack is written
-    assert traffic.up_bytes < 0.05 * MODEL_BYTES
+    assert n_deltas(store) == N_TENSORS
 
 
 def test_search_fetches_few_manifests_from_a_bucket_with_many(store: Store, way: Proxy, reopen: Reopen) -> None:

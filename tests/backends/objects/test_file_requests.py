@@ -9,6 +9,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository, _finder
+from tensorcas_mlflow.layout import artifact_key
 from tensorcas_mlflow.store import Store, _ingest
 from tests.backends.objects.proxy import Proxy
 from tests.backends.objects.requests_seen import Kind
@@ -134,6 +135,54 @@ def test_file_hides_a_text_that_a_dead_process_left_in_its_place(
     assert Path(repo.download_artifacts("step-0/model.bin")).read_bytes() == (tmp_path / "model.bin").read_bytes()
     repo.delete_artifacts("step-0/model.bin")
     assert repo.list_artifacts("step-0") == []
+
+
+def test_first_file_in_a_folder_of_thousands_lists_one_page_of_it(
+    repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [store] = stores_of(repo)
+    key = artifact_key("wide/0.bin")
+    for number in range(2100):
+        store.backend.put_new(key.replace("0.bin", f"{number}.bin"), [b"{}"])
+    counts = []
+    for number in range(2):
+        way.forget()
+        repo.log_artifact(written(tmp_path / f"new-{number}.bin", number + 1), "wide")
+        counts.append(len(way.traffic().of(Kind.LIST)))
+
+    # One page of the folder; then each file looks whether it is a folder.
+    assert counts == [2 + 1 + 1 + 1, 2 + 1]
+
+
+@pytest.mark.parametrize("kind", ["folder", "text"])
+def test_what_another_client_wrote_during_an_upload_is_seen(
+    repo: TensorCasArtifactRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Each listing serves a short time only."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    names = ["a.bin", "b.bin"] if kind == "folder" else ["a.bin", "b.txt"]
+    written(folder / "a.bin", 1)
+    (folder / "b.txt").write_text("b") if kind == "text" else written(folder / "b.bin", 2)
+    write = TensorCasArtifactRepository._write_file
+
+    def write_between(self: TensorCasArtifactRepository, source: Path, path: str, checked: _finder.Checked) -> None:
+        write(self, source, path, checked)
+        monkeypatch.setattr(TensorCasArtifactRepository, "_write_file", write)
+        monkeypatch.setattr(_finder, "_LISTING_S", 0.0)
+        [other] = set(names) - {source.name}
+        if kind == "folder":
+            self.log_artifact(written(tmp_path / "x.bin", 3), f"step-9/{other}")
+        else:
+            self.log_artifact(written(tmp_path / other, 3), "step-9")
+
+    monkeypatch.setattr(TensorCasArtifactRepository, "_write_file", write_between)
+    if kind == "folder":
+        with pytest.raises(MlflowException, match="it is a folder"):
+            repo.log_artifacts(str(folder), "step-9")
+    else:
+        repo.log_artifacts(str(folder), "step-9")
+        assert Path(repo.download_artifacts("step-9/b.txt")).read_text() == "b"
 
 
 def test_folders_above_the_artifact_root_are_looked_at_once(
