@@ -239,9 +239,10 @@ def encode_record(
         packed = _compressor(None if prefix is None else prefix[1]).compress(_shrunk(meta, text_bytes))
         if len(packed) < len(meta):
             stored, flags, prefix_at = packed, _PACKED, prefix[0] if prefix else 0
-    summary = _summary(blobs, intents, body_digest if body else b"") if is_summarized else b""
-    if summary:
-        flags |= _SUMMARIZED if all(map(_is_usual, blobs)) else _SUMMARIZED | _OTHER_KEYS
+    summary = b""
+    if is_summarized:
+        summary, summary_flags = _summary(keys, blobs, body_digest if body else b"")
+        flags |= summary_flags
     body_at = offset + HEAD_BYTES + len(summary) + len(stored)
     pad = -body_at % ALIGNMENT if body else 0
     head = _HEAD.pack(
@@ -273,17 +274,29 @@ def encode_record(
     return [b"".join(pieces)] if n_body <= _JOINED_BYTES else [b"".join(pieces[:3]), *body], record
 
 
-def _summary(blobs: Sequence[LogBlob], intents: Sequence[str], body_digest: bytes) -> bytes:
-    """Return the summary of a record; empty if it has too many words."""
-    words = b"".join([pack_words(_IN_META, blob.data) for blob in blobs if blob.key.startswith(_PACKS)])
-    if len(words) > _MOST_WORDS * WORD_BYTES:
-        return b""
-    hashes = [key_hash(key) for key in (*(blob.key for blob in blobs), *intents)]
-    return b"".join([_N_WORDS.pack(len(words) // WORD_BYTES), body_digest, *hashes, words])
+def _summary(keys: Sequence[bytes], blobs: Sequence[LogBlob], body_digest: bytes) -> tuple[bytes, int]:
+    """Return the summary of a record and its flags; nothing if the record has too many words.
 
-
-def _is_usual(blob: LogBlob | LogRow) -> bool:
-    return blob.key.partition("/")[0] in USUAL_FOLDERS
+    Args:
+        keys: Keys of the blobs, and then of the consumed intents.
+        blobs: The blobs.
+        body_digest: Begin of the digest of the body; empty if there is none.
+    """
+    pieces = [b"", body_digest]
+    for key in keys:
+        pieces.append(blake3.blake3(key).digest(length=HASH_BYTES))
+    n_words, flags = 0, _SUMMARIZED
+    for blob in blobs:
+        folder = blob.key.partition("/")[0]
+        if folder == "packs":
+            pieces.append(pack_words(_IN_META, blob.data))
+            n_words += len(pieces[-1]) // WORD_BYTES
+        elif folder not in USUAL_FOLDERS:
+            flags = _SUMMARIZED | _OTHER_KEYS
+    if n_words > _MOST_WORDS:
+        return b"", 0
+    pieces[0] = _N_WORDS.pack(n_words)
+    return b"".join(pieces), flags
 
 
 def _summary_bytes(data: bytes) -> int:
@@ -505,7 +518,7 @@ def parse_meta(meta: bytes, front: Front) -> Record:
         hashes = b"".join(map(key_hash, (*(row.key for row in rows), *consumed)))
         if (summary.keys, summary.body_digest) != (hashes, body_digest if front.has_body else b""):
             raise ValueError("its summary is another one's")
-        if not front.flags & _OTHER_KEYS and not all(map(_is_usual, rows)):
+        if not front.flags & _OTHER_KEYS and not all(row.key.partition("/")[0] in USUAL_FOLDERS for row in rows):
             raise ValueError("its flags hide a key")
     return Record(
         offset=front.offset,

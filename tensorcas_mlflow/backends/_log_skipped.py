@@ -17,6 +17,8 @@ class SkippedRecords:
     """Places of skipped records, by the hashes in their summaries. Not for several threads at once."""
 
     def __init__(self) -> None:
+        self.n = 0
+        """Number of skipped records."""
         self._of_log: dict[str, set[int]] = {}
         """Offsets of the records that are still skipped."""
         self._by_key: _Table = {}
@@ -29,7 +31,9 @@ class SkippedRecords:
     def note(self, log: str, summary: Summary) -> None:
         """Add a record."""
         place = log, summary.offset
-        self._of_log.setdefault(log, set()).add(summary.offset)
+        offsets = self._of_log.setdefault(log, set())
+        self.n += summary.offset not in offsets
+        offsets.add(summary.offset)
         for table, hashes in (self._by_key, summary.keys), (self._by_word, summary.words):
             for at in range(0, len(hashes), HASH_BYTES):
                 table.setdefault(hashes[at : at + HASH_BYTES], []).append(place)
@@ -56,15 +60,21 @@ class SkippedRecords:
     def remove(self, place: Place) -> None:
         """Remove a record, since it has been read."""
         log, at = place
-        self._of_log.get(log, set()).discard(at)
+        if self._has(place):
+            self._of_log[log].remove(at)
+            self.n -= 1
 
     def forget(self, log: str) -> set[int]:
         """Remove all records of a log, and return their offsets for `restore`."""
-        return self._of_log.pop(log, set())
+        offsets = self._of_log.pop(log, set())
+        self.n -= len(offsets)
+        return offsets
 
     def restore(self, log: str, offsets: set[int]) -> None:
         """Undo `forget`."""
+        self.forget(log)
         self._of_log[log] = offsets
+        self.n += len(offsets)
 
     def _in(self, table: _Table, hashes: Iterable[bytes]) -> list[Place]:
         if not table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -191,6 +191,8 @@ class LogView:
         self._entries: dict[str, list[LogEntry]] = {}
         """Live blobs, by key."""
         self._skipped = SkippedRecords()
+        self._has_indexes = False
+        """True if some records are known by an index alone."""
         self._packs: dict[bytes, set[str]] = {}
         """Keys of packs by their words; some packs may be gone."""
         self._blobs_in: defaultdict[str, set[str]] = defaultdict(set)
@@ -241,7 +243,7 @@ class LogView:
             self._ask_watch()
         changed, self._changed = self._changed, None  # after an error any file may have changed
         try:
-            for log in self._changed_logs(changed):
+            for log in self._logs.values() if changed is None else self._logs_with(changed):
                 try:
                     self._read_log(log, is_changed=changed is not None)
                     if log.end < log.closed_at and not self._salvages:
@@ -282,17 +284,16 @@ class LogView:
             self._watch.close()
         self._watch = self._changed = None
 
-    def _changed_logs(self, changed: set[str] | None, ending: str = "") -> Collection[_KnownLog]:
-        """Return the logs with files of some names, whatever their ending unless one is given; None for all logs."""
-        if changed is None:
-            return self._logs.values()
-        names = {name.partition(".")[0] for name in changed if name.endswith(ending)}
+    def _logs_with(self, files: set[str], ending: str = "") -> list[_KnownLog]:
+        """Return the logs that have some files, or those of an ending among them."""
+        names = {name.partition(".")[0] for name in files if name.endswith(ending)}
         return [log for log in map(self._logs.get, names) if log is not None]
 
     def _read_tombstones(self, damages: list[FormatError]) -> bool:
         """Read the new tombstones of all logs; return whether there are any."""
         has_new = False
-        for log in self._changed_logs(self._changed, ".dead"):
+        changed = self._changed
+        for log in self._logs.values() if changed is None else self._logs_with(changed, ".dead"):
             try:
                 has_new |= self._read_dead(log)
             except CorruptError as error:
@@ -328,14 +329,17 @@ class LogView:
     def find(self, key: str) -> LogEntry | None:
         """Return the blob that counts at a key, as of the last refresh."""
         with self._lock:
-            self._read_for([key])
+            # A save makes few Python calls: `tests/integration/checkpoints/test_small_steps.py` counts them.
+            if self._skipped.n or self._has_indexes:
+                self._read_for([key])
             found = self._entries.get(key)
             return _last(found) if found else None
 
     def find_each(self, keys: Sequence[str]) -> list[LogEntry | None]:
         """Return for each key the blob that counts there, as of the last refresh."""
         with self._lock:
-            self._read_for(keys)
+            if self._skipped.n or self._has_indexes:
+                self._read_for(keys)
             return [_last(found) if (found := self._entries.get(key)) else None for key in keys]
 
     def find_packs(self, digests: Digests) -> set[str]:
@@ -343,9 +347,11 @@ class LogView:
         joined = np.ascontiguousarray(digests[:, :WORD_BYTES]).tobytes()
         words = [joined[at : at + WORD_BYTES] for at in range(0, len(joined), WORD_BYTES)]
         with self._lock:
-            self._read_wanted(
-                lambda index: index.with_words(np.frombuffer(joined, "<u4")), lambda: self._skipped.with_words(words)
-            )
+            if self._skipped.n or self._has_indexes:
+                self._read_wanted(
+                    lambda index: index.with_words(np.frombuffer(joined, "<u4")),
+                    lambda: self._skipped.with_words(words),
+                )
             self._read_words()
             found = list(map(self._packs.get, words))
             return {key for keys in found if keys for key in keys if key in self._entries}
@@ -359,7 +365,8 @@ class LogView:
     def has_consumed(self, intent: str) -> bool:
         """Tell whether a commit has consumed an intent, as of the last refresh."""
         with self._lock:
-            self._read_wanted(lambda index: [], lambda: self._skipped.with_keys([key_hash(intent)]))
+            if self._skipped.n:
+                self._read_wanted(lambda index: [], lambda: self._skipped.with_keys([key_hash(intent)]))
             return any(intent in log.consumed for log in self._logs.values())
 
     def below(self, prefix: str) -> list[LogEntry]:
@@ -720,7 +727,8 @@ class LogView:
     def undurable_deletions(self, key: str) -> list[str]:
         """Return the logs that may hold an earlier blob of a commit at a key with a tombstone that is not durable."""
         with self._lock:
-            self._read_wanted(lambda index: [], lambda: self._skipped.with_keys([key_hash(key)]))
+            if self._skipped.n:
+                self._read_wanted(lambda index: [], lambda: self._skipped.with_keys([key_hash(key)]))
             return [
                 log.id
                 for log in self._logs.values()
@@ -835,6 +843,7 @@ class LogView:
         if last is None:
             return
         log.index, log.written, log.end = index, index, index.end
+        self._has_indexes = True
         log.consumed.update(index.consumed)
         log.n_unnamed_dead_bytes = log.n_dead_bytes
         for blob in index.committed():
@@ -908,6 +917,7 @@ class LogView:
         """Read all indexed logs whole."""
         for log in self._logs.values():
             self._read_whole(log)
+        self._has_indexes = any(log.index is not None for log in self._logs.values())
 
     def _read_whole(self, log: _KnownLog) -> None:
         """Read an indexed log without its index."""

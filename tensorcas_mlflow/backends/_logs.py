@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tensorcas_mlflow.backends._log_digests import with_digests
 from tensorcas_mlflow.backends._log_folder import FOLDER, LogFolder, open_file, read_at, sync_file
 from tensorcas_mlflow.backends._log_reader import LogReader
 from tensorcas_mlflow.backends._log_records import LogBlob, Record, tombstone
-from tensorcas_mlflow.backends._log_rewriter import LogRewriter
 from tensorcas_mlflow.backends._log_view import LogEntry, LogView, UndurableLog
-from tensorcas_mlflow.backends._log_writer import LogWriter, writer_of
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import CorruptError
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.backends._log_rewriter import LogRewriter
+    from tensorcas_mlflow.backends._log_writer import LogWriter
 
 _MAX_METAS = 32
 _MAX_BLOBS = 64
@@ -142,6 +145,8 @@ class Logs:
         Returns:
             The writer, and the record.
         """
+        from tensorcas_mlflow.backends._log_writer import writer_of
+
         while True:
             writer = writer_of(self.view)
             with writer.lock:
@@ -222,4 +227,6 @@ class Logs:
 
     def _rewriter(self) -> LogRewriter:
         """Return a new pass over these logs."""
+        from tensorcas_mlflow.backends._log_rewriter import LogRewriter
+
         return LogRewriter(self.view, read=lambda entry: self.read(entry, 0, entry.row.size), sync=self._sync_sound)

@@ -25,6 +25,7 @@ _MOST_FOLDERS = 1 << 14
 _MOST_LISTED = 1000
 """Number of objects and folders that one request lists."""
 _LISTING_S = 1.0
+"""Time for which an upload relies on a listing."""
 _NOTHING = PossibleChildren({}, frozenset())
 
 
@@ -218,11 +219,9 @@ def _list_around(store: Store, folder: str, doubtful: list[str], checked: Checke
     seen: list[str] = []
     if doubtful and folder and folder not in store.filled_folders:
         # The folder is mostly new. One listing of the folder above shows both kinds, and often saves the other listing.
-        above = artifact_prefix(posixpath.dirname(folder))
-        if above not in store.wide_folders:
-            beside = store.backend.possible_children(above)
-            if len(beside.blobs) + len(beside.segments) > _MOST_LISTED:
-                store.wide_folders.add(above)
+        parent = posixpath.dirname(folder)
+        beside = checked.listing(store, parent) or _listed(store, artifact_prefix(parent))
+        if beside is not None:
             seen = [folder] if _last(artifact_key(folder)) in beside.blobs else []
             doubtful = [*seen, *doubtful[1:]]
             is_new = _last(artifact_prefix(folder)) not in beside.segments
@@ -242,6 +241,16 @@ def _list_around(store: Store, folder: str, doubtful: list[str], checked: Checke
         store.filled_folders.clear()
     store.filled_folders.add(folder)
     return doubtful
+
+
+def _listed(store: Store, prefix: str) -> PossibleChildren | None:
+    """List what may lie directly below a prefix of refs; None if that is known to take many requests."""
+    if prefix in store.wide_folders:
+        return None
+    listing = store.backend.possible_children(prefix)
+    if len(listing.blobs) + len(listing.segments) > _MOST_LISTED:
+        store.wide_folders.add(prefix)
+    return listing
 
 
 def _last(key: str) -> str:

@@ -112,6 +112,18 @@ def test_each_further_file_of_a_folder_makes_eight_requests_beside_its_pack(
     assert counts == [1 + 9, 4 + 9 + 3 * 8]
 
 
+def test_folders_in_a_new_folder_are_not_listed(repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    for number in range(3):
+        (folder / f"part-{number}").mkdir(parents=True)
+        written(folder / f"part-{number}" / "weights.bin", number + 1)
+    repo.log_artifacts(str(folder), "step-1")
+    traffic = way.traffic()
+
+    assert traffic.n_billed == 3 + 9 + 2 * 8, str(traffic)
+    assert [info.path for info in repo.list_artifacts("step-1")] == [f"step-1/part-{number}" for number in range(3)]
+
+
 def test_texts_of_a_folder_make_two_requests_each(
     repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path
 ) -> None:
