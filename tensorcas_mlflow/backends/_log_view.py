@@ -590,7 +590,7 @@ class LogView:
                             raise CorruptError(key, f"the record at byte {at} is damaged")
                     except CorruptError:
                         # The disk may have lost a record of a failed sync. Whoever rewrites the log says so.
-                        if name not in self.failed:
+                        if name not in self.failed or at < log.durable:
                             raise
                     else:
                         self._add(log, record)
@@ -956,7 +956,7 @@ class LogView:
             try:
                 # Another process has appended them before this one took the log over.
                 self._read_skipped(self._skipped.in_log(name))
-            except OSError:
+            except (OSError, CorruptError):
                 return
             self._read_words()
             places = sorted(place for place in log.entries if before.end <= place[0] < end)

@@ -26,7 +26,7 @@ from tensorcas_mlflow.backends._log_records import HEAD_BYTES, HEADER_BYTES, Log
 from tensorcas_mlflow.backends._log_skipped import SkippedRecords
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
 from tensorcas_mlflow.layout import PackWriter, Payload
 from tests.backends.test_logged import commit, made
 from tests.python_calls import calls_of
@@ -205,6 +205,53 @@ def test_process_that_skipped_a_record_which_the_disk_lost_says_so_and_goes_on(
     assert other.get("packs/first") == b"first" * 100
     assert other.stat("refs/@lost") is None
     assert other.missing(["packs/lost"]) == {"packs/lost"}
+
+
+def test_damage_of_a_durable_record_is_no_loss_of_a_failed_sync(
+    pair: tuple[LoggedBackend, LoggedBackend],
+) -> None:
+    one, other = pair
+    commit(one, "second")
+    commit(one, "third")
+    assert other.stat("refs/@none") is None
+    places = sorted(other._view._skipped.all())
+    log, at = places[0]
+    assert at < other._view._logs[log].durable <= places[1][1]
+    with open(one._folder.log_path(log), "r+b") as file:
+        file.seek(at + HEAD_BYTES + 4)
+        file.write(b"damaged")
+    one._folder.mark_failed(log)
+
+    with pytest.raises(FormatError):
+        other.get("refs/@second")
+    with pytest.raises(FormatError):
+        list(other.list("refs"))
+
+
+def test_damage_in_a_log_that_was_taken_over_refuses_no_commit_for_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made(tmp_path)
+    commit(one, "first")
+    other = LoggedBackend(tmp_path)
+    assert other.get("refs/@first") == b"first"
+    commit(one, "second")
+    commit(one, "third")
+    _log_writer.close_writer(one._view)
+    assert other.stat("refs/@none") is None
+    log, at = sorted(other._view._skipped.all())[0]
+    writer = _log_writer.writer_of(other._view)
+    assert writer.id == log
+    with open(one._folder.log_path(log), "r+b") as file:
+        file.seek(at + HEAD_BYTES + 4)
+        file.write(b"damaged")
+    for bound in ("_INDEXED_BYTES", "_INDEXED_AGAIN_BYTES"):
+        monkeypatch.setattr(_log_view, bound, 1)
+    commit(other, "mine")
+
+    assert other.get("refs/@mine") == b"mine"
+    assert not Path(one._folder.index_path(log)).exists()
+    _log_writer.close_writer(other._view)
 
 
 def test_places_of_read_records_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

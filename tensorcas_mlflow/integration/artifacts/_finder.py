@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import posixpath
 import time
 from collections.abc import Iterator
@@ -56,14 +55,19 @@ class Checked:
         self._listings: dict[tuple[Store, str], tuple[float, PossibleChildren]] = {}
         """Refs and folders directly in a folder of a store in a bucket, and the time of the listing."""
 
-    def note(self, store: Store, folder: str, listing: PossibleChildren) -> None:
-        """Take the listing of a folder. It serves a second: others may write there meanwhile."""
-        self._listings[store, folder] = time.monotonic(), listing
+    def note(self, store: Store, folder: str, listing: PossibleChildren, listed_s: float) -> None:
+        """Take the listing of a folder as of a time. It serves a second: others may write there meanwhile."""
+        self._listings[store, folder] = listed_s, listing
+
+    def listed(self, store: Store, folder: str) -> tuple[float, PossibleChildren] | None:
+        """Return the listing of a folder and its time, if there is one that is not too old."""
+        found = self._listings.get((store, folder))
+        return found if found is not None and time.monotonic() - found[0] < _LISTING_S else None
 
     def listing(self, store: Store, folder: str) -> PossibleChildren | None:
         """Return the listing of a folder, if there is one that is not too old."""
-        listed_s, listing = self._listings.get((store, folder), (-math.inf, _NOTHING))
-        return listing if time.monotonic() - listed_s < _LISTING_S else None
+        found = self.listed(store, folder)
+        return None if found is None else found[1]
 
     def forget_listings(self) -> None:
         """Forget all listings, so that the next call lists again."""
@@ -217,23 +221,25 @@ def _list_around(store: Store, folder: str, doubtful: list[str], checked: Checke
         return doubtful
     is_new = False
     seen: list[str] = []
+    listed_s = time.monotonic()
     if doubtful and folder and folder not in store.filled_folders:
         # The folder is mostly new. One listing of the folder above shows both kinds, and often saves the other listing.
         parent = posixpath.dirname(folder)
-        beside = checked.listing(store, parent) or _listed(store, artifact_prefix(parent))
+        listed_s, beside = checked.listed(store, parent) or (listed_s, _listed(store, artifact_prefix(parent)))
         if beside is not None:
             seen = [folder] if _last(artifact_key(folder)) in beside.blobs else []
             doubtful = [*seen, *doubtful[1:]]
             is_new = _last(artifact_prefix(folder)) not in beside.segments
     prefix = artifact_prefix(folder)
     if is_new:
-        checked.note(store, folder, _NOTHING)
+        checked.note(store, folder, _NOTHING, listed_s)
     elif prefix not in store.wide_folders:
+        listed_s = time.monotonic()
         listing = store.backend.few_possible_children(prefix, _MOST_LISTED)
         if listing is None:
             store.wide_folders.add(prefix)
         else:
-            checked.note(store, folder, listing)
+            checked.note(store, folder, listing, listed_s)
             if any(listing.blobs.values()):
                 # Nobody writes a ref below a file, so all folders with this ref in them are folders.
                 doubtful = seen

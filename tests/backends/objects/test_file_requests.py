@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -122,6 +123,22 @@ def test_folders_in_a_new_folder_are_not_listed(repo: TensorCasArtifactRepositor
 
     assert traffic.n_billed == 3 + 9 + 2 * 8, str(traffic)
     assert [info.path for info in repo.list_artifacts("step-1")] == [f"step-1/part-{number}" for number in range(3)]
+
+
+def test_folder_in_a_new_folder_is_known_for_as_long_as_that_one(
+    repo: TensorCasArtifactRepository, way: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [store] = stores_of(repo)
+    checked = _finder.Checked()
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(_finder, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    for now_s, folder, is_known in [(0.0, "a", True), (0.6, "a/b", True), (1.2, "a/b", False)]:
+        clock.now_s = now_s
+        if is_known:
+            _finder._list_around(store, folder, [folder], checked)
+        assert (checked.listing(store, folder) is not None) == is_known
+
+    assert way.traffic().n_billed == 1
 
 
 def test_texts_of_a_folder_make_two_requests_each(
