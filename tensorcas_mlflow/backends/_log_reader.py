@@ -19,7 +19,7 @@ from tensorcas_mlflow.backends._log_records import (
     VERSION,
     Front,
     Record,
-    Summary,
+    SkippedRecord,
     as_dict,
     check_header,
     front_bytes,
@@ -41,7 +41,7 @@ _KEPT_META_BYTES = 256 << 10
 _NO_END = 1 << 63
 
 
-def read_summaries(log_id: str, descriptor: int, start: int, size: int) -> tuple[list[Summary], int]:
+def read_summaries(log_id: str, descriptor: int, start: int, size: int) -> tuple[list[SkippedRecord], int]:
     """Read the summaries of the first records that may be skipped and have no body; damage and other records end them.
 
     Args:
@@ -54,7 +54,7 @@ def read_summaries(log_id: str, descriptor: int, start: int, size: int) -> tuple
         The summaries, and the end of the last record.
     """
     data, named = os.pread(descriptor, min(size - start, _AHEAD_BYTES), start), bytes.fromhex(log_id)
-    found: list[Summary] = []
+    found: list[SkippedRecord] = []
     at = 0
     while (n_bytes := front_bytes(data[at : at + LEAST_BYTES])) is not None and at + n_bytes <= len(data):
         front = read_front(named, start + at, size, data[at : at + n_bytes])
@@ -89,7 +89,7 @@ class LogReader:
 
     def records(
         self, start: int, size: int, *, skips: bool = False
-    ) -> tuple[list[Record | Summary], int, CorruptError | None]:
+    ) -> tuple[list[Record | SkippedRecord], int, CorruptError | None]:
         """Read the records that count, from a known end on.
 
         Args:
@@ -111,7 +111,7 @@ class LogReader:
                 is_damaged = not self._is_torn(HEADER_BYTES, size)
                 return [], 0, CorruptError(self._key, "its header is damaged") if is_damaged else None
             start = HEADER_BYTES
-        records: list[Record | Summary] = []
+        records: list[Record | SkippedRecord] = []
         at = durable = start
         n_ahead = _AHEAD_BYTES
         while at < size and (front := self._front(at, size, min(n_ahead, size - at))) is not None:
@@ -261,7 +261,7 @@ class LogReader:
         """Return the error for a record with right digests and contents that no writer writes."""
         return CorruptError(self._key, f"the record at byte {at} has impossible contents")
 
-    def _has_body(self, record: Record | Summary) -> bool:
+    def _has_body(self, record: Record | SkippedRecord) -> bool:
         """Tell whether the body of a record hashes to its digest."""
         if record.body_start == record.end:
             return True

@@ -119,7 +119,7 @@ class Record(NamedTuple):
     """Keys of intents."""
 
 
-class Summary(NamedTuple):
+class SkippedRecord(NamedTuple):
     """A record whose meta has not been read."""
 
     offset: int
@@ -414,11 +414,11 @@ class Front(NamedTuple):
         """Begin of the body."""
         return self.meta_end + (-self.meta_end % ALIGNMENT if self.has_body else 0)
 
-    def summary(self) -> Summary:
+    def summary(self) -> SkippedRecord:
         """Return the summary, if there is one."""
         keys_at = _N_WORDS.size + (_BODY_DIGEST_BYTES if self.has_body else 0)
         words_at = keys_at + self.n_rows * HASH_BYTES
-        return Summary(
+        return SkippedRecord(
             self.offset,
             self.end,
             self.body_start,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tensorcas_mlflow.backends._log_digests import WORD_BYTES
-from tensorcas_mlflow.backends._log_records import HASH_BYTES, Summary
+from tensorcas_mlflow.backends._log_records import HASH_BYTES, SkippedRecord
 
-Place = tuple[str, int]
+LogPlace = tuple[str, int]
 """Name of a log, and the offset of a record in it."""
-_Table = dict[bytes, list[Place]]
+_Table = dict[bytes, list[LogPlace]]
 _LEAST_PURGED = 1 << 12
 
 
@@ -28,36 +28,39 @@ class SkippedRecords:
         """Number of places in both tables."""
         self._purged_at = _LEAST_PURGED
 
-    def note(self, log: str, summary: Summary) -> None:
+    def note(self, log: str, summary: SkippedRecord) -> None:
         """Add a record."""
         place = log, summary.offset
         offsets = self._of_log.setdefault(log, set())
         self.n += summary.offset not in offsets
         offsets.add(summary.offset)
-        for table, hashes in (self._by_key, summary.keys), (self._by_word, summary.words):
-            for at in range(0, len(hashes), HASH_BYTES):
-                table.setdefault(hashes[at : at + HASH_BYTES], []).append(place)
-        self._n_listed += (len(summary.keys) + len(summary.words)) // HASH_BYTES
+        for table, hashes, size in (
+            (self._by_key, summary.keys, HASH_BYTES),
+            (self._by_word, summary.words, WORD_BYTES),
+        ):
+            for at in range(0, len(hashes), size):
+                table.setdefault(hashes[at : at + size], []).append(place)
+            self._n_listed += len(hashes) // size
         if self._n_listed > self._purged_at:
             self._purge()
 
-    def with_keys(self, hashes: Iterable[bytes]) -> list[Place]:
+    def with_keys(self, hashes: Iterable[bytes]) -> list[LogPlace]:
         """Return the records that may have keys of some hashes."""
         return self._in(self._by_key, hashes)
 
-    def with_words(self, words: Iterable[bytes]) -> list[Place]:
+    def with_words(self, words: Iterable[bytes]) -> list[LogPlace]:
         """Return the records that may have packs of some words."""
         return self._in(self._by_word, words)
 
-    def all(self) -> list[Place]:
+    def all(self) -> list[LogPlace]:
         """Return all records."""
         return [(log, at) for log in self._of_log for at in self._of_log[log]]
 
-    def in_log(self, log: str) -> list[Place]:
+    def in_log(self, log: str) -> list[LogPlace]:
         """Return the records of one log."""
         return [(log, at) for at in self._of_log.get(log, ())]
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: LogPlace) -> None:
         """Remove a record, since it has been read."""
         log, at = place
         if self._has(place):
@@ -76,12 +79,12 @@ class SkippedRecords:
         self._of_log[log] = offsets
         self.n += len(offsets)
 
-    def _in(self, table: _Table, hashes: Iterable[bytes]) -> list[Place]:
+    def _in(self, table: _Table, hashes: Iterable[bytes]) -> list[LogPlace]:
         if not table:
             return []
         return [place for each in table.keys() & hashes for place in table[each] if self._has(place)]
 
-    def _has(self, place: Place) -> bool:
+    def _has(self, place: LogPlace) -> bool:
         log, at = place
         return at in self._of_log.get(log, ())
 
@@ -97,6 +100,3 @@ class SkippedRecords:
                 else:
                     del table[each]
         self._purged_at = max(_LEAST_PURGED, 2 * self._n_listed)
-
-
-assert HASH_BYTES == WORD_BYTES

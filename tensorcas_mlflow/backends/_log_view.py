@@ -37,13 +37,13 @@ from tensorcas_mlflow.backends._log_records import (
     USUAL_FOLDERS,
     LogRow,
     Record,
-    Summary,
+    SkippedRecord,
     check_header,
     key_hash,
     meta_bytes,
     read_tombstones,
 )
-from tensorcas_mlflow.backends._log_skipped import Place, SkippedRecords
+from tensorcas_mlflow.backends._log_skipped import LogPlace, SkippedRecords
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import CorruptError, FormatError, RefusedError
@@ -545,7 +545,7 @@ class LogView:
                     self._read_words()
             self._add_entry(log, LogEntry(log.id, offset, row, record.written_s, data))
 
-    def _skip(self, log: _KnownLog, summary: Summary) -> None:
+    def _skip(self, log: _KnownLog, summary: SkippedRecord) -> None:
         """Note a record without reading its meta: most processes never need most records of others."""
         log.durable = max(log.durable, summary.durable_before)
         self._skipped.note(log.id, summary)
@@ -558,7 +558,7 @@ class LogView:
             lambda: self._skipped.with_keys(hashes),
         )
 
-    def _read_wanted(self, indexed: Callable[[LogIndex], list[int]], skipped: Callable[[], list[Place]]) -> None:
+    def _read_wanted(self, indexed: Callable[[LogIndex], list[int]], skipped: Callable[[], list[LogPlace]]) -> None:
         """Read the records that may have some blobs.
 
         Args:
@@ -573,7 +573,7 @@ class LogView:
             except FileNotFoundError:  # its log was rewritten since, and the new one may have an index
                 self._list_anew()
 
-    def _read_skipped(self, places: Iterable[Place]) -> None:
+    def _read_skipped(self, places: Iterable[LogPlace]) -> None:
         """Read some skipped records."""
         wanted: defaultdict[str, set[int]] = defaultdict(set)
         for name, at in places:

@@ -229,12 +229,9 @@ def test_damage_of_a_durable_record_is_no_loss_of_a_failed_sync(
 
 
 def test_damage_in_a_log_that_was_taken_over_refuses_no_commit_for_the_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[LoggedBackend, LoggedBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = made(tmp_path)
-    commit(one, "first")
-    other = LoggedBackend(tmp_path)
-    assert other.get("refs/@first") == b"first"
+    one, other = pair
     commit(one, "second")
     commit(one, "third")
     _log_writer.close_writer(one._view)
@@ -271,8 +268,8 @@ def test_places_of_read_records_are_dropped(monkeypatch: pytest.MonkeyPatch) -> 
     assert skipped.with_keys([_log_records.key_hash("1951 c")]) == []
 
 
-def summary_of(offset: int, keys: bytes) -> _log_records.Summary:
-    return _log_records.Summary(
+def summary_of(offset: int, keys: bytes) -> _log_records.SkippedRecord:
+    return _log_records.SkippedRecord(
         offset=offset,
         end=offset + 1,
         body_start=offset + 1,
@@ -284,12 +281,9 @@ def summary_of(offset: int, keys: bytes) -> _log_records.Summary:
 
 
 def test_index_of_a_log_that_was_taken_over_names_the_skipped_blobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[LoggedBackend, LoggedBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = made(tmp_path)
-    commit(one, "first")
-    other = LoggedBackend(tmp_path)
-    assert other.get("refs/@first") == b"first"
+    one, other = pair
     for number in range(20):
         commit(one, str(number))
     _log_writer.close_writer(one._view)
@@ -299,7 +293,7 @@ def test_index_of_a_log_that_was_taken_over_names_the_skipped_blobs(
         monkeypatch.setattr(_log_view, bound, 1)
     commit(other, "mine")
     _log_writer.close_writer(other._view)
-    third = LoggedBackend(tmp_path)
+    third = LoggedBackend(one.root)
 
     for name in ("first", *map(str, range(20)), "mine"):
         assert third.get(f"packs/{name}") == name.encode() * 100
@@ -448,7 +442,7 @@ def test_record_with_a_body_is_skipped_if_the_body_is_whole(tmp_path: Path, *, i
         os.close(descriptor)
 
     assert end == stop == (HEADER_BYTES if is_damaged else size)
-    assert [type(record) for record in skipped] == [_log_records.Summary] * (not is_damaged)
+    assert [type(record) for record in skipped] == [_log_records.SkippedRecord] * (not is_damaged)
     assert [record.body_digest for record in skipped] == [record.body_digest for record in read]
 
 
