@@ -55,8 +55,9 @@ class Recorder:
 
     Args:
         name: Name of the checkpoints.
-        run_id: Run for the checkpoints. By default it is the run active when a training begins, else the run started by
-            the first checkpoint. The training keeps that run, even after other code has ended it.
+        run_id: Run for the checkpoints. By default it is the run active when a training begins, else the run active at
+            the first checkpoint, else a new run, which `finish` ends. The training keeps that run, even after other
+            code has ended it.
         keep: A rule for the steps to keep.
         blocking: Whether a save is finished when the call returns.
         overwrite: Whether to replace a step logged before, instead of refusing it.
@@ -94,9 +95,10 @@ class Recorder:
         self._policy = known_policy(policy)
         self._pending: CheckpointInfo | None = None
         self._rated_step: int | None = None
+        self._own_run_id: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_pending": None}
+        return {**vars(self), "_pending": None, "_own_run_id": None}
 
     def begin(self, run_id: str | None = None) -> None:
         """Forget the last training, and settle the run of this one.
@@ -104,11 +106,18 @@ class Recorder:
         Args:
             run_id: The run of the framework's own logger, if any.
         """
-        active = mlflow.active_run()
-        self.run_id = self._given_run_id or run_id or (active.info.run_id if active is not None else None)
+        self.end_own_run("FAILED")  # the last training did not come to its end
+        self.run_id = self._given_run_id or run_id
+        self.join_active_run()
         self.start_step = 0
         self.last_step = None
         self._rated_step = None
+
+    def join_active_run(self) -> None:
+        """Log to the active run from here on, if there is one and the run of this training is still open."""
+        active = mlflow.active_run() if self.run_id is None else None
+        if active is not None:
+            self.run_id = active.info.run_id
 
     def save(self, state: Any, step: int, metrics: Mapping[str, Any]) -> None:
         """Log a checkpoint; raises as `log_checkpoint`.
@@ -120,8 +129,9 @@ class Recorder:
             step: Its step.
             metrics: The framework's metrics of the step, for `rate`.
         """
+        self.join_active_run()
         if self.run_id is None:
-            self.run_id = str((mlflow.active_run() or mlflow.start_run()).info.run_id)
+            self.run_id = self._own_run_id = str(mlflow.start_run().info.run_id)
         try:
             # First, so the keep rule has the metric of this step too.
             if not self._is_refused(step):
@@ -169,10 +179,28 @@ class Recorder:
         return would_be_refused(self.run_id, step=step, name=self.name)
 
     def finish(self) -> None:
-        """Wait for the last save; the error of a save in the background is raised here at the latest."""
+        """Wait for the last save, and end the run if `save` started it.
+
+        The error of a save in the background is raised here at the latest.
+        """
         pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.wait()
+        status = "FAILED"
+        try:
+            if pending is not None:
+                pending.wait()
+            status = "FINISHED"
+        finally:
+            self.end_own_run(status)
+
+    def end_own_run(self, status: str) -> None:
+        """End the run if `save` started it and it is still the active one."""
+        active, own, self._own_run_id = mlflow.active_run(), self._own_run_id, None
+        if own is not None and active is not None and active.info.run_id == own:
+            mlflow.end_run(status)
+
+    def advise(self, advice: str) -> None:
+        """Warn of settings that log less than their user may expect."""
+        logger.warning("%s", advice)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -199,6 +227,10 @@ class QuietRecorder(Recorder):
     def give_up(self) -> None:
         """Log no checkpoint from here on."""
         self._n_failures = MAX_FAILURES
+
+    def advise(self, advice: str) -> None:
+        if not self._silent:
+            super().advise(advice)
 
     def save(self, state: Any, step: int, metrics: Mapping[str, Any]) -> None:
         # An unreachable tracking server costs minutes of retries at every step.

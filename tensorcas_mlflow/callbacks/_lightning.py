@@ -24,11 +24,11 @@ class CheckpointHooks:
     hyper-parameters, as plain values. The step is ``trainer.global_step``. The last step of a training is always
     logged. A Trainer with this callback writes no checkpoint files of its own, unless it has a ``ModelCheckpoint`` too.
 
-    The run is ``run_id``, else the run of the Trainer's ``MLFlowLogger``, else the active one, else a new one. Under a
-    distributed strategy the process of rank 0 logs. If the strategy spreads its checkpoint over the ranks
-    (``ModelParallelStrategy``, and ``FSDPStrategy`` with ``state_dict_type="sharded"``), each rank stores its part, and
-    the call blocks. Errors are raised; with ``blocking=False`` an error of a save in the background is raised at the
-    next save, or when training ends.
+    The run is ``run_id``, else the run of the Trainer's ``MLFlowLogger``, else the active one, else a new one,
+    which ends with the training. Under a distributed strategy the process of rank 0 logs. If the strategy spreads
+    its checkpoint over the ranks (``ModelParallelStrategy``, and ``FSDPStrategy`` with
+    ``state_dict_type="sharded"``), each rank stores its part, and the call blocks. Errors are raised; with
+    ``blocking=False`` an error of a save in the background is raised at the next save, or when training ends.
 
     Args:
         every_n_train_steps: Log when ``trainer.global_step`` is a multiple of this.
@@ -102,6 +102,9 @@ class CheckpointHooks:
         self._save(trainer)
         with self.recorder.guard():
             self.recorder.finish()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.recorder.end_own_run("FAILED")
 
     def _save(self, trainer: Any) -> None:
         if trainer.global_step == self._last_step or trainer.fast_dev_run:

@@ -53,8 +53,8 @@ def fit_with_checkpoints(
     With ``parameter=None`` each stage is one pass of ``partial_fit`` over the data in its given order; shuffle it
     before if the order matters. Steps count the passes.
 
-    The run is ``run_id``, else the active one, else a new one. If a fit fails or is interrupted, the stages before it
-    stay logged.
+    The run is ``run_id``, else the active one, else a new one, which ends with the last stage. If a fit fails or is
+    interrupted, the stages before it stay logged.
 
     Args:
         estimator: An estimator with ``warm_start``, or one with ``partial_fit``; or a pipeline with the former at its
@@ -102,6 +102,9 @@ def fit_with_checkpoints(
     try:
         for step in fits:
             recorder.save(estimator, step, {})
+    except BaseException:
+        recorder.end_own_run("FAILED")
+        raise
     finally:
         fits.close()
     recorder.finish()

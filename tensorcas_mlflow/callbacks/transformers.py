@@ -26,27 +26,29 @@ __all__ = ["TensorCasCallback", "write_trainer_checkpoint"]
 
 
 class TensorCasCallback(transformers.TrainerCallback):
-    """Logs the training state every few steps, or whenever the Trainer saves.
+    """Logs the training state every few steps or epochs, or whenever the Trainer saves.
 
     A checkpoint holds the state dicts of the model (``model``), the optimizer (``optimizer``) and the scheduler
     (``scheduler``), the states of the random number generators (``rng``), and the Trainer's own state as JSON
     (``trainer_state``). The step is ``state.global_step``. The last step of a training is always logged, unless
     ``load_best_model_at_end`` has replaced its weights by then.
 
-    With ``every_n_steps`` a step is logged after all its work, evaluation included: just before the next step begins,
-    or when training ends. Without it, a step is logged after each of the Trainer's own saves; use this to have files as
-    well. A resumed training continues exactly, either way.
+    With ``every_n_steps`` or ``every_n_epochs`` a step is logged after all its work, evaluation included: just before
+    the next step begins, or when training ends. Without them, a step is logged after each of the Trainer's own saves;
+    use this to have files as well. A resumed training continues exactly, either way.
 
-    The run is ``run_id``, else the run active when training begins (``MLflowCallback`` starts one), else a new one. In
-    a distributed training the main process logs. If the model is spread over the ranks (FSDP, or a model loaded with a
-    ``DistributedConfig``), each rank stores its part, and the call blocks; the checkpoint has the states of the random
-    number generators of all ranks (``rng_of_ranks``). Errors are raised; with ``blocking=False`` an error of a save in
-    the background is raised at the next save, or when training ends.
+    The run is ``run_id``, else the run active when training begins (``MLflowCallback`` starts one), else a new one,
+    which ends with the training. In a distributed training the main process logs. If the model is spread over the
+    ranks (FSDP, or a model loaded with a ``DistributedConfig``), each rank stores its part, and the call blocks;
+    the checkpoint has the states of the random number generators of all ranks (``rng_of_ranks``). Errors are
+    raised; with ``blocking=False`` an error of a save in the background is raised at the next save, or when
+    training ends.
 
     The scaler of fp16 training and the states of other callbacks between the Trainer's own saves are not logged.
 
     Args:
-        every_n_steps: Log when ``state.global_step`` is a multiple of this; None to log when the Trainer saves.
+        every_n_steps: Log when ``state.global_step`` is a multiple of this.
+        every_n_epochs: Log at the end of every n-th epoch. With neither: when the Trainer saves.
         name: Name of the checkpoints.
         run_id: Run to log to.
         keep: A rule for the steps to keep; the others are deleted during the training. A metric of the rule may be any
@@ -64,6 +66,7 @@ class TensorCasCallback(transformers.TrainerCallback):
         self,
         *,
         every_n_steps: int | None = None,
+        every_n_epochs: int | None = None,
         name: str = "checkpoint",
         run_id: str | None = None,
         keep: Keep | None = None,
@@ -74,6 +77,7 @@ class TensorCasCallback(transformers.TrainerCallback):
     ) -> None:
         super().__init__()
         self.every_n_steps = positive(every_n_steps, "every_n_steps")
+        self.every_n_epochs = positive(every_n_epochs, "every_n_epochs")
         self.recorder = Recorder(
             name=name,
             run_id=run_id,
@@ -103,15 +107,29 @@ class TensorCasCallback(transformers.TrainerCallback):
             if state.is_world_process_zero:
                 self.recorder.begin()
                 self.recorder.start_step = state.global_step
+                if not self._has_interval and args.save_strategy == "no":
+                    self.recorder.advise(
+                        "the Trainer saves nothing (save_strategy='no'), so only the last step of the training is "
+                        "logged: pass every_n_steps=… to log more steps (TensorCasCallback also takes every_n_epochs=…)"
+                    )
+
+    @property
+    def _has_interval(self) -> bool:
+        return self.every_n_steps is not None or self.every_n_epochs is not None
+
+    def on_log(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        # In a second training of one Trainer, MLflowCallback has no run before it logs, and none at the training's end.
+        if state.is_world_process_zero and not self._is_refused:
+            with self.recorder.guard():
+                self.recorder.join_active_run()
 
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        if self.every_n_steps is None:
+        if not self._has_interval:
             self._save(state, parts)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        if self.every_n_steps is None:
-            return
-        if state.global_step % self.every_n_steps == 0 or state.global_step >= state.max_steps:
+        is_last = self._has_interval and state.global_step >= state.max_steps
+        if is_last or (self.every_n_steps is not None and state.global_step % self.every_n_steps == 0):
             self._is_due = True
 
     # An evaluation after the step advances the random number generators, and a resumed training does not repeat it. At
@@ -123,6 +141,10 @@ class TensorCasCallback(transformers.TrainerCallback):
     on_epoch_begin = on_step_begin
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        n_epochs = round(state.epoch)
+        is_whole = abs(state.epoch - n_epochs) < 1e-6  # a training may be stopped within an epoch
+        if self.every_n_epochs is not None and is_whole and n_epochs % self.every_n_epochs == 0:
+            self._is_due = True
         # There is no next step, and the best model's weights replace these before training ends. An evaluation of the
         # epoch is still to come; `on_train_end` logs its metrics.
         is_over = control.should_training_stop or state.global_step >= state.max_steps

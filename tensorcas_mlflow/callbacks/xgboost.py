@@ -24,9 +24,9 @@ class TensorCasCallback(xgboost.callback.TrainingCallback):
     logged just before the next one begins, after the callbacks behind this one have seen it. The last checkpoint is the
     booster returned by ``xgboost.train``, unless its number of rounds was logged before.
 
-    The run is ``run_id``, else the active one, else a new one. In a distributed training rank 0 logs. Errors are
-    raised; with ``blocking=False`` an error of a save in the background is raised at the next save, or when training
-    ends.
+    The run is ``run_id``, else the active one, else a new one, which ends with the training. In a distributed
+    training rank 0 logs. Errors are raised; with ``blocking=False`` an error of a save in the background is raised
+    at the next save, or when training ends.
 
     Args:
         every_n_rounds: Log when the number of rounds is a multiple of this; None for the end only.

@@ -49,3 +49,43 @@ def test_metric_of_a_logged_step_is_not_replaced_by_that_of_a_refused_state() ->
 
     history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
     assert [metric.value for metric in history] == [1.0]
+
+
+def test_run_of_a_training_that_was_broken_off_is_ended_when_the_next_one_begins() -> None:
+    recorder = Recorder()
+    recorder.begin()
+    recorder.save(state(0), 0, {})
+    broken_off = str(recorder.run_id)
+    recorder.begin()
+
+    assert mlflow.active_run() is None
+    assert mlflow.get_run(broken_off).info.status == "FAILED"
+
+
+def test_run_of_a_failed_last_save_does_not_count_as_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(blocking=False)
+    recorder.begin()
+    recorder.save(state(0), 0, {})
+    run_id = str(recorder.run_id)
+    assert recorder._pending is not None
+    recorder._pending.wait()
+
+    def fail(*args: object) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(type(recorder._pending), "wait", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        recorder.finish()
+
+    assert mlflow.active_run() is None
+    assert mlflow.get_run(run_id).info.status == "FAILED"
+
+
+def test_run_that_the_program_started_stays_open() -> None:
+    recorder = Recorder()
+    with mlflow.start_run():
+        recorder.begin()
+        recorder.save(state(0), 0, {})
+        recorder.finish()
+
+        assert mlflow.active_run() is not None

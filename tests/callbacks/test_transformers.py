@@ -227,6 +227,69 @@ def test_a_training_whose_parts_nobody_can_log_is_refused(tmp_path: Path) -> Non
         TensorCasCallback().on_train_begin(trainer.args, trainer.state, trainer.control)
 
 
-def test_an_interval_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="every_n_steps must be at least 1"):
-        TensorCasCallback(every_n_steps=0)
+@pytest.mark.parametrize("interval", ["every_n_steps", "every_n_epochs"])
+def test_an_interval_below_one_is_refused(interval: str) -> None:
+    with pytest.raises(ValueError, match=f"{interval} must be at least 1"):
+        TensorCasCallback(**{interval: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "steps"),
+    [
+        ({"every_n_epochs": 1}, [4, 8, 12]),
+        ({"every_n_epochs": 2}, [8, 12]),
+        ({"every_n_epochs": 2, "every_n_steps": 5}, [5, 8, 10, 12]),
+    ],
+)
+def test_the_last_step_of_every_n_epochs_is_logged(tmp_path: Path, intervals: dict[str, int], steps: list[int]) -> None:
+    with mlflow.start_run() as run:
+        train(tmp_path, TensorCasCallback(**intervals), num_train_epochs=3)  # type: ignore[arg-type]
+
+    assert steps_of(run.info.run_id) == steps
+
+
+def test_epoch_that_the_training_does_not_complete_is_no_epoch(tmp_path: Path) -> None:
+    with mlflow.start_run() as run:
+        train(tmp_path, TensorCasCallback(every_n_epochs=1), max_steps=6)
+
+    assert steps_of(run.info.run_id) == [4, 6]
+
+
+def test_training_resumed_after_an_epoch_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
+    evaluation = {"eval_strategy": "epoch"}
+    with mlflow.start_run() as run:
+        whole = train(tmp_path, TensorCasCallback(every_n_epochs=1), **evaluation)
+        folder = write_trainer_checkpoint(run.info.run_id, tmp_path / "resume", step=4)
+    resumed = train(tmp_path, resume=folder, **evaluation)
+
+    assert same(dict(resumed.model.state_dict()), dict(whole.model.state_dict()))
+    assert same(resumed.optimizer.state_dict(), whole.optimizer.state_dict())
+
+
+def test_callback_that_logs_the_last_step_alone_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with mlflow.start_run(), caplog.at_level("WARNING", logger="mlflow.tensorcas"):
+        train(tmp_path, TensorCasCallback())
+        assert "save_strategy='no'" in caplog.text
+        assert "every_n_steps" in caplog.text
+
+        caplog.clear()
+        train(tmp_path, TensorCasCallback(name="other"), save_strategy="epoch")
+        assert "save_strategy" not in caplog.text
+
+
+@pytest.mark.parametrize("report_to", [[], ["mlflow"]])
+@pytest.mark.parametrize("options", [{}, {"every_n_steps": 4}])
+def test_each_training_of_one_trainer_has_one_run_that_ends_with_it(
+    tmp_path: Path, report_to: list[str], options: dict[str, int]
+) -> None:
+    callback = TensorCasCallback(**options)  # type: ignore[arg-type]
+    trainer = make_trainer(tmp_path, callback, report_to=report_to)
+    trainer.train()
+    first = callback.recorder.run_id
+    trainer.train()
+    runs = mlflow.search_runs(output_format="list")
+
+    assert mlflow.active_run() is None
+    assert {run.info.run_id for run in runs} == {first, callback.recorder.run_id}
+    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
+    assert all(steps_of(run.info.run_id)[-1] == 8 for run in runs)

@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 from tensorcas_mlflow.callbacks.xgboost import TensorCasCallback
 from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
-from tests.callbacks.loops import FEATURES, LABELS, PARAMETERS, TARGETS, data, steps_of
+from tests.callbacks.loops import FEATURES, LABELS, PARAMETERS, TARGETS, data, only_run, steps_of
 
 pytestmark = pytest.mark.long
 
@@ -64,12 +64,23 @@ def test_a_training_of_no_rounds_logs_nothing() -> None:
     assert steps_of(run.info.run_id) == [10]
 
 
-def test_a_run_is_started_if_there_is_none() -> None:
+def test_a_run_is_started_and_ended_if_there_is_none() -> None:
     train(TensorCasCallback())
-    run = mlflow.active_run()
+    run = only_run()
 
-    assert run is not None
+    assert mlflow.active_run() is None
+    assert run.info.status == "FINISHED"
     assert steps_of(run.info.run_id) == [10]
+
+
+def test_two_trainings_with_one_callback_and_no_run_go_to_two_runs() -> None:
+    callback = TensorCasCallback()
+    train(callback)
+    first = callback.recorder.run_id
+    train(callback)
+
+    assert first != callback.recorder.run_id
+    assert steps_of(first) == steps_of(callback.recorder.run_id) == [10]
 
 
 def test_the_given_run_comes_before_the_active_one() -> None:
@@ -234,10 +245,8 @@ def test_a_metric_that_cannot_be_logged_stops_the_training_after_the_checkpoint(
 
 def test_the_run_that_the_first_checkpoint_starts_gets_its_metric() -> None:
     train(TensorCasCallback(keep=Keep(best="train-rmse")), evals=[(data(), "train")], verbose_eval=False)
-    run = mlflow.active_run()
 
-    assert run is not None
-    assert "train-rmse" in mlflow.get_run(run.info.run_id).data.metrics
+    assert "train-rmse" in only_run().data.metrics
 
 
 def test_saves_in_the_background_are_done_when_training_ends() -> None:
