@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import mlflow
+from jax.sharding import NamedSharding
 from orbax.checkpoint import AsyncCheckpointHandler
 from orbax.checkpoint.args import CheckpointArgs, register_with_handler
+from orbax.checkpoint.metadata import NamedShardingMetadata
 
 from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.errors import MalformedFileError
@@ -44,8 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["TensorCasHandler", "TensorCasRestore", "TensorCasSave"]
 
 FILE = "tensorcas.json"
-"""Name of the file in Orbax's folder that names the step."""
-_MAX_FILE_BYTES = 1 << 16
+"""Name of the file in Orbax's folder that names the step, and has the shardings of its arrays."""
+_MAX_FILE_BYTES = 1 << 24
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _STEP = re.compile(r"(?:.*_)?(\d{1,19})")
 
@@ -54,8 +56,11 @@ class TensorCasHandler(AsyncCheckpointHandler):  # type: ignore[misc]
     """Handler for Orbax: an item becomes a step of a run, an ordinary checkpoint.
 
     `mlflow.tensorcas.load_checkpoint`, `open_checkpoint`, `diff` and the UI read the step like any other, and it shares
-    its chunks with all others. Orbax's folder has a file of some hundred bytes (`FILE`) that names the step. A restore
-    needs this file, the same tracking URI, and the step.
+    its chunks with all others. Orbax's folder has a small file (`FILE`) that names the step. A restore needs this file,
+    the same tracking URI, and the step.
+
+    Unlike Orbax's own handler this one never casts, cuts or pads an array, neither in a save nor in a restore: dtypes
+    and shapes of an item must be those of the step. It takes no ``SaveArgs`` and no metadata of users.
 
     Orbax commits its folder after the step is committed. A failed save may leave the step without a folder. When Orbax
     deletes a folder, the step stays: give ``keep`` the rule that Orbax has, or delete it with `delete_checkpoint`.
@@ -120,14 +125,15 @@ class TensorCasHandler(AsyncCheckpointHandler):  # type: ignore[misc]
         run_id = self._run_id
         if jax.process_count() > 1:
             self.info = log_state(args.item, step=step, run_id=run_id, **self._options)
-            return [_Saved(directory, self, self.info)] if jax.process_index() == 0 else []
+            return [_Saved(directory, self, self.info, _shardings(args.item))] if jax.process_index() == 0 else []
         if run_id is None:
             active = mlflow.active_run()
             if active is None:
                 raise ValueError("there is no active run to save to: pass TensorCasHandler(run_id=...), or start a run")
             run_id = active.info.run_id
+        shardings = _shardings(args.item)
         self.info = log_checkpoint(args.item, step=step, run_id=run_id, blocking=blocking, **self._options)
-        return [_Saved(directory, self, self.info)]
+        return [_Saved(directory, self, self.info, shardings)]
 
     def restore(self, directory: Any, item: Any = None, args: TensorCasRestore | None = None) -> Any:
         """Restore an item.
@@ -138,25 +144,30 @@ class TensorCasHandler(AsyncCheckpointHandler):  # type: ignore[misc]
             args: The state to fill; without one a new state is made, as by `load_checkpoint`.
 
         Returns:
-            The state. Arrays have the shardings of those of the item. Objects of nnx in the item are filled in place.
+            The state. Arrays have the shardings of those of the item; without an item, those that they were saved with.
+            Objects of nnx in the item are filled in place.
 
         Raises:
             NotFoundError: There is no such step any more.
             MalformedFileError: The folder's file is missing, or names no step.
             AdapterError: The item does not fit.
+            ValueError: There is no item, and this process lacks devices that the arrays were saved with.
         """
         wanted = args if args is not None else TensorCasRestore(item)
         into = wanted.item
+        facts = _facts_in(directory)
+        if into is None:
+            return _placed(directory, load_checkpoint(facts["uri"], strict=wanted.strict), facts["shardings"])
         if type(into) is dict or type(into) is list:
             into = into.copy()  # `load_checkpoint` fills it, and Orbax's users keep theirs as it is
-        return load_checkpoint(_uri_in(directory), into=into, strict=wanted.strict)
+        return load_checkpoint(facts["uri"], into=into, strict=wanted.strict)
 
     def metadata(self, directory: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """Return shape and dtype of each tensor by its name in the checkpoint, without reading the tensors.
 
         Random keys are arrays of uint32 there.
         """
-        with open_checkpoint(_uri_in(directory)) as reader:
+        with open_checkpoint(_facts_in(directory)["uri"]) as reader:
             specs = reader.specs()
         return {
             spec.name: jax.ShapeDtypeStruct(tuple(spec.shape), parse_dtype(spec.dtype))
@@ -184,16 +195,20 @@ class TensorCasRestore(CheckpointArgs):  # type: ignore[misc]
     item: Any = None
     """A state with arrays or `jax.ShapeDtypeStruct`, as for `load_checkpoint`; None makes a new state."""
     strict: bool | None = None
-    """As for `load_checkpoint`."""
+    """As for `load_checkpoint`. With False, parts of the item that are None or have no leaves, such as
+    ``optax.MaskedNode()``, stay as they are."""
 
 
 class _Saved:
     """A save in the background, as Orbax waits for it."""
 
-    def __init__(self, directory: Any, handler: TensorCasHandler, info: CheckpointInfo) -> None:
+    def __init__(
+        self, directory: Any, handler: TensorCasHandler, info: CheckpointInfo, shardings: dict[str, list[str]]
+    ) -> None:
         self._directory = directory
         self._handler = handler
         self._info = info
+        self._shardings = shardings
 
     def result(self, timeout: float | None = None) -> None:
         """Wait until the step is committed, and name it in Orbax's folder."""
@@ -202,6 +217,7 @@ class _Saved:
         if self._handler.info is self._info:
             self._handler.info = info
         facts = {"uri": info.uri, "run_id": info.run_id, "name": info.name, "step": info.step}
+        facts["shardings"] = self._shardings
         (self._directory / FILE).write_text(json.dumps(facts))
 
     def cancel(self) -> bool:
@@ -222,8 +238,41 @@ def _step_of(directory: Any) -> int:
     return int(found[1])
 
 
-def _uri_in(directory: Any) -> str:
-    """Return the URI of the step that a folder of Orbax names.
+def _shardings(item: Any) -> dict[str, list[str]]:
+    """Return the paths of arrays that lie on more than one device, by their sharding, as text of Orbax."""
+    found: dict[str, list[str]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(item):
+        sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+        if isinstance(sharding, NamedSharding) and sharding.num_devices > 1:
+            text = NamedShardingMetadata.from_jax_sharding(sharding).to_serialized_string()
+            found.setdefault(text, []).append(jax.tree_util.keystr(path))
+    return found
+
+
+def _placed(directory: Any, state: Any, saved: dict[str, list[str]]) -> Any:
+    """Give the arrays of a new state the shardings that they were saved with."""
+    shardings: dict[str, Any] = {}
+    for text, paths in saved.items():
+        try:
+            facts = json.loads(text)
+            facts["partition_spec"] = [tuple(axes) if type(axes) is list else axes for axes in facts["partition_spec"]]
+            sharding = NamedShardingMetadata.from_deserialized_dict(facts).to_jax_sharding()
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{paths[0]} in {directory} was saved with a sharding that this process cannot make ({error}): pass "
+                "TensorCasRestore(item), where item has the arrays, or their shapes, with shardings of this process"
+            ) from error
+        shardings |= dict.fromkeys(paths, sharding)
+
+    def place(path: Any, leaf: Any) -> Any:
+        sharding = shardings.get(jax.tree_util.keystr(path))
+        return leaf if sharding is None else jax.device_put(leaf, sharding)
+
+    return jax.tree_util.tree_map_with_path(place, state) if shardings else state
+
+
+def _facts_in(directory: Any) -> dict[str, Any]:
+    """Return what a folder of Orbax says of its step: its URI, and the shardings of `_shardings`.
 
     Raises:
         MalformedFileError: It names none.
@@ -233,9 +282,12 @@ def _uri_in(directory: Any) -> str:
         raise MalformedFileError(str(file), "checkpoint", "it is missing: another handler has written this folder")
     text = file.read_text()
     try:
-        uri = json.loads(text)["uri"] if len(text) <= _MAX_FILE_BYTES else None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        uri = None
-    if not isinstance(uri, str) or not uri.startswith("runs:/"):
+        facts = json.loads(text) if len(text) <= _MAX_FILE_BYTES else None
+        is_sound = facts["uri"].startswith("runs:/") and all(
+            isinstance(path, str) for paths in facts["shardings"].values() for path in [*paths, paths[0]]
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+        is_sound = False
+    if not is_sound:
         raise MalformedFileError(str(file), "checkpoint", "it names no checkpoint of a run")
-    return uri
+    return dict(facts)

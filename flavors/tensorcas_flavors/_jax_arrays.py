@@ -187,12 +187,13 @@ def make_array(name: str, row: Array, kind: Kind, *, like: Any = None) -> Any:
         row: Its elements, in C order; the result may use their memory.
         kind: Its kind.
         like: An array, or a `jax.ShapeDtypeStruct`, whose place the result takes: its sharding, or this machine's
-            memory for one of numpy. By default the result is where JAX puts new arrays.
+            memory for one of numpy. By default the result is where JAX puts new arrays. An array of numpy stays one
+            unless ``like`` is an array of JAX, or a shape with a sharding.
 
     Raises:
         AdapterError: These are no elements of such an array, or this JAX cannot make it.
     """
-    if kind.kind == NUMPY and not is_of_jax(like):
+    if kind.kind == NUMPY and (not is_of_jax(like) or (is_shape(like) and like.sharding is None)):
         return row
     if isinstance(like, np.ndarray | np.generic):
         return row

@@ -76,7 +76,8 @@ class JaxAdapter(Adapter):
             module that is no array, is the program's; where it is a plain value it must be equal to the stored one.
             The modes that ``train()`` and ``eval()`` set are not compared. All leaves must be stored, and all stored
             leaves must be there but those under keys of a dict that ``original`` does not name. With False, the leaves
-            that both have are filled; all others, static fields, and leaves that only a pickle holds stay as they are.
+            that both have are filled; all others, a None in the place of an array, static fields, and leaves that only
+            a pickle holds stay as they are.
     """
 
     name: ClassVar[str] = ADAPTER

@@ -112,7 +112,9 @@ def _stored_leaves(original: Any, tree: Tree, layout: Layout, *, strict: bool) -
         raise misfit(ADAPTER, f"it has {_named(shapes or missing)}, not stored")
     if strict and unexpected:
         raise misfit(ADAPTER, f"it lacks {_named(unexpected)}, stored")
-    return [leaf for leaf in tree.leaves if leaf.name in stored]
+    # With strict=False, a None where an array is stored stays, as a node without leaves does.
+    kept = {leaf.name for leaf in tree.leaves if leaf.value is None and leaf.name in layout.rows} if not strict else ()
+    return [leaf for leaf in tree.leaves if leaf.name in stored and leaf.name not in kept]
 
 
 def _named(names: Sequence[str]) -> str:

@@ -7,12 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 
 import tensorcas_mlflow as tensorcas
 from tensorcas_mlflow.errors import MalformedFileError
-from tests.flavors.jax.states import X, assert_same, jax, jnp, linen_state, nnx, nnx_state, train_linen, train_nnx
+from tests.flavors.jax.states import (
+    X,
+    assert_same,
+    jax,
+    jnp,
+    linen_state,
+    nnx,
+    nnx_state,
+    optax,
+    train_linen,
+    train_nnx,
+)
 
 ocp = pytest.importorskip(
     "orbax.checkpoint", reason="orbax-checkpoint is not installed: pip install 'tensorcas-mlflow[orbax]'"
@@ -102,7 +114,10 @@ def test_a_folder_that_names_no_step_is_refused(run_id: str, tmp_path: Path) -> 
         checkpointer.save(tmp_path / "orbax", args=TensorCasSave({"w": jnp.ones(3)}, step=1))
         file = tmp_path / "orbax" / "tensorcas.json"
         facts = json.loads(file.read_text())
-        for text in ("", "[]", "{}", '{"uri": 3}', '{"uri": "/etc/passwd"}', "[" * 100_000, " " * 100_000 + "{}"):
+        long = " " * (1 << 24) + file.read_text()
+        wrong = ["", "[]", "{}", '{"uri": 3}', '{"uri": "/etc/passwd", "shardings": {}}', "[" * 100_000, long]
+        wrong += [json.dumps({**facts, "shardings": each}) for each in (None, [1], {"": [3]}, {"": []}, {"": 3})]
+        for text in wrong:
             file.write_text(text)
             with pytest.raises(MalformedFileError, match="names no checkpoint"):
                 checkpointer.restore(tmp_path / "orbax")
@@ -113,3 +128,87 @@ def test_a_folder_that_names_no_step_is_refused(run_id: str, tmp_path: Path) -> 
         file.write_text(json.dumps(facts))
         with pytest.raises(MlflowException, match="step 1"):
             checkpointer.restore(tmp_path / "orbax")
+
+
+P, NamedSharding = jax.sharding.PartitionSpec, jax.sharding.NamedSharding
+
+
+def mesh(*sizes: int, names: tuple[str, ...] = ("x",)) -> Any:
+    return jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_restore_without_an_item_gives_arrays_the_shardings_that_they_were_saved_with(
+    run_id: str, tmp_path: Path, asynchronous: bool
+) -> None:
+    shardings = [
+        NamedSharding(mesh(2), P("x")),
+        NamedSharding(mesh(2), P(None, "x")),
+        NamedSharding(mesh(2), P()),
+        NamedSharding(mesh(2, 1, names=("x", "y")), P(("x", "y"))),
+        NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[::-1]), ("x",)), P("x")),
+    ]
+    values = np.arange(16, dtype=np.float32).reshape(4, 4)
+    state: dict[str, Any] = {"some": [jax.device_put(values, each) for each in shardings]}
+    state |= {"key": jax.device_put(jax.random.key(3), NamedSharding(mesh(2), P())), "one": jnp.ones(3), "n": 4}
+    make = ocp.AsyncCheckpointer if asynchronous else ocp.Checkpointer
+    with make(TensorCasHandler(run_id=run_id)) as checkpointer:
+        checkpointer.save(tmp_path / "orbax", args=TensorCasSave(state, step=1))
+        if asynchronous:
+            checkpointer.wait_until_finished()
+        back = checkpointer.restore(tmp_path / "orbax")
+
+    assert_same(back, state)
+    assert [each.sharding for each in back["some"]] == shardings
+    assert back["key"].sharding == state["key"].sharding
+    assert back["n"] == 4
+
+
+def test_a_restore_onto_fewer_devices_says_what_to_pass(run_id: str, tmp_path: Path) -> None:
+    state = {"w": jax.device_put(np.arange(4, dtype=np.float32), NamedSharding(mesh(2), P("x")))}
+    with ocp.Checkpointer(TensorCasHandler(run_id=run_id)) as checkpointer:
+        checkpointer.save(tmp_path / "orbax", args=TensorCasSave(state, step=1))
+        file = tmp_path / "orbax" / "tensorcas.json"
+        facts = json.loads(file.read_text())
+        facts["shardings"] = {text.replace('"id": 1', '"id": 7'): paths for text, paths in facts["shardings"].items()}
+        file.write_text(json.dumps(facts))
+        with pytest.raises(ValueError, match=r"\['w'\] in .* pass TensorCasRestore\(item\)"):
+            checkpointer.restore(tmp_path / "orbax")
+        first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        here = {"w": jax.ShapeDtypeStruct((4,), np.float32, sharding=first)}
+        back = checkpointer.restore(tmp_path / "orbax", args=TensorCasRestore(here))
+
+    assert_same(back, {"w": jax.device_put(state["w"], first)})
+
+
+def test_parts_that_an_item_masks_stay_masked(run_id: str, tmp_path: Path) -> None:
+    state = {"a": jnp.ones(3), "b": {"c": jnp.zeros(2), "d": jnp.arange(4)}}
+    with ocp.Checkpointer(TensorCasHandler(run_id=run_id)) as checkpointer:
+        checkpointer.save(tmp_path / "orbax", args=TensorCasSave(state, step=1))
+        item = {"a": None, "b": {"c": optax.MaskedNode(), "d": jnp.zeros(4, int)}}
+        with pytest.raises(MlflowException, match="stored"):
+            checkpointer.restore(tmp_path / "orbax", args=TensorCasRestore(item))
+        back = checkpointer.restore(tmp_path / "orbax", args=TensorCasRestore(item, strict=False))
+
+    assert back["a"] is None
+    assert back["b"]["c"] == optax.MaskedNode()
+    assert_same(back["b"]["d"], state["b"]["d"])
+
+
+def test_an_array_of_numpy_stays_one_where_the_item_has_its_shape_alone(run_id: str, tmp_path: Path) -> None:
+    state = {"numpy": np.arange(4), "jax": jnp.arange(4)}
+    with ocp.Checkpointer(TensorCasHandler(run_id=run_id)) as checkpointer:
+        checkpointer.save(tmp_path / "orbax", args=TensorCasSave(state, step=1))
+        shapes = {name: jax.ShapeDtypeStruct(each.shape, each.dtype) for name, each in state.items()}
+        back = checkpointer.restore(tmp_path / "orbax", args=TensorCasRestore(shapes))
+
+    assert type(back["numpy"]) is np.ndarray
+    assert isinstance(back["jax"], jax.Array)
+
+
+def test_an_item_of_another_dtype_or_shape_is_refused_and_not_cast(run_id: str, tmp_path: Path) -> None:
+    with ocp.Checkpointer(TensorCasHandler(run_id=run_id)) as checkpointer:
+        checkpointer.save(tmp_path / "orbax", args=TensorCasSave({"w": jnp.ones(8)}, step=1))
+        for item in ({"w": jnp.ones(8, jnp.bfloat16)}, {"w": jax.ShapeDtypeStruct((4,), np.float32)}):
+            with pytest.raises(MlflowException, match=r"float32\[8\] is stored"):
+                checkpointer.restore(tmp_path / "orbax", args=TensorCasRestore(item))
