@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -144,20 +145,23 @@ class TensorCasHandler(AsyncCheckpointHandler):  # type: ignore[misc]
             args: The state to fill; without one a new state is made, as by `load_checkpoint`.
 
         Returns:
-            The state. Arrays have the shardings of those of the item; without an item, those that they were saved with.
-            Objects of nnx in the item are filled in place.
+            The state. Arrays have the shardings of those of the item; without an item, and where it has a shape without
+            a sharding, those that they were saved with. Objects of nnx in the item are filled in place.
 
         Raises:
             NotFoundError: There is no such step any more.
             MalformedFileError: The folder's file is missing, or names no step.
             AdapterError: The item does not fit.
-            ValueError: There is no item, and this process lacks devices that the arrays were saved with.
+            ValueError: A sharding comes from the save, and this process lacks its devices.
         """
         wanted = args if args is not None else TensorCasRestore(item)
         into = wanted.item
         facts = _facts_in(directory)
         if into is None:
-            return _placed(directory, load_checkpoint(facts["uri"], strict=wanted.strict), facts["shardings"])
+            state = load_checkpoint(facts["uri"], strict=wanted.strict)
+            return _placed(directory, state, facts["shardings"], jax.Array, jax.device_put)
+        if any(_is_bare_shape(leaf) for leaf in jax.tree_util.tree_leaves(into)):
+            into = _placed(directory, into, facts["shardings"], jax.ShapeDtypeStruct, _with_sharding)
         if type(into) is dict or type(into) is list:
             into = into.copy()  # `load_checkpoint` fills it, and Orbax's users keep theirs as it is
         return load_checkpoint(facts["uri"], into=into, strict=wanted.strict)
@@ -249,8 +253,29 @@ def _shardings(item: Any) -> dict[str, list[str]]:
     return found
 
 
-def _placed(directory: Any, state: Any, saved: dict[str, list[str]]) -> Any:
-    """Give the arrays of a new state the shardings that they were saved with."""
+def _is_bare_shape(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None
+
+
+def _with_sharding(shape: Any, sharding: Any) -> Any:
+    return shape.update(sharding=sharding) if shape.sharding is None else shape
+
+
+def _placed(
+    directory: Any, state: Any, saved: dict[str, list[str]], kind: type, place: Callable[[Any, Any], Any]
+) -> Any:
+    """Return a state with leaves of a kind placed by the shardings that they were saved with.
+
+    Args:
+        directory: Orbax's folder, for errors.
+        state: The state, of the same tree as the saved one.
+        saved: The result of `_shardings`.
+        kind: The class of the leaves to place.
+        place: Function from a leaf and a sharding to the placed leaf.
+
+    Raises:
+        ValueError: This process lacks devices of a sharding.
+    """
     shardings: dict[str, Any] = {}
     for text, paths in saved.items():
         try:
@@ -264,11 +289,11 @@ def _placed(directory: Any, state: Any, saved: dict[str, list[str]]) -> Any:
             ) from error
         shardings |= dict.fromkeys(paths, sharding)
 
-    def place(path: Any, leaf: Any) -> Any:
-        sharding = shardings.get(jax.tree_util.keystr(path))
-        return leaf if sharding is None else jax.device_put(leaf, sharding)
+    def placed(path: Any, leaf: Any) -> Any:
+        sharding = shardings.get(jax.tree_util.keystr(path)) if isinstance(leaf, kind) else None
+        return leaf if sharding is None else place(leaf, sharding)
 
-    return jax.tree_util.tree_map_with_path(place, state) if shardings else state
+    return jax.tree_util.tree_map_with_path(placed, state) if shardings else state
 
 
 def _facts_in(directory: Any) -> dict[str, Any]:

@@ -156,12 +156,16 @@ def test_a_restore_without_an_item_gives_arrays_the_shardings_that_they_were_sav
         checkpointer.save(tmp_path / "orbax", args=TensorCasSave(state, step=1))
         if asynchronous:
             checkpointer.wait_until_finished()
-        back = checkpointer.restore(tmp_path / "orbax")
+        restored = [
+            checkpointer.restore(tmp_path / "orbax"),
+            checkpointer.restore(tmp_path / "orbax", args=TensorCasRestore(jax.eval_shape(lambda: state) | {"n": 0})),
+        ]
 
-    assert_same(back, state)
-    assert [each.sharding for each in back["some"]] == shardings
-    assert back["key"].sharding == state["key"].sharding
-    assert back["n"] == 4
+    for back in restored:
+        assert_same(back, state)
+        assert [each.sharding for each in back["some"]] == shardings
+        assert back["key"].sharding == state["key"].sharding
+        assert back["n"] == 4
 
 
 def test_a_restore_onto_fewer_devices_says_what_to_pass(run_id: str, tmp_path: Path) -> None:
