@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from tensorcas_mlflow.base.engines import MOST_DEATHS, DaskCluster, Engine, LocalProcesses, RayCluster
+from tensorcas_mlflow.base.engines import MOST_DEATHS, Engine, LocalProcesses, RayCluster
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,17 +41,10 @@ def cluster_of_two(name: str) -> Iterator[Engine]:
         dying = DyingProcesses(2, MOST_DEATHS - 1)
         yield dying
         assert dying.n_left == 0
-    elif name == "ray":
+    else:
         ray = pytest.importorskip("ray")
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
         try:
             yield RayCluster()
         finally:
             ray.shutdown()
-    else:
-        distributed = pytest.importorskip("distributed")
-        with (
-            distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,
-            distributed.Client(cluster),
-        ):
-            yield DaskCluster()

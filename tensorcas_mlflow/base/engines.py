@@ -318,63 +318,7 @@ class RayCluster:
                 ray.cancel(task)
 
 
-class DaskCluster:
-    """Workers of a Dask cluster: that of the current client, else that of DASK_SCHEDULER_ADDRESS, else a new local one.
-
-    Each task takes one thread of a worker. The package has to be installed on all workers, and they have to reach the
-    store by its URI.
-    """
-
-    def __init__(self) -> None:
-        """Connect.
-
-        Raises:
-            ImportError: `distributed` is not installed.
-        """
-        from distributed import Client, get_client
-
-        try:
-            self._client = get_client()
-        except ValueError:
-            self._client = Client()
-
-    @property
-    def n_workers(self) -> int:
-        return max(1, sum(map(int, self._client.nthreads().values())))
-
-    def kept(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
-        from distributed import as_completed
-        from distributed.scheduler import KilledWorker
-
-        def submit(item: T) -> Any:
-            return self._client.submit(_attempt, function, item, 1, pure=False)
-
-        numbered = enumerate(items)
-        numbers: dict[Any, int] = {}
-        done = as_completed()
-        try:
-            while True:
-                while len(numbers) < 2 * self.n_workers and (each := next(numbered, None)) is not None:
-                    task = submit(each[1])
-                    numbers[task] = each[0]
-                    done.add(task)
-                if not numbers:
-                    return
-                task = next(done)
-                number = numbers.pop(task)
-                try:
-                    outcome: _Outcome = task.result()
-                except KilledWorker as error:
-                    raise _given_up(f"Dask gave up its task: {error}") from error
-                yield number, outcome.get()
-        finally:
-            self._client.cancel(list(numbers))
-
-
-ENGINES: Sequence[str] = ("local", "ray", "dask")
+ENGINES: Sequence[str] = ("local", "ray")
 
 
 def open_engine(name: str, n_workers: int | None = None) -> Engine | None:
@@ -397,6 +341,4 @@ def open_engine(name: str, n_workers: int | None = None) -> Engine | None:
         raise ValueError(f"the number of workers of {name} is that of its cluster: leave out the number (CLI: --jobs)")
     if name == "ray":
         return RayCluster()
-    if name == "dask":
-        return DaskCluster()
     raise ValueError(f"there is no engine {name!r}: choose one of {', '.join(ENGINES)}")

@@ -145,7 +145,7 @@ WORKERS = (
         "--engine",
         choices=ENGINES,
         default=ENGINES[0],
-        help="work in processes of this machine (default), or in the workers of a Ray or Dask cluster",
+        help="work in processes of this machine (default), or in the workers of a Ray cluster",
     ),
 )
 

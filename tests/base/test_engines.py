@@ -1,4 +1,4 @@
-"""Engines: new processes of this machine, and clusters of Ray and Dask on it."""
+"""Engines: new processes of this machine, and a cluster of Ray on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from tests.engines import cluster_of_two
 ENGINES = [
     pytest.param("local", id="local processes"),
     pytest.param("ray", id="ray", marks=pytest.mark.long),
-    pytest.param("dask", id="dask", marks=pytest.mark.long),
 ]
 
 

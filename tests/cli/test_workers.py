@@ -46,7 +46,7 @@ def test_two_processes_copy_all(tensorcas: Tensorcas, folder: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("words", [["gc", "--root", "."], ["optimize", "--root", "."], ["copy", "a", "b"]])
 def test_number_of_processes_of_a_cluster_is_refused(tensorcas: Tensorcas, words: list[str]) -> None:
-    done = tensorcas(*words, "--engine", "dask", "--jobs", "2")
+    done = tensorcas(*words, "--engine", "ray", "--jobs", "2")
 
     assert done.status == 2
     assert "--jobs is for processes of this machine" in done.err

@@ -36,7 +36,6 @@ ENGINES = [
     "local",
     "dying",
     pytest.param("ray", marks=pytest.mark.long),
-    pytest.param("dask", marks=pytest.mark.long),
 ]
 
 

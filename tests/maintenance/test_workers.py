@@ -61,9 +61,8 @@ def test_local_workers_find_what_one_process_finds(folder: Path, expected: list[
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["ray", "dask"])
-def test_cluster_of_two_workers_finds_what_one_process_finds(folder: Path, expected: list[Any], name: str) -> None:
-    with cluster_of_two(name) as engine:
+def test_cluster_of_two_workers_finds_what_one_process_finds(folder: Path, expected: list[Any]) -> None:
+    with cluster_of_two("ray") as engine:
         assert find_all(folder, engine) == expected
 
 
