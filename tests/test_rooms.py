@@ -6,10 +6,12 @@ The linter holds the order of the rooms (``pyproject.toml``). It does not see al
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,43 @@ def test_package_has_at_most_a_dozen_rooms_and_the_compiled_core() -> None:
     rooms = {name for name in ROOMS if name.startswith("tensorcas_mlflow.") and name.count(".") == 1}
 
     assert len(rooms - {"tensorcas_mlflow.native"}) <= 12
+
+
+SOURCES = (".py", ".pyi", ".c", ".h", ".js")
+SLACK = 100
+"""Lines that a room may stay below its budget before the budget falls."""
+
+
+def sizes() -> dict[str, dict[str, int]]:
+    """Return the lines of each room with its tests left out, and the names that a room exports."""
+    found: dict[str, dict[str, int]] = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted((folder / package).rglob("*")):
+            if path.suffix in SOURCES:
+                below = path.relative_to(folder / package).parts
+                room = f"{package}.{below[0]}" if len(below) > 1 else package
+                lines = len(path.read_text(encoding="utf-8").splitlines())
+                found.setdefault(room, {"lines": 0})["lines"] += lines
+    for room in lazy_rooms():
+        if room in found:
+            found[room]["names"] = len(" ".join(import_module(room)._NAMES.values()).split())
+    backend = import_module("tensorcas_mlflow.backends").Backend
+    found["tensorcas_mlflow.backends"]["methods"] = sum(not name.startswith("_") for name in vars(backend))
+    return found
+
+
+def test_no_room_is_larger_than_its_budget_and_no_budget_is_larger_than_its_room_needs() -> None:
+    budgets: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["tensorcas"]["budget"]
+    measured = sizes()
+
+    assert budgets.keys() == measured.keys()
+    assert {room: each.keys() for room, each in budgets.items()} == {
+        room: each.keys() for room, each in measured.items()
+    }
+    for room, budget in budgets.items():
+        for what, limit in budget.items():
+            slack = SLACK if what == "lines" else 0
+            assert limit - slack <= measured[room][what] <= limit, f"{what} of {room}; see CONTRIBUTING.md"
 
 
 def test_no_import_leads_in_a_circle() -> None:
