@@ -66,8 +66,10 @@ from tensorcas_mlflow.integration.checkpoints import (
     ShardPlace,
     find_whole_step,
     open_whole_step,
+    pickle_forbidden_by,
 )
 from tensorcas_mlflow.layout import DEFAULT_NAME
+from tensorcas_mlflow.reader import refuse_pickle
 from tensorcas_mlflow.store import (
     Box,
     Policy,
@@ -601,6 +603,7 @@ def _structure(manifest: Manifest, read: ReadArrays) -> tuple[Mapping[str, Any],
         )
         return weights, {id(tensor): name for name, tensor in weights.items()}
     adapter = adapter_named(manifest.flavor)
+    refuse_pickle(adapter, manifest, read, forbidden_by=pickle_forbidden_by)
     kept = {name for name, spec in specs.items() if spec.dtype is None or spec.n_bytes <= _READ_BYTES}
     while True:
         arrays: dict[str, Array] = dict(read(sorted(kept)))

@@ -395,12 +395,12 @@ class AdapterError(TensorCasError):
 class PickleForbiddenError(AdapterError):
     """A model needs a pickle, and pickles are forbidden in this process."""
 
-    def __init__(self, adapter: str) -> None:
-        super().__init__(adapter, "")
-        self.args = (adapter,)
+    def __init__(self, adapter: str, switch: str) -> None:
+        super().__init__(adapter, switch)
+        self.switch = switch
 
     def __str__(self) -> str:
         return (
-            f"{self.adapter}: this model holds a pickle, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false: fill a live "
+            f"{self.adapter}: this model holds a pickle, and {self.switch} is false: fill a live "
             "model (into=model), or read its tensors alone (weights_only=True)"
         )

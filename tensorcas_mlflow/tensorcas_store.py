@@ -279,7 +279,8 @@ class TensorCasStore:
             CheckpointNotFoundError: There is no such step.
             CorruptChunkError: A chunk is damaged.
             AdapterError: The tensors do not fit the live model, another adapter saved them, code of the model is not
-                here, or the model needs a pickle and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
+                here, or the model needs a pickle and MLFLOW_ALLOW_MODEL_CODE_EXECUTION or
+                MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
             ValueError: The adapter has no such option, or ``into`` and ``original`` are two objects.
         """
         if original is None:

@@ -175,6 +175,12 @@ class Case:
 
         return mlflow.tensorcas.load_checkpoint(self.run_id, name=self.adapter, **options)
 
+    def load_on_ranks(self) -> Any:
+        """Begin a load as each rank begins it."""
+        from tensorcas_mlflow.distributed import TensorCasStorageReader
+
+        return TensorCasStorageReader(run_id=self.run_id, name=self.adapter).read_metadata()
+
     def list_checkpoints(self) -> Any:
         import mlflow
 
@@ -217,8 +223,11 @@ FORBIDDEN: dict[str, Callable[[Case], Any]] = {
     "load_model": Case.load,
     "load_checkpoint": Case.load_checkpoint,
     "mlflow.pyfunc.load_model": Case.pyfunc,
+    "TensorCasStore.load": lambda case: case.store().load(1),
+    "TensorCasStorageReader": Case.load_on_ranks,
 }
-"""These read the pickle, unless MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false."""
+"""These read the pickle, unless one of MLflow's switches is false."""
+SWITCHES = ("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "MLFLOW_ALLOW_MODEL_CODE_EXECUTION")
 
 
 # --- the two programs
@@ -273,9 +282,10 @@ def read(folder: Path) -> None:
         for name, safe in SAFE.items():
             watch(case, name, partial(safe, case))
         for name, forbidden in FORBIDDEN.items():
-            os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = "false"
-            watch(case, f"{name} while forbidden", partial(forbidden, case))
-            del os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"]
+            for switch in SWITCHES:
+                os.environ[switch] = "false"
+                watch(case, f"{name} while {switch} is false", partial(forbidden, case))
+                del os.environ[switch]
             watch(case, name, partial(forbidden, case))
         for command in COMMANDS:
             words = ["--root", str(case.root), *command.format(run=adapter).split()]
@@ -319,12 +329,13 @@ def test_pickle_of_a_model_is_not_read_by(adapter: str, name: str, told: dict[st
     assert told[f"{adapter} {name}"] == {"error": "", "ran": False, "unpickled": []}
 
 
+@pytest.mark.parametrize("switch", SWITCHES)
 @pytest.mark.parametrize("name", FORBIDDEN)
 @pytest.mark.parametrize("adapter", MAKERS)
-def test_pickle_that_mlflow_forbids_is_not_read_by(adapter: str, name: str, told: dict[str, Any]) -> None:
-    answer = told[f"{adapter} {name} while forbidden"]
+def test_pickle_that_mlflow_forbids_is_not_read_by(adapter: str, name: str, switch: str, told: dict[str, Any]) -> None:
+    answer = told[f"{adapter} {name} while {switch} is false"]
 
-    assert "MLFLOW_ALLOW_PICKLE_DESERIALIZATION is false" in answer["error"]
+    assert switch in answer["error"]
     assert not answer["ran"]
     assert answer["unpickled"] == []
 

@@ -210,13 +210,17 @@ def links() -> bool:
     return _flag("TENSORCAS_LINKS", default=False)
 
 
-def allows_pickle() -> bool:
-    """Tell whether unpickling models is allowed: MLflow's own switch, MLFLOW_ALLOW_PICKLE_DESERIALIZATION, default yes.
+def pickle_forbidden_by() -> str | None:
+    """Return the switch of MLflow that forbids to unpickle models; None if both of them allow it, as by default.
+
+    MLflow 3.18 deprecates MLFLOW_ALLOW_PICKLE_DESERIALIZATION, and obeys both. The integration asks MLflow itself.
 
     Raises:
-        ValueError: It is neither true nor false.
+        ValueError: A switch is neither true nor false, as MLflow spells them.
     """
-    return _flag("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", default=True)
+    names = ("MLFLOW_ALLOW_MODEL_CODE_EXECUTION", "MLFLOW_ALLOW_PICKLE_DESERIALIZATION")
+    allowed = {name: _flag(name, default=True, words=("true", "false", "1", "0")) for name in names}
+    return next((name for name in names if not allowed[name]), None)
 
 
 def has_colors() -> bool:
@@ -229,8 +233,11 @@ def moves_cursor() -> bool:
     return os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-def _flag(name: str, *, default: bool) -> bool:
+_WORDS = ("true", "false", "on", "off", "1", "0")
+
+
+def _flag(name: str, *, default: bool, words: tuple[str, ...] = _WORDS) -> bool:
     value = os.environ.get(name, str(default)).lower()
-    if value not in ("true", "false", "on", "off", "1", "0"):
+    if value not in words:
         raise ValueError(f"{name} must be true or false, not {value!r}")
     return value in ("true", "on", "1")

@@ -14,6 +14,7 @@ our errors as `MlflowException` as well (`_errors`). The room imports the rooms 
 | `server_store` | a store in the artifact root of a stock MLflow server |
 | `_figures`, `_background` | metrics and tags for MLflow; threads of saves and of reports |
 | `_home`, `_artifact_uri` | the store of an artifact root; what an artifact URI names |
+| `_policy` | MLflow's rule for code that comes with a model |
 
 `checkpoints` may import the others. `models`, `artifacts` and `forgotten` do not import each other. `server_store`
 imports none of them.

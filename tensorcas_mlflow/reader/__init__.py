@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.reader._open import open_listed, open_manifest, open_path, open_ref
     from tensorcas_mlflow.reader._outline import Naming
     from tensorcas_mlflow.reader._reader import CheckpointReader
-    from tensorcas_mlflow.reader._rebuild import ReadArrays, StoreReads, check_call, given, rebuild
+    from tensorcas_mlflow.reader._rebuild import ReadArrays, StoreReads, check_call, given, rebuild, refuse_pickle
     from tensorcas_mlflow.reader._safe_open import SafeOpen
     from tensorcas_mlflow.reader._summary import Summary, SummaryNode
 
@@ -48,7 +48,7 @@ _NAMES = {
     "_open": "open_listed open_manifest open_path open_ref",
     "_outline": "Naming",
     "_reader": "CheckpointReader",
-    "_rebuild": "ReadArrays StoreReads check_call given rebuild",
+    "_rebuild": "ReadArrays StoreReads check_call given rebuild refuse_pickle",
     "_safe_open": "SafeOpen",
     "_summary": "Summary SummaryNode",
 }

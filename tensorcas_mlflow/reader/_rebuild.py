@@ -44,6 +44,32 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def refuse_pickle(
+    adapter: Adapter,
+    manifest: Manifest,
+    read: ReadArrays,
+    *,
+    verify: bool = True,
+    forbidden_by: Callable[[], str | None] = config.pickle_forbidden_by,
+) -> None:
+    """Refuse a model that `Adapter.reconstruct` would unpickle, where pickles are forbidden.
+
+    Args:
+        adapter: The adapter of the save.
+        manifest: Manifest of the tensors.
+        read: Reader of the tensors.
+        verify: Check each chunk against its digest.
+        forbidden_by: Returns the switch that forbids pickles; None if they are allowed.
+
+    Raises:
+        PickleForbiddenError: The model needs a pickle, and a switch forbids it.
+    """
+    switch = forbidden_by()
+    names = [SKELETON] if SKELETON in manifest.by_name else []
+    if switch is not None and adapter.unpickles(read(names, verify=verify)):
+        raise PickleForbiddenError(adapter.name, switch)
+
+
 def check_call(*, into: Any, weights_only: bool) -> None:
     """Refuse contradictory arguments of `rebuild`, before anything is read.
 
@@ -64,6 +90,7 @@ def rebuild(
     verify: bool = True,
     precheck: bool = True,
     options: Mapping[str, Any] | None = None,
+    forbidden_by: Callable[[], str | None] = config.pickle_forbidden_by,
 ) -> Any:
     """Read tensors and rebuild their model.
 
@@ -78,11 +105,12 @@ def rebuild(
         precheck: Check the stored bytes of all tensors to read straight into ``into`` before it changes. A store on
             another machine would be read twice: its tensors are read into new memory. False reads the bytes once.
         options: Options for the adapter; see `Adapter.options`.
+        forbidden_by: Returns the switch that forbids pickles; None if they are allowed.
 
     Raises:
         ValueError: The adapter has no such option.
         AdapterError: The tensors do not fit together, or do not fit ``into``.
-        PickleForbiddenError: The model needs a pickle, and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
+        PickleForbiddenError: The model needs a pickle, and a switch forbids it.
     """
     options = options or {}
     names = None
@@ -105,8 +133,5 @@ def rebuild(
         return adapter.fill(into, stored, partial(read, verify=verify), check=check, **options)
     if into is not None:
         return adapter.reconstruct(read(names, verify=verify), original=into, **options)
-    if not config.allows_pickle():
-        names = [SKELETON] if SKELETON in manifest.by_name else []
-        if adapter.unpickles(read(names, verify=verify)):
-            raise PickleForbiddenError(adapter.name)
+    refuse_pickle(adapter, manifest, read, verify=verify, forbidden_by=forbidden_by)
     return adapter.reconstruct(read(verify=verify), **options)

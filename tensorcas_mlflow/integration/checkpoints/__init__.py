@@ -12,6 +12,7 @@ from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.integration._background import wait
+    from tensorcas_mlflow.integration._policy import pickle_forbidden_by
     from tensorcas_mlflow.integration.checkpoints._exchange import export_checkpoint, import_checkpoint
     from tensorcas_mlflow.integration.checkpoints._load import (
         CheckpointRecord,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "tensorcas_mlflow.integration._background": "wait",
+    "tensorcas_mlflow.integration._policy": "pickle_forbidden_by",
     "_exchange": "export_checkpoint import_checkpoint",
     "_load": "CheckpointRecord delete_checkpoint list_before_logging list_checkpoints load_checkpoint",
     "_log": "CheckpointInfo Keep log_checkpoint would_be_refused",

@@ -14,6 +14,7 @@ from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table
 from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
 from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
+from tensorcas_mlflow.integration._policy import pickle_forbidden_by
 from tensorcas_mlflow.integration.checkpoints._find import all_series_of, series_of
 from tensorcas_mlflow.integration.checkpoints._series import run_to_read
 from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
@@ -72,8 +73,8 @@ def load_checkpoint(
     Raises:
         NotFoundError: There is no such run, checkpoint or store.
         FormatError: The checkpoint is damaged.
-        AdapterError: ``into`` does not fit, or the state needs a pickle and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids
-            it.
+        AdapterError: ``into`` does not fit, or the state needs a pickle and MLFLOW_ALLOW_MODEL_CODE_EXECUTION or
+            MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
         BackendError: The storage failed.
         ValueError: The call asks for two things at once.
         TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
@@ -102,6 +103,7 @@ def load_checkpoint(
             verify=verify,
             precheck=precheck,
             options=given(strict=strict, device=device, dtype=dtype),
+            forbidden_by=pickle_forbidden_by,
         )
 
 

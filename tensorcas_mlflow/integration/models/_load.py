@@ -17,6 +17,7 @@ from tensorcas_mlflow.errors import BackendError, NotFoundError, StoreNotFoundEr
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._home import find_store, open_root
 from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
+from tensorcas_mlflow.integration._policy import pickle_forbidden_by
 from tensorcas_mlflow.integration.models._code import add_code, take_code
 from tensorcas_mlflow.integration.models._folder import PyFuncWrapper
 from tensorcas_mlflow.integration.models._saved import LocalFolder, SavedModel, open_folder
@@ -156,8 +157,8 @@ def load_model(
     Raises:
         NotFoundError: There is no such model, or its store is gone.
         FormatError: The model is damaged, or belongs to another store.
-        AdapterError: ``into`` does not fit, or the model needs a pickle and MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids
-            it.
+        AdapterError: ``into`` does not fit, or the model needs a pickle and MLFLOW_ALLOW_MODEL_CODE_EXECUTION or
+            MLFLOW_ALLOW_PICKLE_DESERIALIZATION forbids it.
         BackendError: The storage failed.
         ValueError: The call asks for two things at once, or the framework has no such option.
     """
@@ -168,9 +169,12 @@ def load_model(
     with open_folder(os.fspath(model_uri)) as folder:
         saved = SavedModel(folder)
         read = reader_for(saved, saved.configured_store())
+        is_new = into is None and not weights_only
+        if is_new:
+            folder.check_place()
         adapter = adapter_named(saved.adapter)
         # Only a pickle names code of the model.
-        if saved.code is not None and into is None and not weights_only and config.allows_pickle():
+        if is_new and saved.code is not None and pickle_forbidden_by() is None:
             add_code(os.fspath(folder.code(saved.code)))
         return rebuild(
             adapter,
@@ -181,6 +185,7 @@ def load_model(
             verify=verify,
             precheck=precheck,
             options=options,
+            forbidden_by=pickle_forbidden_by,
         )
 
 
@@ -197,7 +202,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
     saved = SavedModel(LocalFolder(folder))
     adapter = adapter_named(saved.adapter)
     read = reader_for(saved, saved.named_store(model_config))
-    if config.allows_pickle():
+    if pickle_forbidden_by() is None:
         for each in code:
             add_code(each)
-    return PyFuncWrapper(rebuild(adapter, saved.manifest, read), adapter)
+    return PyFuncWrapper(rebuild(adapter, saved.manifest, read, forbidden_by=pickle_forbidden_by), adapter)

@@ -24,7 +24,7 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.store.artifact.runs_artifact_repo import RunsArtifactRepository
 from mlflow.tracking.artifact_utils import _get_root_uri_and_artifact_path
 from mlflow.utils.file_utils import get_local_path_or_none
-from mlflow.utils.model_utils import _get_overridden_pyfunc_model_config
+from mlflow.utils.model_utils import _add_code_from_conf_to_system_path, _get_overridden_pyfunc_model_config
 
 from tensorcas_mlflow.backends import is_ours
 from tensorcas_mlflow.errors import (
@@ -69,6 +69,14 @@ class ModelFolder(ABC):
     def code(self, path: str) -> Path:
         """Return a local copy of a folder of code, or the folder itself; it stays when this folder is closed."""
 
+    @abstractmethod
+    def check_place(self) -> None:
+        """Refuse a folder where MLflow loads no model; see MLFLOW_ALLOW_MODEL_CODE_EXECUTION.
+
+        Raises:
+            MlflowException: The folder is on Python's search path, and code of models is forbidden.
+        """
+
 
 class LocalFolder(ModelFolder):
     """A model folder in the file system; read in place."""
@@ -92,6 +100,10 @@ class LocalFolder(ModelFolder):
 
     def code(self, path: str) -> Path:
         return self._root / path
+
+    def check_place(self) -> None:
+        # MLflow's flavors make this call; without the key of the code it adds nothing to the path.
+        _add_code_from_conf_to_system_path(os.fspath(self._root), {})
 
 
 class _RemoteFolder(ModelFolder):
@@ -124,6 +136,9 @@ class _RemoteFolder(ModelFolder):
     def code(self, path: str) -> Path:
         # Its modules may be imported much later, so the code goes into MLflow's own temporary folder.
         return Path(self._repository.download_artifacts(posixpath.join(self._path, path)))
+
+    def check_place(self) -> None:
+        pass  # its files come into new temporary folders
 
 
 @contextmanager
