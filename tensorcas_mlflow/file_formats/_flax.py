@@ -27,7 +27,9 @@ from tensorcas_mlflow.file_formats._source import ByteSource, JoinedSource, Sour
 from tensorcas_mlflow.file_formats._tape import FilePart, Skeleton, SkippingTape, Tape
 
 _ARRAY = 1
-"""Type of an extension object that is an array. The types 2 and 3 are numbers."""
+"""Type of an extension object that is an array."""
+_NUMBERS = frozenset({2, 3, 255})
+"""Types of extension objects that are numbers: a complex one, one of numpy, and a time."""
 _UNNAMED = "array"
 """Name of an array that is the whole file."""
 _CHUNKED, _SHAPE, _CHUNKS = "__msgpack_chunked_array__", "shape", "chunks"
@@ -98,8 +100,8 @@ def is_flax(head: memoryview) -> bool:
     tape = Tape(io.BytesIO(head))
     try:
         for part in _walk(tape):
-            if isinstance(part, _Found):
-                return part.shape is not None
+            if isinstance(part, _Found) and part.shape is not None:
+                return True
             tape.take(part.n_bytes)
     except (FormatError, UnicodeDecodeError):
         pass
@@ -122,8 +124,8 @@ def split_flax(tape: Tape) -> Iterator[FilePart]:
 def list_flax(source: ByteSource) -> Listing:
     """List the arrays of a tree by their paths, with points between the keys.
 
-    Left out are arrays of dtypes without a name, and bytes and unknown extension objects from 4 KiB on. Bytes behind
-    the tree are refused.
+    Left out are arrays of dtypes without a name, unknown extension objects, and bytes from 4 KiB on. Bytes behind the
+    tree are refused.
 
     Raises:
         FormatError: The file is malformed. A `UnicodeDecodeError` says the same.
@@ -238,6 +240,8 @@ def _walk(tape: Tape, shapes: dict[tuple[str, ...], list[int]] | None = None) ->
             n_head_bytes, kind, shape, n_bytes = _read_array(window[at : at + _ARRAY_HEAD_BYTES], token.length)
             at += n_head_bytes
             found = _Found(_path(levels), n_bytes, kind, shape)
+        elif token.kind == "object" and token.type not in _NUMBERS:
+            found = _Found(_path(levels), token.length, f"an extension object of the type {token.type}")
         elif token.length >= _LEAST_BYTES and token.kind in ("bytes", "object"):
             found = _Found(_path(levels), token.length, token.kind)
         else:

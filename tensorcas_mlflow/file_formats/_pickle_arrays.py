@@ -147,11 +147,8 @@ def _unit(state: tuple[Symbol, ...]) -> str:
     data = state[8][1]
     if type(data) is not tuple or len(data) != 4 or type(data[1]) is not int:
         return ""
-    unit = data[0]
-    if type(unit) is PickledObject and global_name(unit.function) == ENCODE and type(unit.args) is tuple and unit.args:
-        unit = unit.args[0]
-    unit = unit.data if type(unit) is RawBytes else unit
-    unit = unit.decode("ascii") if type(unit) is bytes else unit
+    unit = short_bytes(data[0])
+    unit = data[0] if unit is None else unit.decode("ascii")
     if type(unit) is not str or not _UNIT.fullmatch(unit) or not 0 < data[1] < 1 << 31:
         raise FormatError("a time of no known unit")
     return f"[{data[1] if data[1] > 1 else ''}{unit}]"
@@ -284,6 +281,30 @@ def array_in(symbol: PickledObject | tuple[Symbol, ...]) -> ArrayView | None:
     return None
 
 
+def short_bytes(symbol: Symbol) -> bytes | None:
+    """Return short bytes, as any protocol pickles them; None for any other symbol."""
+    if type(symbol) is PickledObject and global_name(symbol.function) == ENCODE and type(symbol.args) is tuple:
+        text = symbol.args[0] if symbol.args else None
+        try:
+            return text.encode("latin-1") if type(text) is str else None
+        except UnicodeEncodeError:
+            return None
+    if type(symbol) is RawBytes:
+        return symbol.data if len(symbol.data) == symbol.n_bytes else None
+    return symbol if type(symbol) is bytes else None
+
+
+def number_in(symbol: PickledObject) -> Any:
+    """Return a number of numpy; None for any other object."""
+    args = symbol.args
+    if global_name(symbol.function) not in _SCALAR or type(args) is not tuple or len(args) != 2:
+        return None
+    dtype, data = dtype_of(args[0]), short_bytes(args[1])
+    if dtype is None or dtype.kind not in "biufc" or data is None or len(data) != dtype.itemsize:
+        return None
+    return np.frombuffer(data, dtype)[0]
+
+
 def _left_out(kind: str, *, is_open: bool = False) -> ArrayView:
     return ArrayView("", kind[:_MAX_KIND], None, is_open=is_open)
 
@@ -373,6 +394,8 @@ def _view(symbol: Symbol, dtype: DType | None, shape: tuple[int, ...], strides: 
 def _data_of(symbol: Symbol) -> RawBytes | str | None:
     if type(symbol) is RawBytes:
         return None if symbol.is_text or symbol.at < 0 else symbol
+    if type(symbol) is str:
+        return symbol.encode().decode("latin-1")  # a string of Python 2 whose bytes are a text, too
     if type(symbol) is not PickledObject or global_name(symbol.function) != ENCODE:
         return None
     args = symbol.args

@@ -3,7 +3,7 @@
 The opcodes of protocols 0 to 5 are specified by ``Lib/pickletools.py`` and ``Lib/pickle.py`` of CPython (see PEP 307,
 PEP 3154 and PEP 574). The machine imports no name and calls no function of the file; it records names and calls.
 
-On its stack, ``None``, booleans, whole numbers, texts, short bytes and tuples stand for themselves. Symbols may nest as
+On its stack, ``None``, booleans, numbers, texts, short bytes and tuples stand for themselves. Symbols may nest as
 deep as the file is long, and one tuple may hold another a thousand times over: no symbol is ever hashed, compared or
 printed, and code that walks symbols remembers its path.
 
@@ -13,6 +13,7 @@ machine's user, and everything by the number of opcodes that the user allows.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import pickle
 import struct
@@ -29,7 +30,7 @@ Symbol = Any
 
 
 class Opaque:
-    """A value without meaning here: a float, an extension, or an entry that the memo has dropped."""
+    """A value without meaning here: an extension, or an entry that the memo has dropped."""
 
     __slots__ = ()
 
@@ -138,8 +139,8 @@ def global_name(symbol: Symbol) -> str:
 LARGE_BYTES = 4096
 """The machine pauses before texts and bytes of this size."""
 
-_WORD_BYTES = 16
-"""Longest bytes that may be a word, such as a unit of time."""
+_WORD_BYTES = 256
+"""Longest bytes that may be a word, such as a unit of time or a key."""
 _MAX_STACK = 1 << 18
 _MAX_MADE = 1 << 20
 """Limit on lists, dicts and results of calls, of some hundred bytes each. A tensor has two."""
@@ -452,7 +453,15 @@ def _pushes_sized(layout: str, read: Callable[[bytes], Symbol]) -> Op:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _quoted(line: bytes) -> Symbol:
+    """Read a string of Python 2 as `_pushes_string` does."""
+    data: bytes = codecs.escape_decode(line[1:-1])[0]  # type: ignore[attr-defined]
+    with contextlib.suppress(UnicodeDecodeError):
+        return data.decode()
+    return data
 
 
 def _integer(data: bytes) -> int:
@@ -699,10 +708,10 @@ _OPS: dict[bytes, Op] = {
     pickle.BININT2: _pushes_number("<H"),
     pickle.LONG1: _pushes_sized("<B", _integer),
     pickle.LONG4: _pushes_sized("<I", _integer),
-    pickle.FLOAT: _pushes_line(lambda line: OPAQUE),
-    pickle.BINFLOAT: _pushes(OPAQUE, 8),
-    pickle.STRING: _pushes_line(lambda line: _text(line[1:-1])),
-    pickle.UNICODE: _pushes_line(_text),
+    pickle.FLOAT: _pushes_line(float),
+    pickle.BINFLOAT: _pushes_number(">d"),
+    pickle.STRING: _pushes_line(_quoted),
+    pickle.UNICODE: _pushes_line(lambda line: line.decode("raw-unicode-escape")),
     pickle.BINUNICODE: _pushes_sized("<I", _text),
     pickle.SHORT_BINUNICODE: _pushes_sized("<B", _text),
     pickle.BINUNICODE8: _pushes_sized("<Q", _text),

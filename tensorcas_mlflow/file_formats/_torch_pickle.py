@@ -21,9 +21,18 @@ from tensorcas_mlflow.base.tensors import MAX_TENSOR_BYTES
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import dtype_by_word
 from tensorcas_mlflow.file_formats._listing import LocationTable
-from tensorcas_mlflow.file_formats._pickle_arrays import ArrayView, array_in, is_dtype, is_shape
+from tensorcas_mlflow.file_formats._pickle_arrays import (
+    ArrayView,
+    array_in,
+    is_dtype,
+    is_shape,
+    number_in,
+    short_bytes,
+)
 from tensorcas_mlflow.file_formats._pickle_machine import (
     LARGE_BYTES,
+    LIST,
+    GlobalName,
     Pause,
     Persistent,
     PickledObject,
@@ -83,6 +92,20 @@ TENSOR_WITH_DTYPE = f"{UTILS}_rebuild_tensor_v3"
 PARAMETERS = frozenset({f"{UTILS}_rebuild_parameter", f"{UTILS}_rebuild_parameter_with_state"})
 SUBCLASSES = frozenset({"torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2"})
 
+
+_SEQUENCE_NAMES = ("list", "tuple", "set", "frozenset")
+_MAKERS = {
+    f"{module}.{name}": first
+    for module in ("copyreg", "copy_reg")
+    for name, first in (("__newobj__", 1), ("_reconstructor", 2))
+}
+"""Functions that make an object of a class, and the first argument that is a part of it."""
+_SEQUENCES = frozenset(
+    {"collections.deque", *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in _SEQUENCE_NAMES)}
+)
+"""Classes in which a list of pairs is a list of pairs."""
+_MAX_KEY, _MAX_KEY_PARTS, _MAX_KEY_DEPTH = 200, 8, 3
+"""Limits on a key that is no text or number."""
 
 _HOLDERS = frozenset({PickledObject, tuple})
 """Symbols that may hold a tensor."""
@@ -278,15 +301,67 @@ def _holders(items: Iterable[tuple[Symbol, Symbol]], path: SymbolPath) -> Iterat
 def items_of(made: PickledObject) -> Iterator[tuple[Symbol, Symbol]]:
     """Yield the parts of an object, each with its key; None for a part that has the object's own name."""
     args = made.args if type(made.args) is tuple else ()
-    if len(args) == 1 or global_name(made.function) in PARAMETERS:
+    function = global_name(made.function)
+    if function in _MAKERS:
+        args = args[_MAKERS[function] :]
+    pairs = _pairs_in(args[0]) if len(args) == 1 and function not in _SEQUENCES else None
+    if pairs is not None:
+        yield from pairs
+    elif len(args) == 1 or function in PARAMETERS:
         yield from ((None, item) for item in args)
     else:
         yield from enumerate(args)
     # The state is a dict of attributes, or two dicts for a class with slots.
     states = made.state if type(made.state) is tuple else (made.state,)
     yield from ((None, state) for state in states)
-    yield from made.items()
+    yield from _worded(made.items())
     yield from enumerate(made.elements)
+
+
+def _pairs_in(symbol: Symbol) -> list[tuple[str | int, Symbol]] | None:
+    """Read a list of pairs, as an ``OrderedDict`` of Python 2 reduces itself to; None for any other symbol."""
+    if type(symbol) is not PickledObject or not symbol.elements or not symbol.is_made_by(LIST.name):
+        return None
+    pairs: list[tuple[Symbol, Symbol]] = []
+    for item in symbol.elements:
+        pair = item.elements if type(item) is PickledObject and item.is_made_by(LIST.name) else item
+        if type(pair) not in (list, tuple) or len(pair) != 2:
+            return None
+        pairs.append((pair[0], pair[1]))
+    worded = list(_worded(pairs))
+    return worded if len({key for key, _ in worded}) == len(worded) else None
+
+
+def _worded(items: Iterable[tuple[Symbol, Symbol]]) -> Iterator[tuple[str | int, Symbol]]:
+    """Write each key of a dict as a text or a number."""
+    return (
+        (key if type(key) is str or type(key) is int else _word_of(key, nth), item)
+        for nth, (key, item) in enumerate(items)
+    )
+
+
+def _word_of(key: Symbol, nth: int, depth: int = 0) -> str:
+    """Write a key; one that has no short text by its number among the keys."""
+    data, kind = short_bytes(key), type(key)
+    if data is not None:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return data.decode("latin-1")
+    if key is None or kind in (str, int, bool, float):
+        return str(key)
+    if kind is PickledObject and (number := number_in(key)) is not None:
+        return str(number)
+    if kind is GlobalName:
+        return str(key.name)
+    if kind in (tuple, PickledObject) and depth < _MAX_KEY_DEPTH:
+        args = key if kind is tuple else key.args
+        if type(args) is tuple and len(args) <= _MAX_KEY_PARTS:
+            called = "" if kind is tuple else global_name(key.function).rpartition(".")[2]
+            text = f"{called}({', '.join(_word_of(part, nth, depth + 1) for part in args)})"
+            if len(text) <= _MAX_KEY:
+                return text
+    return f"#{nth}"
 
 
 def path_name(path: SymbolPath) -> str | None:
@@ -390,7 +465,7 @@ def _objects(root: Symbol, max_symbols: int) -> Iterator[tuple[SymbolPath, _Foun
                 continue
             children: Iterator[tuple[Symbol, SymbolPath]] | None
             if type(symbol) is Persistent:
-                if storage_of(symbol.id) is not None:
+                if type(symbol.id) is tuple and symbol.id[:1] == ("storage",):
                     yield path, symbol
                     continue
                 children = _in_persistent(symbol, path)
@@ -455,7 +530,8 @@ def _view_holders(items: Iterable[tuple[Symbol, Symbol]], path: SymbolPath) -> I
 def _storage_view(name: str, pid: Symbol) -> TensorView:
     """Describe a storage saved by itself as a tensor of all its elements."""
     storage = storage_of(pid)
-    assert storage is not None
+    if storage is None:
+        return TensorView(name, global_name(pid[1] if len(pid) > 1 else None) or "an unknown storage", None)
     n_bytes, n_elements, dtype = storage
     return TensorView(name, global_name(pid[1]), dtype or "uint8", pid[2], n_bytes, 0, (n_elements,), (1,))
 

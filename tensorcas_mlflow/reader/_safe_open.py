@@ -15,8 +15,9 @@ class SafeOpen:
     """A reader of any checkpoint with the methods of `safetensors.safe_open`.
 
     Source: https://huggingface.co/docs/safetensors/api/torch (safetensors 0.8). Errors are this package's own, and the
-    order of `offset_keys` is that of the checkpoint: a store has no offsets. After a close every method raises
-    ValueError; tensors and slices taken before stay valid.
+    order of `offset_keys` is that of the checkpoint: a store has no offsets. The names include those of
+    `CheckpointReader.left_out`: reading such a tensor raises `TensorNotFoundError` with its type. After a close every
+    method raises ValueError; tensors and slices taken before stay valid.
     """
 
     def __init__(self, reader: CheckpointReader) -> None:
@@ -45,11 +46,11 @@ class SafeOpen:
 
     def keys(self) -> list[str]:
         """List the names of the tensors, sorted."""
-        return sorted(self.reader)
+        return sorted(self.offset_keys())
 
     def offset_keys(self) -> list[str]:
-        """List the names of the tensors, in storage order."""
-        return list(self.reader)
+        """List the names of the tensors, in storage order, and those that cannot be read."""
+        return [*self.reader, *self.reader._unread]
 
     def metadata(self) -> dict[str, str] | None:
         """Return the metadata as texts; None if there is none."""
@@ -64,7 +65,10 @@ class SafeOpen:
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Read some tensors at once, or all of them, by name."""
-        return self.reader.full() if names is None else self.reader.tensors(names)
+        if names is not None:
+            return self.reader.tensors(names)
+        self.reader._refuse_left_out(self.reader._unread)
+        return self.reader.full()
 
     def get_slice(self, name: str) -> SafeSlice:
         """Return a view of one tensor; an index reads only the chunks it touches."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import bintensors.torch
 import gguf
 import ml_dtypes
+import msgpack
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -282,6 +284,24 @@ def test_a_tensor_of_bhckpt_in_a_codec_is_left_out(read: Read) -> None:
 
     assert listing.left_out == {"a": "fp16, codec int4"}
     assert [*listing.locations] == ["b"]
+
+
+def test_unknown_extension_object_of_any_size_is_left_out_by_name(read: Read) -> None:
+    tree = {"a": msgpack.ExtType(9, b"abc"), "b": msgpack.ExtType(5, b""), "c": msgpack.Timestamp(3)}
+    listing = read(msgpack.packb({**tree, "w": msgpack.ExtType(1, msgpack.packb(((2,), "uint8", b"xy")))}))
+
+    assert listing.left_out == {name: f"an extension object of the type {kind}" for name, kind in (("a", 9), ("b", 5))}
+    assert listing.array("w").tobytes() == b"xy"
+
+
+@pytest.mark.parametrize("array", [np.arange(3, dtype="<i4"), np.arange(200, dtype="<f8"), np.arange(2000.0)], ids=len)
+def test_array_in_a_pickle_of_python_2_is_read(read: Read, array: Array) -> None:
+    pickled, data = pickle.dumps({"w": array}, 2), array.tobytes()
+    begin, end = pickled.rindex(b"h\x05"), pickled.rindex(b"Rq")  # from `_codecs.encode` to its call
+    string = b"U" + bytes([len(data)]) if len(data) < 256 else b"T" + len(data).to_bytes(4, "little")
+    listing = read(pickled[:begin] + string + data + pickled[end + 1 :])
+
+    assert same(listing.array("w"), array)
 
 
 def test_a_plain_tensor_is_a_view_of_the_file(read: Read) -> None:

@@ -6,9 +6,11 @@ import io
 import pickle
 import subprocess
 import sys
+import types
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +284,84 @@ def with_view(size: Any, stride: Any, offset: int) -> bytes:
     Pickler(out, 2).dump({"t": _Call(rebuild, "the storage", offset, size, stride, False, OrderedDict())})
     data = out.getvalue()
     return repacked(torch_file({"t": torch.ones(4)}), lambda name, old: data if name.endswith("data.pkl") else old)
+
+
+def as_python_2(table: dict[type, Callable[[Any], Any]]) -> Any:
+    """Return a module of pickle that reduces objects of these classes as another Python does."""
+
+    class Pickler(pickle._Pickler):
+        dispatch_table = table
+
+    module: Any = types.ModuleType("pickle_2")
+    module.Pickler, module.dump = Pickler, pickle.dump
+    return module
+
+
+def pairs_of(made: dict[Any, Any]) -> Any:
+    """Reduce an ``OrderedDict`` as Python 2 does: to a list of lists of a key and a value."""
+    return OrderedDict, ([[key, value] for key, value in made.items()],)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_state_dict_of_python_2_has_the_names_of_its_keys(read: Read, is_zip: bool) -> None:
+    file = io.BytesIO()
+    state = OrderedDict({"lin0.weight": torch.ones(2, 3), "lin0.bias": torch.zeros(2), "empty": OrderedDict()})
+    options: Any = {"pickle_module": as_python_2({OrderedDict: pairs_of})}
+    torch.save({"state": state, "n": 3}, file, _use_new_zipfile_serialization=is_zip, **options)
+    listing = read(file.getvalue())
+
+    assert [*listing.locations] == ["state.lin0.weight", "state.lin0.bias"]
+    assert same(listing.array("state.lin0.weight"), np.ones((2, 3), "f4"))
+
+
+def test_list_of_pairs_that_is_no_dict_keeps_its_positions(saved: Read) -> None:
+    pairs = [["a", torch.ones(2)], ["b", torch.zeros(3)]]
+    listing = saved({"list": pairs, "deque": deque(pairs), "twice": [("a", torch.ones(1)), ("a", torch.ones(1))]})
+
+    assert [*listing.locations] == [f"{name}.{nth}.1" for name in ("list", "deque", "twice") for nth in (0, 1)]
+
+
+class Named(dict):  # type: ignore[type-arg]
+    """A dict with a name."""
+
+
+class Color(Enum):
+    RED = 1
+
+
+def test_every_key_of_a_dict_is_part_of_the_name(saved: Read) -> None:
+    keys = ["a", 3, -1, True, None, 0.5, b"raw", b"\xff", b"k" * 100, (0, "w"), (1, ("w", 2.0)), torch.float16]
+    keys += [Color.RED, np.int64(7), np.float32(0.25)]
+    expected = ["a", "3", "-1", "True", "None", "0.5", "raw", "\xff", "k" * 100, "(0, w)", "(1, (w, 2.0))"]
+    listing = saved({"m": dict.fromkeys(keys, torch.ones(2))})
+
+    assert [*listing.locations] == [f"m.{name}" for name in (*expected, "torch.float16", "Color(1)", "7", "0.25")]
+
+
+@pytest.mark.parametrize("protocol", [1, 2, 4, 5])
+def test_dicts_of_every_class_and_protocol_have_the_names_of_their_keys(read: Read, protocol: int) -> None:
+    what: dict[str, Any] = {
+        "ordered": OrderedDict(w=torch.ones(1)),
+        "default": defaultdict(list, w=torch.ones(2)),
+        "counter": Counter({"w": torch.ones(3)}),  # type: ignore[dict-item]
+        "own": Named(w=torch.ones(4)),
+        "object": types.SimpleNamespace(w=torch.ones(5)),
+    }
+    file = io.BytesIO()
+    torch.save(what, file, pickle_protocol=protocol)
+
+    assert [*read(file.getvalue()).locations] == [f"{name}.w" for name in what]
+
+
+def test_name_with_bytes_that_are_no_text_is_refused(read: Read) -> None:
+    data = torch_file({"weight": torch.ones(2)}, _use_new_zipfile_serialization=False)
+
+    with pytest.raises(MalformedFileError):
+        read(data.replace(b"weight", b"wei\xffht"))
+
+
+def test_storage_of_an_unknown_class_is_left_out_by_name(read: Read) -> None:
+    data = torch_file({"s": torch.ones(2).untyped_storage()})
+    listing = read(repacked(data, lambda _, member: member.replace(b"UntypedStorage", b"LaterStorage")))
+
+    assert listing.left_out == {"s": "torch.storage.LaterStorage"}

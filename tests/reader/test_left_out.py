@@ -9,7 +9,7 @@ import pytest
 
 from tensorcas_mlflow.errors import MalformedFileError, TensorNotFoundError
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.reader import CheckpointReader, open_path, open_ref
+from tensorcas_mlflow.reader import CheckpointReader, SafeOpen, open_path, open_ref
 from tensorcas_mlflow.store import Store
 from tests.file_formats.samples import safetensors_of
 
@@ -45,6 +45,18 @@ def test_reader_names_the_tensors_of_a_file_that_it_cannot_read(
     assert "and 1 tensor of unsupported types (F4)" in str(reader.summary())
     with pytest.raises(TensorNotFoundError, match=r"'m\.four' cannot be read: its type is F4"):
         reader.tensor("m.four")
+
+
+@pytest.mark.parametrize("place", [a_file, a_stored_file])
+def test_safe_open_names_a_tensor_that_cannot_be_read_and_refuses_to_read_it(
+    tmp_path: Path, place: Callable[[Path, bytes], CheckpointReader]
+) -> None:
+    with SafeOpen(place(tmp_path, PACKED)) as file:
+        assert (file.keys(), file.offset_keys()) == (["m.four", "m.plain"], ["m.plain", "m.four"])
+        for read in (lambda: file.get_tensor("m.four"), lambda: file.get_slice("m.four"), file.get_tensors):
+            with pytest.raises(TensorNotFoundError, match=r"'m\.four' cannot be read: its type is F4"):
+                read()
+        assert list(file.get_tensors(["m.plain"])) == ["m.plain"]
 
 
 @pytest.mark.parametrize("place", [a_file, a_stored_file])
