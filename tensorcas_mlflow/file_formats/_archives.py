@@ -135,7 +135,7 @@ def list_archive(source: ByteSource, members: ListMember | None = None) -> Listi
             if not _is_text(head):
                 table.leave_out(member.name, "deflated")
         else:
-            add_member(table, member, members)
+            add_member(table, member, members, has_checksum=True)
     return table.listing("zip") if table or table.left_out else None
 
 

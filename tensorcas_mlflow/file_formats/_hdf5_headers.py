@@ -286,16 +286,20 @@ def _shape_of(data: memoryview) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
 def _lay_out(made: DataSet, message: Message, max_shape: tuple[int, ...], filters: memoryview | None) -> None:
     """Read the layout of a data set (section IV.A.2.i)."""
     data = message.data
-    version, layout = data[0], data[1]
-    if version not in (3, 4, 5):
+    version = data[0]
+    is_old = version in (1, 2)
+    layout = data[2 if is_old else 1]
+    if not 1 <= version <= 5:
         made.kind = made.kind or f"a layout of version {version}"
     elif layout == 0:
-        made.n_bytes = int.from_bytes(data[2:4], "little")
-        made.start, made.is_compact = message.at + 4, True
-        if made.n_bytes > len(data) - 4:
+        at = 12 + 4 * data[1] if is_old else 4
+        made.n_bytes = u32(data, at - 4) if is_old else int.from_bytes(data[2:4], "little")
+        made.start, made.is_compact = message.at + at, True
+        if made.n_bytes > len(data) - at:
             raise FormatError("the elements of a data set exceed its header")
     elif layout == 1:
-        start, made.n_bytes = u64(data, 2), u64(data, 10)
+        # The old message has no size, and cuts large sides off.
+        start, made.n_bytes = (u64(data, 8), made.wanted_bytes or 0) if is_old else (u64(data, 2), u64(data, 10))
         if start != NOWHERE:
             made.start = check_address(start)
             check_address(start + made.n_bytes)
@@ -309,9 +313,9 @@ def _lay_out(made: DataSet, message: Message, max_shape: tuple[int, ...], filter
 
 def _chunks_of(data: memoryview, version: int, max_shape: tuple[int, ...], filters: memoryview | None) -> Chunks:
     is_filtered, single = filters is not None and filters[1] > 0, None
-    if version == 3:
-        rank = data[2]
-        address, sides, index = u64(data, 3), struct.unpack_from(f"<{rank}I", data, 11), 0
+    if version <= 3:
+        rank, at = (data[2], 3) if version == 3 else (data[1], 8)
+        address, sides, index = u64(data, at), struct.unpack_from(f"<{rank}I", data, at + 8), 0
     else:
         flags, rank, width = data[2], data[3], data[4]
         if not 1 <= width <= 8:

@@ -101,9 +101,12 @@ class TensorLocation:
     """For a range that is a raw DEFLATE stream (RFC 1951): the number of inflated bytes before the elements."""
     swapped: bool = False
     """True if each number has the other byte order than this machine."""
+    whole_bytes: int | None = None
+    """Inflated size of a deflated range. Reading checks it, and the end of the stream: by ``checksum``, or without one
+    as that of a zlib stream (RFC 1950), with its Adler-32."""
     checksum: tuple[int, int] | None = None
-    """The CRC-32 of the archive member whose end the elements are, and the CRC-32 of the member's bytes before the
-    range. Reading checks it."""
+    """The CRC-32 of the archive member that the range is, or whose end the elements are, and the CRC-32 of the member's
+    bytes before the range. Reading checks it."""
 
     @property
     def is_plain(self) -> bool:
@@ -278,11 +281,12 @@ def _inflated(source: ByteSource, location: TensorLocation) -> Iterator[memoryvi
     assert location.deflated is not None
     first, last = location.deflated, location.deflated + _inflated_bytes(location)
     at, stop = location.start, location.start + location.n_bytes
-    engine = zlib.decompressobj(_RAW_DEFLATE)
+    whole = location.whole_bytes
+    engine = zlib.decompressobj(_RAW_DEFLATE if whole is None or location.checksum else zlib.MAX_WBITS)
     crc = n_done = 0
     tail: bytes | memoryview = b""
     try:
-        while not engine.eof and (location.checksum or n_done < last):
+        while not engine.eof and (whole is not None or n_done < last):
             if not tail and at < stop:
                 tail = source.read(at, min(_INFLATE_BYTES, stop - at))
                 at += len(tail)
@@ -293,7 +297,7 @@ def _inflated(source: ByteSource, location: TensorLocation) -> Iterator[memoryvi
             if location.checksum:
                 crc = zlib.crc32(piece, crc)
             begin, n_done = n_done, n_done + len(piece)
-            if n_done > last and location.checksum:
+            if whole is not None and n_done > whole:
                 break
             wanted = memoryview(piece)[max(0, first - begin) : max(0, last - begin)]
             if wanted:
@@ -301,7 +305,7 @@ def _inflated(source: ByteSource, location: TensorLocation) -> Iterator[memoryvi
     except zlib.error as error:
         raise CorruptError(source.name, f"the bytes of {location.spec.name!r} cannot be inflated: {error}") from error
     is_over = engine.eof and not engine.unused_data and at == stop
-    if n_done < last or (location.checksum and (n_done > last or not is_over)):
+    if n_done < last or (whole is not None and (n_done != whole or not is_over)):
         raise CorruptError(source.name, f"the bytes of {location.spec.name!r} are not as many as its file says")
     _check_crc(source, location, crc)
 
@@ -401,6 +405,7 @@ class _Row(NamedTuple):
     strides: tuple[int, ...] | None = None
     deflated: int | None = None
     swapped: bool = False
+    whole_bytes: int | None = None
     checksum: tuple[int, int] | None = None
 
 
@@ -443,6 +448,7 @@ class LocationTable(Mapping[str, TensorLocation]):
         strides: tuple[int, ...] | None = None,
         deflated: int | None = None,
         swapped: bool = False,
+        whole_bytes: int | None = None,
         checksum: tuple[int, int] | None = None,
     ) -> None:
         """Add a tensor; `TensorLocation` describes the other arguments.
@@ -476,7 +482,8 @@ class LocationTable(Mapping[str, TensorLocation]):
                 raise FormatError(f"tensor {name[:80]!r} has {n_bytes} bytes, and its shape and dtype want {wanted}")
         elif deflated < 0 or wanted + deflated > _MAX_INFLATION * (n_bytes + 1):
             raise FormatError(f"tensor {name[:80]!r} has {wanted} bytes, which {n_bytes} cannot be inflated to")
-        self._rows[name] = _Row(dtype, shape, source, start, n_bytes, strides, deflated, swapped, checksum)
+        row = _Row(dtype, shape, source, start, n_bytes, strides, deflated, swapped, whole_bytes, checksum)
+        self._rows[name] = row
 
     def add_view(
         self,
@@ -544,7 +551,7 @@ class LocationTable(Mapping[str, TensorLocation]):
             strides: See `TensorLocation`; None for records.
             fields: The fields of records, from `record_fields`.
             member: Deflated range that holds the array.
-            checksum: See `TensorLocation`; one field alone cannot check it.
+            checksum: See `TensorLocation`; a field that is not in a deflated member cannot check it.
 
         Raises:
             FormatError: As `add`.
@@ -556,7 +563,7 @@ class LocationTable(Mapping[str, TensorLocation]):
                 (f"{name}.{each.name}", each.dtype, start + each.offset, tuple(row * each.step for row in rows))
                 for each in fields
             ]
-            checksum = None
+            checksum = checksum if member is not None else None
         for own_name, own_dtype, begin, steps in arrays:
             n_elements = math.prod(shape) if steps is None else span_of(shape, steps)
             n_bytes = n_elements * item_bytes(own_dtype)
@@ -571,6 +578,7 @@ class LocationTable(Mapping[str, TensorLocation]):
                 source=source,
                 strides=steps,
                 deflated=None if member is None else begin,
+                whole_bytes=None if member is None else member.raw_bytes,
                 checksum=checksum,
             )
 
@@ -629,7 +637,7 @@ class LocationTable(Mapping[str, TensorLocation]):
         return list(self._rows), [row.dtype for row in rows], [row.shape for row in rows]  # type: ignore[misc]
 
     def __getitem__(self, name: str) -> TensorLocation:
-        dtype, shape, source, start, n_bytes, strides, deflated, swapped, checksum = self._row(name)
+        dtype, shape, source, start, n_bytes, strides, deflated, swapped, whole_bytes, checksum = self._row(name)
         return TensorLocation(
             spec=Spec(name=name, dtype=dtype, shape=shape),
             source=source,
@@ -638,6 +646,7 @@ class LocationTable(Mapping[str, TensorLocation]):
             strides=strides,
             deflated=deflated,
             swapped=swapped,
+            whole_bytes=whole_bytes,
             checksum=checksum,
         )
 

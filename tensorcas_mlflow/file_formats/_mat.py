@@ -177,10 +177,11 @@ def _add(table: LocationTable, variable: _Variable, start: int, begin: int, comp
             name,
             variable.kind,
             variable.shape,
-            start=start + _ZLIB_HEADER_BYTES,
-            n_bytes=compressed_bytes - _ZLIB_HEADER_BYTES,
+            start=start,
+            n_bytes=compressed_bytes,
             strides=strides,
             deflated=head_bytes,
+            whole_bytes=-(-(head_bytes + variable.n_bytes) // _TAG_BYTES) * _TAG_BYTES,
         )
 
 

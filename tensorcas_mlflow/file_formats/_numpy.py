@@ -30,7 +30,7 @@ from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import name_or_none, tensor_or_skeleton
 from tensorcas_mlflow.file_formats._layout import FileLayout, refuse
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable, fortran_strides, record_fields
-from tensorcas_mlflow.file_formats._source import ByteSource, FileRange, SourceStream
+from tensorcas_mlflow.file_formats._source import ByteSource, FileRange, MemberSource, SourceStream
 from tensorcas_mlflow.file_formats._tape import FilePart, Skeleton, Tape
 from tensorcas_mlflow.file_formats._zip import RAW_DEFLATE, NewMember, ZipLayout
 
@@ -52,7 +52,10 @@ _PLAIN_HEADER = re.compile(
     r"'shape': \(((?:\d{1,17}, )*+(?:\d{1,17},?)?)\), \} *+\n"
 )
 # Constants and brackets. Nothing else nests, so the depth of a parsed text is bounded.
-_LITERAL = re.compile(r"(?>'[^'\\\n]*+'|\d{1,17}\b|True|False|None|[][(){},: ]++)*+\n")
+_QUOTED = r"""u?(?>'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+")"""
+_LONG = re.compile(rf"({_QUOTED})|\b(\d++)L\b")
+"""A whole number as Python 2 writes one on Windows, or a text, in which nothing is one."""
+_LITERAL = re.compile(r"(?>" + _QUOTED + r"|\d{1,17}\b|True|False|None|[][(){},: ]++)*+\n")
 _MAX_DEPTH = 20
 _MAX_LITERAL_BYTES = 2 << 20
 """Limit for all headers of one file that are parsed as literals: some four thousand arrays of records, a second."""
@@ -102,7 +105,8 @@ def read_npy_header(tape: Tape) -> NpyHeader:
         raise FormatError(f"an .npy header of {n_text} bytes")
     text = bytes(tape.peek(start + n_text)[start:])
     try:
-        dtype, shape, is_fortran = _parse(text.decode("utf-8" if head[6] == 3 else "latin-1"), tape)
+        words = text.decode("utf-8" if head[6] == 3 else "latin-1")
+        dtype, shape, is_fortran = _parse(_LONG.sub(r"\1\2", words) if head[6] < 3 else words, tape)
     except _NONSENSE as error:
         raise FormatError(f"not an .npy header: {error}") from error
     sides = math.prod(side for side in shape if side)
@@ -200,7 +204,7 @@ def list_npy(source: ByteSource) -> Listing:
     table = LocationTable(source)
     if header.array_bytes is not None and header.n_bytes + header.array_bytes != source.size:
         raise FormatError(f"it has {source.size} bytes, of which {header.array_bytes} are its array")
-    _add_array(table, UNNAMED_ARRAY, header, start=header.n_bytes)
+    _add_array(table, UNNAMED_ARRAY, header)
     return table.listing("npy")
 
 
@@ -236,9 +240,7 @@ def add_npy_member(table: LocationTable, member: FileRange, name: str) -> None:
             f"{member.name[:80]!r} has {member.raw_bytes} bytes, of which {header.array_bytes} are its array"
         )
     before = 0 if member.is_deflated else zlib.crc32(head[: header.n_bytes])
-    start = header.n_bytes if member.is_deflated else member.start + header.n_bytes
-    deflated = member if member.is_deflated else None
-    _add_array(table, name, header, start=start, member=deflated, checksum=(member.crc32, before))
+    _add_array(table, name, header, member=member, checksum=(member.crc32, before))
 
 
 def _add_array(
@@ -246,11 +248,10 @@ def _add_array(
     name: str,
     header: NpyHeader,
     *,
-    start: int,
     member: FileRange | None = None,
     checksum: tuple[int, int] | None = None,
 ) -> None:
-    """Add an array, or leave it out; see `LocationTable.add_array`."""
+    """Add the array of the file, or of a member of it, or leave it out; see `LocationTable.add_array`."""
     dtype = name_or_none(header.dtype)
     fields = record_fields(header.dtype) if dtype is None and not header.is_fortran else ()
     if dtype is None and not fields:
@@ -258,8 +259,24 @@ def _add_array(
         return
     shape = header.shape[::-1] if header.is_fortran else header.shape
     strides = fortran_strides(shape) if header.is_fortran else None
+    start, source, deflated = header.n_bytes, 0, member if member is not None and member.is_deflated else None
+    if member is not None and deflated is None:
+        if fields:
+            # One field alone cannot check the member.
+            table.sources.append(MemberSource(table.sources[0], member, is_listed=True))
+            source = len(table.sources) - 1
+        else:
+            start += member.start
     table.add_array(
-        name, dtype or "", shape, start=start, strides=strides, fields=fields, member=member, checksum=checksum
+        name,
+        dtype or "",
+        shape,
+        start=start,
+        source=source,
+        strides=strides,
+        fields=fields,
+        member=deflated,
+        checksum=checksum,
     )
 
 

@@ -185,6 +185,38 @@ class SliceSource(ByteSource):
         return self._inner.view(self._start + start, n_bytes) if start + n_bytes <= self.size else None
 
 
+class MemberSource(SliceSource):
+    """A stored member of an archive.
+
+    The first read after the listing compares a member that is memory-mapped with its CRC-32. A member in a store is
+    not: that would fetch all of it, and the digests of its chunks say that it is what was saved.
+    """
+
+    def __init__(self, inner: ByteSource, member: FileRange, *, is_listed: bool = False) -> None:
+        """Take a member; raises as `SliceSource`."""
+        super().__init__(inner, member.start, member.n_bytes, f"{inner.name}, {member.name[:80]!r}")
+        self.is_listed = is_listed
+        """True once the member is listed: headers are read before its checksum is known to be right."""
+        self._crc32 = member.crc32
+        self._is_checked = False
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        self._check()
+        super().read_into(start, out)
+
+    def view(self, start: int, n_bytes: int) -> memoryview | None:
+        self._check()
+        return super().view(start, n_bytes)
+
+    def _check(self) -> None:
+        if self._is_checked or not self.is_listed:
+            return
+        whole = super().view(0, self.size)
+        if whole is not None and zlib.crc32(whole) != self._crc32:
+            raise CorruptError(self.name, "its bytes do not have their CRC-32")
+        self._is_checked = True
+
+
 class JoinedSource(ByteSource):
     """Ranges of another source, one after the other."""
 

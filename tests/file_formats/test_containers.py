@@ -8,6 +8,7 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import safetensors.numpy
 import torch
 
 from tensorcas_mlflow.errors import CorruptError, MalformedFileError
-from tensorcas_mlflow.file_formats import LocalFile, PlainBytes, Skeleton, Tensor, list_source, open_listing
+from tensorcas_mlflow.file_formats import Listing, LocalFile, PlainBytes, Skeleton, Tensor, list_source, open_listing
+from tensorcas_mlflow.file_formats._source import MemorySource
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tests.file_formats.hdf5_samples import WEIGHT, hdf5_file, hdf5_of
@@ -208,6 +210,12 @@ def test_pieces_of_a_long_row_in_chunks_read_only_the_bytes_they_need(shape: tup
 # --- refused
 
 
+def listed(data: bytes) -> Listing:
+    listing = list_source(MemorySource("model.h5", data))
+    assert listing is not None
+    return listing
+
+
 def refused(data: bytes, match: str) -> None:
     with pytest.raises(MalformedFileError, match=match):
         list_source(Held(data))
@@ -241,6 +249,54 @@ def test_a_chunk_far_outside_of_the_file_is_refused(libver: str) -> None:
 
 def test_an_hdf5_file_with_its_end_cut_off_is_refused() -> None:
     refused(hdf5_file(hdf5_of({"a": WEIGHT}))[:-1], "should have")
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize("user_block", [0, 512])
+def test_hdf5_file_with_bytes_behind_its_end_is_read_as_the_library_reads_it(libver: str, user_block: int) -> None:
+    data = hdf5_file(hdf5_of({"a": WEIGHT}), libver=libver, userblock_size=user_block) + bytes(range(6))
+    with h5py.File(io.BytesIO(data)) as file:
+        expected = file["a"][()].tobytes()
+
+    assert listed(data).array("a").tobytes() == expected == WEIGHT.tobytes()
+    assert joined(take_apart(data)) == data
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("layout", ["compact", "contiguous", "chunked"])
+def test_layout_message_of_an_old_library_is_read(layout: str, version: int) -> None:
+    data = hdf5_file(partial(_old_layout, layout=layout), libver="earliest")
+    message = {"compact": b"\3\0" + (40).to_bytes(2, "little"), "contiguous": b"\3\1", "chunked": b"\3\2\2"}
+    at = data.rindex(message[layout])
+    before = data[at : at + 48]
+    head = bytes([version, 2 if layout == "chunked" else 1, before[1], 0, 0, 0, 0, 0])
+    if layout == "compact":
+        size = (28).to_bytes(4, "little")
+        after = head + size + size + before[4:32]
+        data = data.replace((40).to_bytes(8, "little") * 2, (28).to_bytes(8, "little") * 2)  # the shape
+    elif layout == "contiguous":
+        after = head + before[2:10] + (40).to_bytes(4, "little")
+    else:
+        after = head + before[3:11] + before[11:19]
+    data = data[:at] + after + data[at + len(after) :]
+    with h5py.File(io.BytesIO(data)) as file:
+        expected = file["w"][()]
+
+    listing = listed(data)
+    assert listing.array("w").tobytes() == expected.tobytes() == bytes(range(len(expected)))
+    assert joined(take_apart(data)) == data
+
+
+def _old_layout(file: h5py.File, *, layout: str) -> None:
+    """Write bytes in a layout whose message an old library would have written in as many bytes."""
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    if layout == "compact":
+        settings.set_layout(h5py.h5d.COMPACT)
+    if layout == "chunked":
+        settings.set_chunk((16,))
+    array = np.arange(40, dtype=np.uint8)
+    made = h5py.h5d.create(file.id, b"w", h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((40,)), settings)
+    made.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
 
 
 def test_an_hdf5_file_that_is_cut_off_while_it_is_open_raises(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 from collections.abc import Callable
@@ -230,6 +231,29 @@ def test_fields_of_an_empty_array_of_padded_records_have_its_shape(
     listing = read(npz({"records": np.zeros(shape, padded)}, compressed=compressed))
 
     assert {name: listing.array(name).shape for name in listing.locations} == {"records.a": shape, "records.b": shape}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (6L,), }",
+        "{u'descr': '<f4', u'fortran_order': True, u'shape': (2, 3L), }",
+        "{\"descr\": [('3L', '<f4'), ('\\x41', '<i4')], 'fortran_order': False, 'shape': (3L,)}",
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_npy_header_that_numpy_reads_is_read(read: Read, header: str, version: int) -> None:
+    width = 2 if version == 1 else 4
+    text = f"{header:<116}\n".encode("latin-1")
+    data = b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(width, "little") + text
+    data += np.arange(6, dtype="<f4").tobytes()
+    with pytest.warns(UserWarning, match="Python 2") if "L," in header else contextlib.nullcontext():
+        expected = np.load(io.BytesIO(data))
+
+    listing = read(data)
+    parts = {f"array.{name}": expected[name] for name in expected.dtype.names or ()} or {"array": expected}
+    assert all(same(listing.array(name), array) for name, array in parts.items())
 
 
 def test_arrays_of_objects_and_of_unknown_dtypes_are_left_out(read: Read) -> None:

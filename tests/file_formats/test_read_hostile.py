@@ -187,8 +187,10 @@ def test_bytes_hidden_behind_a_bintensors_header_are_refused_where_the_library_l
     refuse(polyglot, ".bt", "goes on")
 
 
-def test_bytes_behind_the_tensors_are_refused_in_every_format(refuse: Refuse) -> None:
-    for name, data in files().items():
+def test_bytes_behind_the_tensors_are_refused_in_every_format_but_hdf5(refuse: Refuse) -> None:
+    others = {name: data for name, data in files().items() if Path(name).suffix != ".h5"}
+    assert len(others) > 20
+    for name, data in others.items():
         refuse(data + bytes(1000), Path(name).suffix)
 
 
