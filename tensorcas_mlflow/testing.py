@@ -101,6 +101,9 @@ class FaultyBackend(Backend):
     def paths(self) -> Iterator[str]:
         return self.inner.paths()
 
+    def files(self) -> Iterator[tuple[str, int]]:
+        return self.inner.files()
+
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self.inner.delete(key))
 
@@ -606,6 +609,14 @@ class BackendConformance(ConcurrencyConformance):
         backend.delete("a/x")
 
         assert [info.key for info in backend.list("a")] == ["a/y"]
+
+    def test_files_have_the_bytes_of_every_blob(self, backend: Backend) -> None:
+        before = dict(backend.files())
+        backend.put_new("kind/one", [b"12345"])
+        backend.put_new("kind/below/two", [b"1234567"])
+        after = dict(backend.files())
+
+        assert after == before | {"kind/one": 5, "kind/below/two": 7}
 
     def test_delete_of_nothing_is_no_error(self, backend: Backend) -> None:
         backend.put_new("a", [b""])

@@ -61,8 +61,6 @@ class BlobInfo(NamedTuple):
     token: Token
     is_link: bool = False
     """True if it is a symbolic link; a link is no blob and is not followed."""
-    is_shared: bool = False
-    """True if it shares its bytes on disk with other blobs; see `Backend.shared_bytes`."""
 
 
 class LogDamage(NamedTuple):
@@ -306,6 +304,14 @@ class Backend(ABC):
         return iter(())
 
     @abstractmethod
+    def files(self) -> Iterator[tuple[str, int]]:
+        """Yield every file or object below the root in no order: its path, and its size in bytes.
+
+        All of them count: the backend's own and temporary ones, and those of other programs. So the sizes add up to
+        the disk space of the store. A file that comes or goes meanwhile may or may not be there.
+        """
+
+    @abstractmethod
     def delete(self, key: str) -> None:
         """Remove a blob; a missing one is no error. A crash of the machine may bring it back, whole; see `settle`."""
 
@@ -335,10 +341,6 @@ class Backend(ABC):
     def map_requests(self, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Apply a function to items, in their order: on several threads if each call waits for another machine."""
         return self.ordered_map(call, items) if self.is_remote else map(call, items)
-
-    def shared_bytes(self) -> int:
-        """Return the bytes on disk that belong to no blob alone: those of logs, large blobs in them left out."""
-        return 0
 
     def discard(self, keys: Iterable[str]) -> None:
         """Forget blobs of `put_all` that nobody else has seen yet; whatever lies in the storage already stays."""

@@ -422,6 +422,19 @@ class LocalBackend(Backend):
                 yield from (f"{prefix}{name}/" for name in names if not is_segment(name))
                 names[:] = filter(is_segment, names)
 
+    def files(self) -> Iterator[tuple[str, int]]:
+        folders = [""]
+        with _translated("list", "."):
+            while folders:
+                prefix = folders.pop()
+                with contextlib.suppress(FileNotFoundError), os.scandir(self._top + os.sep + prefix) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(f"{prefix}{entry.name}/")
+                            continue
+                        with contextlib.suppress(FileNotFoundError):
+                            yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
+
     @contextlib.contextmanager
     def alone_in(self, prefix: str) -> Iterator[bool]:
         with contextlib.ExitStack() as stack:

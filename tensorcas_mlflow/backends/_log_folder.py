@@ -72,13 +72,6 @@ class LogFolder:
         folder, _, name = path.rpartition("/")
         return folder == FOLDER and (name == _GENERATION or _FILE.fullmatch(name) is not None)
 
-    def n_bytes(self) -> int:
-        """Return the size of all files of the logs."""
-        with os.scandir(self.path) as found:
-            return sum(
-                file.stat(follow_symlinks=False).st_size for file in found if self.is_ours(f"{FOLDER}/{file.name}")
-            )
-
     def names(self) -> set[str]:
         """List the names of all logs; none if the folder is gone.
 

@@ -551,14 +551,6 @@ class LoggedBackend(LocalBackend):
             below = self._view.below("")
         yield from files | {entry.key for entry in below}
 
-    def shared_bytes(self) -> int:
-        if not self._folder.is_on:
-            return 0
-        self._flush()
-        _refresh(self._view)
-        with _translated("read", FOLDER):
-            return self._folder.n_bytes() - sum(e.row.size for e in self._view.below("") if e.row.in_body)
-
     def sweep(self, older_than_s: float) -> int:
         freed = super().sweep(older_than_s)
         if self._folder.is_on:
@@ -650,4 +642,4 @@ def _in_memory(data: bytes) -> int:
 def _info(entry: LogEntry) -> BlobInfo:
     """Describe a blob in a log."""
     row = entry.row
-    return BlobInfo(row.key, row.size, entry.written_s, entry.token, is_shared=not row.in_body)
+    return BlobInfo(row.key, row.size, entry.written_s, entry.token)

@@ -91,6 +91,10 @@ class MemoryBackend(Backend):
         with self._lock:
             return iter(list(self._blobs))
 
+    def files(self) -> Iterator[tuple[str, int]]:
+        with self._lock:
+            return iter([(key, len(data)) for key, (data, _, _) in self._blobs.items()])
+
     def delete(self, key: str) -> None:
         with self._lock:
             self._blobs.pop(check_key(key), None)

@@ -99,6 +99,10 @@ class MeteredBackend(Backend):
         self.tally.add(0)
         return self.inner.paths()
 
+    def files(self) -> Iterator[tuple[str, int]]:
+        self.tally.add(0)
+        return self.inner.files()
+
     def delete(self, key: str) -> None:
         self.inner.delete(key)
 
@@ -107,9 +111,6 @@ class MeteredBackend(Backend):
 
     def check_conditions(self) -> None:
         self.inner.check_conditions()
-
-    def shared_bytes(self) -> int:
-        return self.inner.shared_bytes()
 
     def discard(self, keys: Iterable[str]) -> None:
         self.inner.discard(keys)

@@ -259,6 +259,9 @@ class ObjectBackend(Backend):
         # A void has a key of ours, so there is no need to check objects for voids.
         return (info.path for info in self._bucket.walk(""))
 
+    def files(self) -> Iterator[tuple[str, int]]:
+        return ((info.path, info.size) for info in self._bucket.walk(""))
+
     def delete(self, key: str) -> None:
         if _comes_never_again(check_key(key)):
             self._bucket.delete(key)

@@ -503,6 +503,11 @@ def read_tables(
     return zip(packs, backend.map_requests(read, packs), strict=True)
 
 
+def disk_bytes(backend: Backend) -> int:
+    """Return the bytes of all files of a store, or of all its objects in a bucket: its size on the disk."""
+    return sum(n_bytes for _, n_bytes in backend.files())
+
+
 def list_manifests(backend: Backend) -> dict[str, int]:
     """List the manifests of a store: names and sizes."""
     return {info.key.removeprefix("manifests/"): info.size for info in list_blobs(backend, "manifests")}

@@ -14,7 +14,7 @@ from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
-from tensorcas_mlflow.layout import DEFAULT_NAME, REF_TABLES, Entries, Ref, list_blobs, list_recipes
+from tensorcas_mlflow.layout import DEFAULT_NAME, RECIPES, REF_TABLES, Entries, Ref
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     DigestSet,
@@ -83,7 +83,7 @@ class Figures(Mapping[str, Any], Tabular):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DiskUsage(Figures):
-    """Bytes of all blobs of a store on disk, by kind, without temporary files of writers that died."""
+    """Bytes of all files of a store, or of all its objects in a bucket, by kind."""
 
     total: int
     packs: int
@@ -97,8 +97,9 @@ class DiskUsage(Figures):
     quarantine: int
     format: int
     logs: int
-    """Bytes of logs that belong to no blob alone: small blobs of all kinds, stored as differences, and
-    deleted blobs of logs not yet rewritten. Large blobs in a log count as their kind."""
+    """Bytes of the logs: small blobs of all kinds, and deleted ones in logs that are not yet rewritten."""
+    other: int
+    """Bytes of records of maintenance, of temporary files, and of files of other programs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,18 +165,19 @@ def store_stats(store: Store) -> StoreStats:
     return StoreStats(runs=len(runs), damaged_refs=tuple(sorted(damaged)), **_figures_of(store, refs))
 
 
+_KIND_OF = {RECIPES: "manifests", REF_TABLES: "refs"}
+"""Kinds of blobs that count as another kind."""
+
+
 def disk_usage(backend: Backend) -> DiskUsage:
-    """Add up the sizes of all blobs of a store."""
-    prefixes = ("packs", "index", "manifests", "refs", "intents", "condemned", "census", "quarantine")
-    sizes = {
-        prefix: sum(info.size for info in list_blobs(backend, prefix) if not info.is_shared) for prefix in prefixes
-    }
-    sizes["refs"] += sum(info.size for info in list_blobs(backend, REF_TABLES))
-    sizes["manifests"] += sum(list_recipes(backend).values())
-    settings = backend.stat("format")
-    sizes["format"] = 0 if settings is None else settings.size
-    sizes["logs"] = backend.shared_bytes()
-    return DiskUsage(total=sum(sizes.values()), **sizes)
+    """Add up the sizes of all files of a store."""
+    sizes = dict.fromkeys((field.name for field in fields(DiskUsage)), 0)
+    for path, n_bytes in backend.files():
+        kind = path.partition("/")[0]
+        kind = _KIND_OF.get(kind, kind)
+        sizes[kind if kind in sizes and kind != "total" else "other"] += n_bytes
+        sizes["total"] += n_bytes
+    return DiskUsage(**sizes)
 
 
 class Encoded(NamedTuple):

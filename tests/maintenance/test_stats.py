@@ -76,6 +76,8 @@ def test_every_byte_of_the_store_is_counted(tmp_path: Path, logs: bool) -> None:
     store.backend.put_new("condemned/" + "0" * 32, [condemned_bytes(frozenset(), frozenset())])
     store.backend.put_new("quarantine/" + "0" * 32 + "-0-1.00000000", [b"damaged"])
     store.backend.put_new("census/" + "0" * 32, [b"census"])
+    store.backend.put_new("maintenance/" + "0" * 32, [b"a round"])
+    (tmp_path / "store" / ".tensorcas" / ".DS_Store").write_bytes(b"of another program")
     with store.write_checkpoint({"w": np.arange(7)}):
         found = disk_usage(store.backend)
         on_disk = bytes_below(tmp_path / "store")

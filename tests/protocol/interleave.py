@@ -323,6 +323,9 @@ class WatchedBackend(Backend):
     def list_dir(self, prefix: str) -> Children:
         return self._call("list", prefix, lambda: self._run.memory.list_dir(prefix))
 
+    def files(self) -> Iterator[tuple[str, int]]:
+        return self._run.memory.files()
+
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self._run.memory.delete(key), key)
 

@@ -304,7 +304,7 @@ def test_figures_count_inputs_for_the_checkpoints_that_are_made_of_them(family: 
 
 def test_statistics_count_the_bytes_of_recipes(family: Family) -> None:
     recipes = sum(list_recipes(family.store.backend).values())
-    manifests = sum(info.size for info in family.store.backend.list("manifests") if not info.is_shared)
+    manifests = sum(info.size for info in family.store.backend.list("manifests"))
 
     assert disk_usage(family.store.backend).manifests == manifests + recipes
     assert store_stats(fresh(family)).checkpoints == 2

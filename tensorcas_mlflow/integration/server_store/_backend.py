@@ -272,6 +272,17 @@ class CarrierBackend(Backend):
                 else:
                     yield f"{path}/"
 
+    def files(self) -> Iterator[tuple[str, int]]:
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            for entry in self._shelf.entries(folder):
+                path = posixpath.join(folder, entry.name)
+                if entry.size is None:
+                    folders.append(path)
+                else:
+                    yield path, entry.size
+
     def delete(self, key: str) -> None:
         path = _path(key)
         self._shelf.delete(path)
