@@ -306,6 +306,8 @@ def decode_chain(entries: Any, stored: Sequence[Buffer], expected: bytes | None,
         expected: The digest of the chunk; None skips verification.
         n_bytes: The size of the chunk.
     """
+    if n_bytes == 0:
+        return Fault(number=0, reason="a chunk has at least one byte")
     made = _decode_links(entries, stored, n_bytes, None)
     if isinstance(made, Fault) or (expected is not None and digest(made) != expected):
         # Now each link is compared with its digest, since a wrong base shows only in the result.

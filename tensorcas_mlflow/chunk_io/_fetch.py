@@ -31,9 +31,8 @@ from tensorcas_mlflow.chunk_io._decode import (
 )
 from tensorcas_mlflow.chunk_io._plan import OpenFiles, Planner
 from tensorcas_mlflow.chunk_io._ways import LOCAL_GAP_BYTES, PLAIN_READ, Extent, Way, WayChoice, plan_reads
-from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
-from tensorcas_mlflow.layout import pack_key
+from tensorcas_mlflow.layout import is_possible, pack_key, sizes_text
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, ExtentCache
@@ -75,13 +74,8 @@ class Damage(NamedTuple):
 
 def check_sizes(places: Places, sizes: Any) -> dict[int, str]:
     """Return the reasons of the places with impossible entries, by number, before an entry costs memory."""
-    raw_bytes, stored_bytes = places.entries["raw_bytes"], places.entries["stored_bytes"].astype(np.int64)
-    is_raw = places.entries["codec"] == RAW.number
-    wrong = (raw_bytes != sizes) | (is_raw & (stored_bytes != sizes)) | (stored_bytes > 2 * sizes + MOST_OVERHEAD_BYTES)
-    return {
-        at: f"its entry states {raw_bytes[at]} bytes in {stored_bytes[at]}, the manifest {sizes[at]}"
-        for at in np.flatnonzero(wrong).tolist()
-    }
+    wrong = (places.entries["raw_bytes"] != sizes) | ~is_possible(places.entries)
+    return {at: f"{sizes_text(places.entries[at])}, the manifest {sizes[at]}" for at in np.flatnonzero(wrong).tolist()}
 
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)

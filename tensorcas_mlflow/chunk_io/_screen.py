@@ -9,14 +9,13 @@ import numpy as np
 
 from tensorcas_mlflow import native
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.chunk_io._catalog import Places, find_chains, follow
 from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks, Wanted, can_decode, decode
 from tensorcas_mlflow.chunk_io._fetch import Load, check_sizes, parts_of
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.chunk_io._ways import BASES_READ, way_of_environment
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError
-from tensorcas_mlflow.layout import MAX_DEPTH, Mask, Table
+from tensorcas_mlflow.layout import MAX_DEPTH, Mask, Table, is_possible
 
 _WINDOW_BYTES = 64 << 20
 """Stored bytes screened at a time, without their bases. A pack that is gone leaves them all to the caller."""
@@ -136,12 +135,10 @@ def _can_screen(backend: Backend, bases: Table | None) -> bool:
 
 def _possible(places: Places, bases: Table | None) -> Any:
     """Return the numbers of the chunks with possible sizes and with all their bases."""
-    sizes = places.entries["raw_bytes"].astype(np.int64)
-    is_possible = sizes <= MAX_CHUNK_BYTES
-    is_possible[list(check_sizes(places, sizes))] = False
+    possible = is_possible(places.entries)
     if bases is not None:
-        is_possible &= find_chains([bases], places)[0]
-    return np.flatnonzero(is_possible)
+        possible &= find_chains([bases], places)[0]
+    return np.flatnonzero(possible)
 
 
 def _links_of(places: Places, bases: Table) -> tuple[ChainLinks, Wanted, Any]:
@@ -149,10 +146,10 @@ def _links_of(places: Places, bases: Table) -> tuple[ChainLinks, Wanted, Any]:
     sizes = places.entries["raw_bytes"].astype(np.int64)
     links = ChainLinks.of([places, *follow([bases], places)])
     counts = np.diff(links.begins)
-    is_possible = counts <= MAX_DEPTH + 1
+    possible = counts <= MAX_DEPTH + 1
     wrong = list(check_sizes(links.places, np.repeat(sizes, counts)))
-    is_possible[np.searchsorted(links.begins, wrong, side="right") - 1] = False
-    chosen = np.flatnonzero(is_possible)
+    possible[np.searchsorted(links.begins, wrong, side="right") - 1] = False
+    chosen = np.flatnonzero(possible)
     digests = np.ascontiguousarray(places.entries["digest"][chosen])
     wanted = Wanted(digests=digests, target=Target.of_sizes(sizes[chosen]), verify=True, checks_stored=True)
     return links.some(chosen), wanted, chosen

@@ -120,8 +120,10 @@ if TYPE_CHECKING:
         decode_chunk,
         is_base_of,
         is_delta,
+        is_possible,
         payload_of,
         read_table,
+        sizes_text,
     )
     from tensorcas_mlflow.layout._recipe import (
         RECIPES,
@@ -203,7 +205,8 @@ _NAMES = {
     "_pack": (
         "DELTA ENTRY FOOTER_BYTES MAX_DEPTH MAX_ENTRIES PACK_MAGIC PACK_NAME_BYTES RAW_ALIGNMENT "
         "STORED_DIGEST_BYTES TABLE_ENTRY TABLE_MAGIC TARGET_BYTES Base Entries Packed PackWriter Payload "
-        "PayloadGroup as_rows bases_of decode_chunk is_base_of is_delta payload_of read_table"
+        "PayloadGroup as_rows bases_of decode_chunk is_base_of is_delta is_possible payload_of read_table "
+        "sizes_text"
     ),
     "_records": (
         "MAX_REF_BYTES Intent Ref RefTarget intent_bytes load_record manifest_of_damaged_ref new_ref parse_intent "

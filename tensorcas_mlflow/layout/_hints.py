@@ -16,8 +16,7 @@ import numpy as np
 import zstandard
 
 from tensorcas_mlflow.base.digest import Digests, digest, unique_rows
-from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
-from tensorcas_mlflow.layout._pack import ENTRY, Entries, is_delta
+from tensorcas_mlflow.layout._pack import ENTRY, Entries, is_delta, is_possible
 
 MAGIC = b"\x89TCHNT\r\x03"
 PACKS_MAGIC = b"\x89TCHNT\r\x02"
@@ -169,7 +168,6 @@ def read_pack_hints(data: bytes) -> frozenset[str] | None:
 
 
 def _is_possible(entries: Entries) -> bool:
-    """Tell whether such chunks are possible, to bound the memory a reader allocates for them."""
-    is_short = entries["stored_bytes"].max() <= 2 * MAX_CHUNK_BYTES and entries["raw_bytes"].max() <= MAX_CHUNK_BYTES
+    """Tell whether there can be such chunks at such places."""
     # Hints do not record the base of a delta.
-    return bool(is_short and entries["offset"].max() <= _MAX_OFFSET and not is_delta(entries).any())
+    return bool(is_possible(entries).all() and entries["offset"].max() <= _MAX_OFFSET and not is_delta(entries).any())

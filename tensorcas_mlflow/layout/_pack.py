@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
-from tensorcas_mlflow.codecs import RAW
+from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, RAW
 from tensorcas_mlflow.errors import CorruptError, FormatError, NewerFormatError
 
 if TYPE_CHECKING:
@@ -221,6 +221,23 @@ def has_depth(deltas: Entries) -> Any:
     return (deltas["depth"] > 0) & (deltas["depth"] <= MAX_DEPTH)
 
 
+def is_possible(entries: Entries) -> Any:
+    """Return for each foreign entry whether a chunk and its payload can have the stated sizes.
+
+    Every reader asks this before an entry costs memory, and before the compiled core gets it. A chunk and its payload
+    have at least one byte.
+    """
+    raw, stored = entries["raw_bytes"].astype(np.int64), entries["stored_bytes"].astype(np.int64)
+    most = np.where(entries["codec"] == RAW.number, raw, 2 * raw + MOST_OVERHEAD_BYTES)
+    least = np.where(entries["codec"] == RAW.number, raw, 1)
+    return (raw > 0) & (raw <= MAX_CHUNK_BYTES) & (least <= stored) & (stored <= most)
+
+
+def sizes_text(entry: Any) -> str:
+    """Return the sizes that an entry states, in words."""
+    return f"its entry states {entry['raw_bytes']} bytes in {entry['stored_bytes']}"
+
+
 def bases_of(deltas: Entries) -> list[Base]:
     """Return the bases of these deltas."""
     packs = deltas["base_pack"].tobytes().hex()
@@ -312,16 +329,14 @@ def decode_chunk(entry: Any, stored: Buffer, base: Buffer | None = None) -> Buff
         FormatError: The bytes do not decode to the entry's chunk.
     """
     n_raw = int(entry["raw_bytes"])
-    if n_raw > MAX_CHUNK_BYTES:
-        raise FormatError(f"its entry states {n_raw} bytes")
+    if not is_possible(entry) or len(stored) != entry["stored_bytes"]:
+        raise FormatError(sizes_text(entry))
     raw = stored
     if int(entry["codec"]) != RAW.number:
         from tensorcas_mlflow.codecs import codec_numbered  # the compiled core decodes without these modules
 
         raw = memoryview(bytearray(n_raw))
         codec_numbered(int(entry["codec"])).decode_into(stored, raw, base)
-    elif len(stored) != n_raw:
-        raise FormatError(f"its entry states {n_raw} bytes, and {len(stored)} are stored raw")
     actual = digest(raw)
     if actual != entry["digest"].tobytes():
         raise FormatError(f"its bytes hash to {actual.hex()}")

@@ -17,7 +17,6 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.chunk_io import BlockScreen, Places, find_sound, plan_reads
 from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import (
@@ -37,13 +36,13 @@ from tensorcas_mlflow.layout import (
     Positions,
     Table,
     decode_chunk,
+    is_possible,
     pack_key,
     pack_name,
+    sizes_text,
 )
 from tensorcas_mlflow.store import protocol as p
 
-MAX_STORED_BYTES = 2 * MAX_CHUNK_BYTES
-"""No codec makes more of a chunk. A longer entry is not read, so a table that lies costs no memory."""
 SHARD_BYTES = 4 << 30
 """Stored bytes of one shard; see `divide`."""
 _SHARD_ROWS = 1 << 18
@@ -311,10 +310,10 @@ def read_chunks(
 def _not_read(shard: Shard, *, decode: bool) -> Iterator[Look]:
     """Judge the chunks that cannot be what their entries say."""
     entries = shard.entries
-    fits = (entries["raw_bytes"] <= MAX_CHUNK_BYTES) & (entries["stored_bytes"] <= MAX_STORED_BYTES)
+    fits = is_possible(entries)
     for at in np.flatnonzero(~fits).tolist():
-        said = f"its entry says {entries['raw_bytes'][at]} bytes in {entries['stored_bytes'][at]}"
-        yield Look(row=int(shard.row[at]), fault=ChunkFault(verdict=Verdict.BAD, reason=said))
+        fault = ChunkFault(verdict=Verdict.BAD, reason=sizes_text(entries[at]))
+        yield Look(row=int(shard.row[at]), fault=fault)
     if not decode:
         return
     for at in np.flatnonzero(fits & ~np.isin(entries["codec"], list(CODECS))).tolist():

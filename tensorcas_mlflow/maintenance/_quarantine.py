@@ -15,8 +15,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, digest
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
-from tensorcas_mlflow.layout import ENTRY, MAX_BYTES, STORED_DIGEST_BYTES, list_blobs
-from tensorcas_mlflow.maintenance._chunks import MAX_STORED_BYTES
+from tensorcas_mlflow.layout import ENTRY, MAX_BYTES, STORED_DIGEST_BYTES, is_possible, list_blobs
 
 PREFIX = "quarantine"
 MAX_HEAD_BYTES = 4096
@@ -144,4 +143,4 @@ def _entry_in(line: bytes) -> Any:
             entry[field] = record[field]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    return entry if int(entry["stored_bytes"]) <= MAX_STORED_BYTES else None
+    return entry if is_possible(entry) else None

@@ -20,6 +20,7 @@ from tensorcas_mlflow.layout import (
     Manifest,
     Table,
     is_delta,
+    is_possible,
     list_segments,
     pack_key,
     read_hints,
@@ -114,12 +115,7 @@ def _read(backend: Backend, name: str, start: int, stop: int) -> bytes:
 def _possible(entries: Entries, size: int) -> Entries:
     """Drop entries that are impossible in a pack of some size, and repeated ones."""
     ends = entries["offset"] + entries["stored_bytes"]
-    fits = (
-        (entries["offset"] >= len(PACK_MAGIC))
-        & (ends <= size)
-        & (ends > entries["offset"])
-        & (entries["raw_bytes"] > 0)
-    )
+    fits = (entries["offset"] >= len(PACK_MAGIC)) & (ends <= size) & (ends > entries["offset"]) & is_possible(entries)
     known = np.zeros(256, dtype=bool)
     for number in range(256):
         try:

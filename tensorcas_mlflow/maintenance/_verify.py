@@ -15,9 +15,8 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import as_keys, hex_of, unique_rows
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.progress import Watcher, counted, ignore
-from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.base.text import content_text, count_text
-from tensorcas_mlflow.codecs import CODECS, MOST_OVERHEAD_BYTES, RAW
+from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -38,6 +37,7 @@ from tensorcas_mlflow.layout import (
     Ref,
     Table,
     find_strangers,
+    is_possible,
     list_blobs,
     list_segments,
     make_table,
@@ -47,6 +47,7 @@ from tensorcas_mlflow.layout import (
     read_pack_hints,
     read_ref_tables,
     recipe_key,
+    sizes_text,
     strangers_text,
     with_bases,
 )
@@ -268,13 +269,6 @@ class _Packs:
         return sorted(pack_key(name) for name in (named - there) | self._tables.faults.keys())
 
 
-def is_possible(entries: Any) -> Mask:
-    """Return for each entry whether such a chunk can exist, so that a table that lies costs no memory."""
-    raw, stored = entries["raw_bytes"].astype(np.int64), entries["stored_bytes"].astype(np.int64)
-    possible: Mask = (raw <= MAX_CHUNK_BYTES) & (stored <= 2 * raw + MOST_OVERHEAD_BYTES)
-    return possible
-
-
 def _faults_of(entries: Entries) -> Iterator[str]:
     """Find what is wrong with a table that hashes to its digest, and that no writer has written."""
 
@@ -282,8 +276,7 @@ def _faults_of(entries: Entries) -> Iterator[str]:
         more = f" and {int(wrong.sum()) - 1} more" if wrong.sum() > 1 else ""
         return f"chunk {hex_of(entries['digest'][int(np.flatnonzero(wrong)[0])])}{more}"
 
-    is_raw = entries["codec"] == RAW.number
-    impossible = ~is_possible(entries) | (is_raw & (entries["raw_bytes"] != entries["stored_bytes"]))
+    impossible = ~is_possible(entries)
     if impossible.any():
         yield f"its table gives impossible sizes of {first(impossible)}"
     unknown = ~np.isin(entries["codec"], list(CODECS))
@@ -340,9 +333,8 @@ def _read_chunks(
     shard = shard_of(table, None if is_read.all() else is_read)
     on_read = counted(watch, shard.stored_bytes)
     checked = check_all(store, shard, decode=decode, engine=engine, on_read=on_read)
-    said = table.entries[["raw_bytes", "stored_bytes"]]
     impossible = {
-        row: ChunkFault(verdict=Verdict.BAD, reason=f"its entry says {said[row][0]} bytes in {said[row][1]}")
+        row: ChunkFault(verdict=Verdict.BAD, reason=sizes_text(table.entries[row]))
         for row in np.flatnonzero(chosen & ~fits).tolist()
     }
     if checked.gone:

@@ -9,10 +9,9 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io import find_bases
-from tensorcas_mlflow.codecs import MOST_OVERHEAD_BYTES, encode_best
+from tensorcas_mlflow.codecs import encode_best
 from tensorcas_mlflow.errors import (
     BackendError,
     ChunkNotFoundError,
@@ -34,10 +33,12 @@ from tensorcas_mlflow.layout import (
     decode_chunk,
     is_base_of,
     is_delta,
+    is_possible,
     make_table,
     pack_key,
     payload_of,
     read_pack_table,
+    sizes_text,
 )
 
 _MAX_TABLES = 256
@@ -92,8 +93,8 @@ class Bases:
         key, text = pack_key(base.pack), base.digest.hex()
         entry = self._entry(delta, base)
         n_raw, n_stored = int(entry["raw_bytes"]), int(entry["stored_bytes"])
-        if n_raw != int(delta["raw_bytes"]) or n_raw > MAX_CHUNK_BYTES or n_stored > 2 * n_raw + MOST_OVERHEAD_BYTES:
-            raise CorruptChunkError(text, key, f"its entry states {n_raw} bytes in {n_stored}")
+        if n_raw != int(delta["raw_bytes"]) or not is_possible(entry):
+            raise CorruptChunkError(text, key, sizes_text(entry))
         if (held := self._find_held((base.pack, base.digest))) is not None:
             return held
         stored = memoryview(bytearray(n_stored))

@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD
+from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec
 from tensorcas_mlflow.errors import CorruptError, FormatError, TensorCasError
 from tensorcas_mlflow.layout import (
     MAX_DEPTH,
@@ -50,6 +51,8 @@ class Said:
     """The bytes that the delta was encoded against."""
     raw_bytes: int | None = None
     data: bytes | None = None
+    codec: Codec = RAW
+    """The codec of a chunk without a base."""
 
 
 def pack(*said: Said) -> bytes:
@@ -57,12 +60,12 @@ def pack(*said: Said) -> bytes:
     for each in said:
         data = each.data
         if data is None:
-            data = each.raw if each.base is None else bytes(DELTA.encode(each.raw, 4, each.of))
+            data = bytes(each.codec.encode(each.raw, 4) if each.base is None else DELTA.encode(each.raw, 4, each.of))
         made.append(
             Payload(
                 digest=digest(each.raw),
                 raw_bytes=len(each.raw) if each.raw_bytes is None else each.raw_bytes,
-                codec=RAW if each.base is None else DELTA,
+                codec=each.codec if each.base is None else DELTA,
                 typesize=4,
                 data=data,
                 begins_row=False,
@@ -80,6 +83,12 @@ def base(at: int, raw: bytes, depth: int) -> Base:
 def ring(depth: int) -> list[bytes]:
     """Two packs, each of which has the base of the other's delta."""
     return [pack(Said(B, base(1, C, depth), C)), pack(Said(C, base(0, B, depth), B))]
+
+
+def chain_of_nothing(n_deltas: int, codec: Codec) -> list[bytes]:
+    """A chunk of 0 bytes, and deltas against it and each other, in packs of their own."""
+    deltas = [Said(b"", base(at, b"", at), b"") for at in range(n_deltas)]
+    return [pack(Said(b"", codec=codec)), *(pack(each) for each in deltas)]
 
 
 def bomb() -> bytes:
@@ -103,6 +112,12 @@ FORGED: dict[str, Callable[[], Sequence[bytes]]] = {
     "a payload that is too long when unpacked": lambda: [pack(Said(A)), pack(Said(B, base(0, A, 0), data=bomb()))],
     "a payload without an end": lambda: [pack(Said(A)), pack(Said(B, base(0, A, 0), data=b"\4\x21\xff"))],
     "no payload": lambda: [pack(Said(A)), pack(Said(B, base(0, A, 0), data=b""))],
+    **{
+        f"{n_deltas} deltas of 0 bytes over {codec.name}": partial(chain_of_nothing, n_deltas, codec)
+        for n_deltas in (0, 1, 2, 3, 9)
+        for codec in (RAW, ZSTD, SHUFFLE_ZSTD, PLANES)
+    },
+    "a base of no stored bytes": lambda: [pack(Said(A, data=b"", codec=ZSTD)), pack(Said(B, base(0, A, 0), A))],
     "a delta in a delta": lambda: [pack(Said(A)), pack(Said(B, base(0, A, 0), data=b"\3\x20" + bytes(4096)))],
 }
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest, unique_rows
 from tensorcas_mlflow.base.tensors import Spec
+from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.layout import (
     ENTRY,
     Entries,
@@ -34,8 +35,14 @@ def entries(n: int, seed: int = 0) -> Entries:
     made = np.zeros(n, dtype=ENTRY)
     made["digest"] = unique_rows(draw.integers(0, 256, (n, DIGEST_BYTES), dtype=np.uint8))[0]
     made["offset"] = draw.integers(0, 1 << 40, n)
-    for name, most in (("stored_bytes", 1 << 20), ("raw_bytes", 1 << 20), ("codec", 3), ("typesize", 9)):
-        made[name] = draw.integers(0, most, n)
+    for name, least, most in (
+        ("stored_bytes", 1, 1 << 20),
+        ("raw_bytes", 1 << 19, 1 << 20),
+        ("codec", 0, 3),
+        ("typesize", 0, 9),
+    ):
+        made[name] = draw.integers(least, most, n)
+    made["stored_bytes"] = np.where(made["codec"] == RAW.number, made["raw_bytes"], made["stored_bytes"])
     return made
 
 

@@ -26,6 +26,7 @@
 #include "blake3.h"
 #include "join.h"
 #include "pool.h"
+#include "watch.h"
 #include "words.h"
 
 enum { RAW = 0, ZSTD = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };
@@ -644,6 +645,8 @@ static int decode_chain(const TcBatch *batch, const TcChunk *chunk, const uint8_
                         Areas *areas, size_t n_pending, const uint8_t **made) {
     const TcLink *links = batch->links + chunk->first_link;
     size_t n_bytes = chunk->n_bytes, n_links = chunk->n_links, n_shared = 0;
+    if (n_bytes == 0) /* no chunk is empty, and areas without a byte would have one address */
+        return CHUNK_MALFORMED;
     for (size_t number = 0; number < n_links; number++) {
         const TcLink *link = links + number;
         if (stored[link->read - first_read] == NULL)
@@ -660,6 +663,8 @@ static int decode_chain(const TcBatch *batch, const TcChunk *chunk, const uint8_
     for (size_t level = n_shared; level < n_links; level++) {
         const TcLink *link = links + (n_links - 1 - level);
         const uint8_t *payload = stored[link->read - first_read] + link->begin;
+        if (tc_stops())
+            return CHUNK_UNREAD;
         if (link->codec == RAW) {
             if (link->n_stored != n_bytes)
                 return CHUNK_MALFORMED;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "decode.h"
+#include "watch.h"
 
 /* The buffers of a sequence. */
 typedef struct {
@@ -84,11 +85,12 @@ static PyObject *decode(PyObject *module, PyObject *args) {
     if (result == NULL)
         goto done;
     batch.statuses = (uint8_t *)PyBytes_AsString(result);
-    int has_room;
-    Py_BEGIN_ALLOW_THREADS;
-    has_room = tc_decode(&batch, n_threads < 1 ? 1 : (size_t)n_threads);
-    Py_END_ALLOW_THREADS;
-    if (!has_room) {
+    TcWatch watch;
+    tc_leave(&watch);
+    int has_room = tc_decode(&batch, n_threads < 1 ? 1 : (size_t)n_threads);
+    if (!tc_come_back(&watch))
+        Py_CLEAR(result);
+    else if (!has_room) {
         Py_CLEAR(result);
         PyErr_NoMemory();
     }

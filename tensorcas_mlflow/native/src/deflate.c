@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "watch.h"
+
 enum {
     WINDOW = 1 << 15,
     LEAST_MATCH = 3,
@@ -21,6 +23,7 @@ enum {
     TOO_FAR = 4096,                             /* a match of three bytes farther away costs more than three literals */
     N_HASHES = 1 << 15,
     MOST_SYMBOLS = (1 << 14) - 1,               /* of one block */
+    SYMBOLS_BETWEEN_LOOKS = 512,
     N_LITERALS = 286,
     N_DISTANCES = 30,
     N_LENGTHS = 19,
@@ -390,12 +393,19 @@ static void end_block(Stream *stream, int is_last) {
     begin_block(stream);
 }
 
+/* Tell whether the block is full. A symbol may take thousands of looks, so look for signals between some. */
+static inline int is_full_block(Stream *stream) {
+    if (stream->n_symbols % SYMBOLS_BETWEEN_LOOKS == 0)
+        stream->differs |= tc_stops();
+    return stream->n_symbols == MOST_SYMBOLS;
+}
+
 /* Note a symbol; return whether the block is full. */
 static inline int note_literal(Stream *stream, uint8_t byte) {
     stream->distances[stream->n_symbols] = 0;
     stream->literals[stream->n_symbols++] = byte;
     stream->of_literals.count[byte]++;
-    return stream->n_symbols == MOST_SYMBOLS;
+    return is_full_block(stream);
 }
 
 static inline int note_match(Stream *stream, uint32_t distance, uint32_t length) {
@@ -403,7 +413,7 @@ static inline int note_match(Stream *stream, uint32_t distance, uint32_t length)
     stream->literals[stream->n_symbols++] = (uint8_t)(length - LEAST_MATCH);
     stream->of_literals.count[END_OF_BLOCK + 1 + stream->length_codes[length - LEAST_MATCH]]++;
     stream->of_distances.count[distance_code(stream, distance)]++;
-    return stream->n_symbols == MOST_SYMBOLS;
+    return is_full_block(stream);
 }
 
 /* --- matches */
@@ -552,17 +562,18 @@ static PyObject *run(Py_buffer *data, int level, uint8_t *out, const uint8_t *ex
     Stream *stream = calloc(1, sizeof *stream);
     if (stream == NULL)
         return PyErr_NoMemory();
-    long long n_out;
-    Py_BEGIN_ALLOW_THREADS;
+    TcWatch watch;
+    tc_leave(&watch);
     stream->data = data->buf;
     stream->n_bytes = (uint32_t)data->len;
     stream->out = out;
     stream->expected = expected;
     stream->most_out = (size_t)most_out;
     deflate_all(stream, level);
-    n_out = stream->differs ? -1 : (long long)stream->n_out;
+    long long n_out = stream->differs ? -1 : (long long)stream->n_out;
     free(stream);
-    Py_END_ALLOW_THREADS;
+    if (!tc_come_back(&watch))
+        return NULL;
     return PyLong_FromLongLong(n_out);
 }
 

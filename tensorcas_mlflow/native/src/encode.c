@@ -17,6 +17,7 @@ PyMethodDef tc_encode_methods[] = {{NULL, NULL, 0, NULL}};
 
 #include "blake3.h"
 #include "decode.h"
+#include "watch.h"
 #include "words.h"
 
 #include <math.h>
@@ -1224,6 +1225,8 @@ static void encode_chunks(Worker *worker, Group *group) {
         return;
     for (size_t number = 0; number < group->n_chunks; number++) {
         const uint8_t *raw = group->data[number], *wanted = group->digests + 32 * number, *base;
+        if (tc_stops())
+            return;
         size_t n_bytes = group->sizes[number];
         int how = small_ones_raw && group->may_be_sampled[number] ? AS_IT_IS : group->how[number];
         /* A payload is made at its place, unless it turns out to be raw and to begin a tensor. */
@@ -1439,9 +1442,11 @@ static PyObject *encode_group(PyObject *module, PyObject *args) {
     if ((payloads = make_payloads(needed)) == NULL)
         goto done;
     group.out = payloads->data;
-    Py_BEGIN_ALLOW_THREADS;
+    TcWatch watch;
+    tc_leave(&watch);
     encode_chunks(worker, &group);
-    Py_END_ALLOW_THREADS;
+    if (!tc_come_back(&watch))
+        goto done;
     if (worker->has_failed)
         PyErr_NoMemory();
     else {

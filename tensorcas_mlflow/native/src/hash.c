@@ -4,6 +4,7 @@
 
 #include "blake3.h"
 #include "pool.h"
+#include "watch.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -47,7 +48,7 @@ static int hash_all(Batch *batch, size_t count, size_t n_threads) {
     size_t n_tasks = 0, n_parts = 0, n_bytes = 0, n_shared = 0;
     for (size_t number = 0; number < count; number++)
         n_bytes += batch->n_bytes[number];
-    if (n_threads <= 1 || n_bytes < 2 * LEAST_TASK) {
+    if (n_bytes < 2 * LEAST_TASK) {
         tc_blake3_many(batch->data, batch->n_bytes, count, batch->out);
         return 1;
     }
@@ -93,10 +94,11 @@ static int hash_all(Batch *batch, size_t count, size_t n_threads) {
 
 /* Hash the columns of a batch without the interpreter's lock; free them. */
 static PyObject *finish(Batch *batch, size_t count, Py_ssize_t n_threads) {
-    int has_memory;
-    Py_BEGIN_ALLOW_THREADS;
-    has_memory = hash_all(batch, count, n_threads < 1 ? 1 : (size_t)n_threads);
-    Py_END_ALLOW_THREADS;
+    TcWatch watch;
+    tc_leave(&watch);
+    int has_memory = hash_all(batch, count, n_threads < 1 ? 1 : (size_t)n_threads);
+    if (!tc_come_back(&watch))
+        return NULL;
     return has_memory ? Py_NewRef(Py_None) : PyErr_NoMemory();
 }
 
@@ -328,11 +330,11 @@ static PyObject *copy_rows(PyObject *module, PyObject *args) {
     all.known = known.buf;
     all.out = out.buf;
     memset(all.is_copied, 0, count);
-    int has_memory;
-    Py_BEGIN_ALLOW_THREADS;
-    has_memory = copy_all(&all, n_threads < 1 ? 1 : (size_t)n_threads);
-    Py_END_ALLOW_THREADS;
-    result = has_memory ? Py_NewRef(Py_None) : PyErr_NoMemory();
+    TcWatch watch;
+    tc_leave(&watch);
+    int has_memory = copy_all(&all, n_threads < 1 ? 1 : (size_t)n_threads);
+    if (tc_come_back(&watch))
+        result = has_memory ? Py_NewRef(Py_None) : PyErr_NoMemory();
 done:
     while (n_views > 0)
         PyBuffer_Release(views + --n_views);
@@ -486,11 +488,11 @@ static PyObject *check_stored(PyObject *module, PyObject *args) {
         goto done;
     }
     memset(all.is_good, 0, count);
-    int has_memory;
-    Py_BEGIN_ALLOW_THREADS;
-    has_memory = check_all(&all, count, n_threads < 1 ? 1 : (size_t)n_threads);
-    Py_END_ALLOW_THREADS;
-    result = has_memory ? Py_NewRef(Py_None) : PyErr_NoMemory();
+    TcWatch watch;
+    tc_leave(&watch);
+    int has_memory = check_all(&all, count, n_threads < 1 ? 1 : (size_t)n_threads);
+    if (tc_come_back(&watch))
+        result = has_memory ? Py_NewRef(Py_None) : PyErr_NoMemory();
 done:
     free(all.tasks);
     PyBuffer_Release(&sources);
@@ -511,9 +513,15 @@ static PyObject *digest(PyObject *module, PyObject *data) {
     if (view.len < LEAST_TASK / 16) /* releasing the lock takes as long as this */
         tc_blake3(view.buf, (size_t)view.len, out);
     else {
-        Py_BEGIN_ALLOW_THREADS;
-        tc_blake3(view.buf, (size_t)view.len, out);
-        Py_END_ALLOW_THREADS;
+        const uint8_t *bytes = view.buf;
+        size_t n_bytes = (size_t)view.len;
+        Batch batch = {.data = &bytes, .n_bytes = &n_bytes, .out = &out};
+        PyObject *done = finish(&batch, 1, 1);
+        if (done == NULL) {
+            PyBuffer_Release(&view);
+            return NULL;
+        }
+        Py_DECREF(done);
     }
     PyBuffer_Release(&view);
     return PyBytes_FromStringAndSize((const char *)out, TC_DIGEST);

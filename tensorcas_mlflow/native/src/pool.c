@@ -9,12 +9,15 @@
 #include <signal.h>
 #include <stdatomic.h>
 
+#include "watch.h"
+
 enum { STACK_BYTES = 4 << 20 };
 
 typedef struct Call {
     struct Call *next;
     TcTask task;
     void *context;
+    TcWatch *watch;
     size_t n_tasks;
     atomic_size_t n_begun; /* may run past n_tasks */
     size_t n_joined;       /* threads that have joined, the caller included: the next slot */
@@ -45,7 +48,7 @@ static void in_child(void) {
 static void take_part(Call *call, size_t slot) {
     for (;;) {
         size_t index = atomic_fetch_add_explicit(&call->n_begun, 1, memory_order_relaxed);
-        if (index >= call->n_tasks)
+        if (index >= call->n_tasks || tc_stops())
             return;
         call->task(call->context, index, slot);
     }
@@ -72,7 +75,9 @@ static void *work(void *unused) {
         size_t slot = call->n_joined++;
         call->n_working++;
         pthread_mutex_unlock(&lock);
+        tc_work_for(call->watch);
         take_part(call, slot);
+        tc_work_for(NULL);
         pthread_mutex_lock(&lock);
         if (--call->n_working == 0)
             pthread_cond_broadcast(&is_done);
@@ -102,11 +107,11 @@ void tc_run(TcTask task, void *context, size_t n_tasks, size_t n_threads) {
     n_threads = n_threads < n_tasks ? n_threads : n_tasks;
     n_threads = n_threads < TC_MOST_THREADS ? n_threads : TC_MOST_THREADS;
     if (n_threads <= 1) {
-        for (size_t index = 0; index < n_tasks; index++)
+        for (size_t index = 0; index < n_tasks && !tc_stops(); index++)
             task(context, index, 0);
         return;
     }
-    Call call = {.task = task, .context = context, .n_tasks = n_tasks, .n_joined = 1, .n_wanted = n_threads};
+    Call call = {.task = task, .context = context, .watch = tc_watch(), .n_tasks = n_tasks, .n_joined = 1, .n_wanted = n_threads};
     Call **end = &first_call;
     pthread_mutex_lock(&lock);
     if (!forks_are_seen_to)
