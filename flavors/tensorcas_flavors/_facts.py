@@ -363,6 +363,11 @@ class LivePlace(NamedTuple):
         """True if the value is an item of a tuple."""
         return type(self.container) is LivePlace
 
+    @property
+    def root(self) -> Any:
+        """The container that is changed in the end."""
+        return self.container.root if type(self.container) is LivePlace else self.container
+
     def get(self) -> Any:
         """Return the value that stands there."""
         container = self.container

@@ -108,10 +108,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "functional tensor": lambda: {"t": torch._to_functional_tensor(torch.ones(3))},
     "tensor of a transformation": lambda: {"t": under_way()},
     "fake tensor": lambda: {"t": fake()},
-    "nested tensor": lambda: {"t": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])},
-    "sparse tensor": lambda: {"t": torch.eye(3).to_sparse_csr()},
-    "quantized tensor": lambda: {"t": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)},
-    "conjugate": lambda: {"t": torch.ones(3, dtype=torch.complex64).conj()},
     "meta tensor": lambda: {"t": torch.ones(3, device="meta")},
 }
 

@@ -62,6 +62,10 @@ class PyTorchAdapter(Adapter):
     * A module comes back as from a pickle: with tied weights, with views of the same memory and with its strides.
       Tensors of one storage that do not overlap get storages of their own. Gradients and autograd graphs are not
       stored. Tensors come back on the CPU.
+    * Sparse, nested and quantized tensors, and lazy conjugates and negatives, are rows for each tensor that they
+      consist of, and need no pickle. A tensor of a subclass is a row for each tensor that its class pickles, or for its
+      own memory, and needs a pickle for its class. Such a tensor in an optimizer's state is made without the pickle for
+      a live optimizer, if its class has ``__tensor_unflatten__`` and was imported.
     * Models of ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel`` are stored as the wrapped module,
       which predicts the same; ``original`` may be wrapped again.
 
@@ -118,8 +122,8 @@ class PyTorchAdapter(Adapter):
             are two entries with one array.
 
         Raises:
-            AdapterError: A tensor of some kind has no exact array (sparse, quantized, meta, a subclass, …), or another
-                object cannot be pickled; the message names it.
+            AdapterError: A tensor has no values (meta, lazy, fake, freed memory), or an object cannot be pickled; the
+                message names it.
         """
         plain = PlainModule.of(model)
         kept = None if plain is None else plain.kept()
@@ -179,9 +183,11 @@ class PyTorchAdapter(Adapter):
             raise pytorch_error("strict says how to fill a model: give one, or leave it out")
         if SKELETON not in tensors:
             raise pytorch_error("there is no skeleton among the arrays: give a model to fill, or load the weights only")
-        parts = chosen.apply(as_tensors(tensors, layout))
+        read = as_tensors(tensors, layout)
+        parts = chosen.apply(read)
         if is_pickle(tensors[SKELETON]):
-            return load(tensors[SKELETON], tensors, parts)
+            is_converted = any(part is not read[name] for name, part in parts.items())
+            return load(tensors[SKELETON], tensors, parts, is_converted=is_converted)
         stored = read_stored(layout, tensors, parts)
         if find_opaque(stored, objects_too=True) is not None:
             raise pytorch_error("the skeleton is that of a live object but holds no pickle")

@@ -16,20 +16,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorcas_flavors._facts import REMEDY, plan_values
+from tensorcas_flavors.pytorch._kinds import is_subclass, misfit, reduction, shape_of, taken_apart
 from tensorcas_flavors.pytorch._modules import ROOT, ModuleFilling, copy_into, is_expanded, loses, warn_of_rounding
 from tensorcas_flavors.pytorch._objects import (
     attributes_of,
     can_take_state,
-    facts_and_parts,
     generator_state,
     is_live,
     is_part,
     is_tensor,
+    live_facts_and_parts,
+    own_tensors,
     set_state,
     unwrap,
 )
-from tensorcas_flavors.pytorch._tensors import Copy, as_array, check_memory, dtype_name, pytorch_error, without_memory
-from tensorcas_flavors.pytorch._tree import ModuleFacts, NamedItems, PickleOnly, StoredObject, find_opaque
+from tensorcas_flavors.pytorch._tensors import (
+    Copy,
+    as_array,
+    check_memory,
+    dtype_name,
+    pytorch_error,
+    refusal,
+    without_memory,
+)
+from tensorcas_flavors.pytorch._tree import (
+    ModuleFacts,
+    NamedItems,
+    PickleOnly,
+    StoredObject,
+    find_opaque,
+    with_flat_tensors,
+)
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
 
@@ -43,7 +60,7 @@ def is_same(one: Any, other: Any, _met: set[tuple[int, int]] | None = None) -> b
     if one is other or (id(one), id(other)) in met:
         return True
     if is_tensor(one) and is_tensor(other):
-        return bool(one.dtype == other.dtype) and _has_same_bits(as_array(one.cpu()), as_array(other.cpu()))
+        return _is_same_tensor(one, other, met)
     if type(one) is not type(other):
         return False
     met.add((id(one), id(other)))
@@ -62,6 +79,18 @@ def is_same(one: Any, other: Any, _met: set[tuple[int, int]] | None = None) -> b
         return repr(one) == repr(other)
     state = generator_state(one)
     return bool(one == other) if state is None else is_same(state, generator_state(other), met)
+
+
+def _is_same_tensor(one: Any, other: Any, met: set[tuple[int, int]]) -> bool:
+    if one.dtype != other.dtype:
+        return False
+    if refusal(one) is None and refusal(other) is None:
+        return _has_same_bits(as_array(one.cpu()), as_array(other.cpu()))
+    if type(one) is not type(other):
+        return False
+    if is_subclass(one):
+        return is_same(reduction(one), reduction(other), met)
+    return is_same(taken_apart(one), taken_apart(other), met)
 
 
 def _has_same_bits(one: Array, other: Array) -> bool:
@@ -216,6 +245,9 @@ class FillPlan:
 
     def _content(self, target: Any, stored: Any, path: str) -> Any:
         if isinstance(stored, PickleOnly):
+            made = with_flat_tensors(stored) if target is _NOT_THERE else stored
+            if made is not stored:
+                return made
             self._opaque(target, stored, path)
             return target
         if isinstance(stored, NamedItems):
@@ -285,11 +317,12 @@ class FillPlan:
         if not self._strict:
             return
         facts = stored.facts.entry
-        if facts is None or target is _NOT_THERE or target is None:
+        is_plain = is_tensor(target) and not is_subclass(target)
+        if facts is None or target is _NOT_THERE or target is None or is_plain:
             raise self._misfit(path, target, stored)
         where = _where(path)
         try:
-            own, parts = facts_and_parts(target, is_part)
+            own, parts = live_facts_and_parts(target, is_part)
             change = plan_values("pytorch", own, facts.facts)
         except AdapterError as error:
             raise pytorch_error(
@@ -409,7 +442,7 @@ class FillPlan:
         old = holder.get(name, _NOT_THERE)
         if _is_place(old) and _is_place(entry):
             return  # the live model keeps its own device and dtype
-        if is_tensor(old) and is_tensor(entry) and (old.shape != entry.shape or is_expanded(old) or old.is_meta):
+        if is_tensor(old) and is_tensor(entry) and not _can_take(old, entry):
             new: Any = entry.to("cpu" if old.is_meta else old.device)
         elif is_tensor(old) and not is_tensor(entry) and not isinstance(entry, PickleOnly):
             new = entry
@@ -427,6 +460,7 @@ class FillPlan:
             raise pytorch_error(f"{where} is a {type(target).__name__}, and a {_kind(stored)} was stored there")
         if isinstance(target, torch.nn.Module):
             beside = stored.beside if isinstance(stored, StoredObject) else {}
+            state, beside = self._tensors_of_classes(target, state, beside, path)
             filling = ModuleFilling(target, state, beside, where=where, strict=self._strict)
             self._rounded += [f"{path}.{text}" if path else text for text in filling.rounded]
             self.copies += filling.filled(f"{path}." if path else "")
@@ -442,6 +476,7 @@ class FillPlan:
                     self._opaque(its.get(key, _NOT_THERE), value, _join(path, key))
             state = {key: value for key, value in state.items() if not isinstance(value, PickleOnly)}
             self._check_class(target, stored, its.keys(), state.keys(), where)
+        state = with_flat_tensors(state)
         opaque = find_opaque(state)
         if isinstance(opaque, PickleOnly | NamedItems):
             raise pytorch_error(
@@ -456,6 +491,27 @@ class FillPlan:
             self._check_class(target, stored, own, keys, where)
             self.replaced += _replaced_by(target, state, where)
         self._steps.append(lambda: _load_state(target, state, where))
+
+    def _tensors_of_classes(
+        self, module: torch.nn.Module, state: Mapping[str, Any], beside: Mapping[str, Any], path: str
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Plan for the tensors of subclasses of a module; return what is stored, with the live ones in their place."""
+        odd = [name for stored in (state, beside) for name, entry in stored.items() if isinstance(entry, PickleOnly)]
+        if not odd:
+            return state, beside
+        own = dict(own_tensors(module))
+        expected = module.state_dict()
+        for name in odd:
+            live = expected.get(name, own.get(name))
+            stored = state if name in state else beside
+            if is_tensor(live) and name in own:
+                # The state dict has the tensors as they are stored, without a gradient.
+                self._opaque(live, stored[name], _join(path, name))
+                changed: Any = type(stored)(stored)
+                changed[name] = own[name]
+                vars(changed).update(vars(stored)) if hasattr(stored, "__dict__") else None
+                state, beside = (changed, beside) if stored is state else (state, changed)
+        return state, beside
 
     def _check_class(self, target: Any, stored: Any, own: Set[Any], keys: Set[Any], where: str) -> None:
         """Check that the state is one of an optimizer or scheduler of the same class, as far as the state tells."""
@@ -490,11 +546,14 @@ class FillPlan:
         where = _where(path)
         if not is_tensor(stored):
             raise pytorch_error(f"{where} is a tensor, and a {_kind(stored)} was stored there")
-        if target.shape != stored.shape:
+        if shape_of(target) != shape_of(stored):
             raise pytorch_error(
-                f"{where} was stored as {dtype_name(stored)} {tuple(stored.shape)} and does not fit a tensor of "
-                f"{dtype_name(target)} {tuple(target.shape)}"
+                f"{where} was stored as {dtype_name(stored)} {tuple(shape_of(stored))} and does not fit a tensor of "
+                f"{dtype_name(target)} {tuple(shape_of(target))}"
             )
+        reason = misfit(target, stored)
+        if reason is not None:
+            raise pytorch_error(f"{where} {reason}: {REMEDY}")
         if is_expanded(target):
             raise pytorch_error(f"{where} cannot be filled: it is expanded, and its elements share memory. Clone it")
         reason = without_memory(target)
@@ -502,7 +561,8 @@ class FillPlan:
             raise pytorch_error(f"{where} {reason}")
         if loses(stored.dtype, target.dtype):
             self._rounded.append(f"{path} ({dtype_name(stored)} to {dtype_name(target)})")
-        self.copies.append(Copy(where=_name(path), target=target, source=stored))
+        if refusal(target) is None and refusal(stored) is None:
+            self.copies.append(Copy(where=_name(path), target=target, source=stored))
         self._steps.append(lambda: copy_into(target, stored, where))
         for name, entry in vars(stored).items():
             self._attribute(vars(target), name, entry, f"{_name(path)}.{name}")
@@ -623,6 +683,12 @@ def _replace_content(target: Any, content: Any, stored: Any) -> None:
     if hasattr(target, "__dict__"):
         vars(target).clear()
         vars(target).update(vars(stored))
+
+
+def _can_take(old: torch.Tensor, entry: torch.Tensor) -> bool:
+    """Tell whether a tensor can be given the elements of another one."""
+    fits = shape_of(old) == shape_of(entry) and misfit(old, entry) is None
+    return fits and not is_expanded(old) and not old.is_meta
 
 
 def _bare(name: str) -> str:

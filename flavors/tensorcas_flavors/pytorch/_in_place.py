@@ -152,8 +152,8 @@ def _live_tensors(
     copies = [*plan.copies, *plan.replaced]
     by_row: dict[str, list[Copy]] = {}
     for copy in copies:
-        if is_tensor(copy.source) and copy.source.data_ptr() in at:
-            by_row.setdefault(at[copy.source.data_ptr()], []).append(copy)
+        if _address(copy.source) in at:
+            by_row.setdefault(at[_address(copy.source)], []).append(copy)
     alone = _alone(copies, at)
     live = {}
     for name, found in by_row.items():
@@ -217,7 +217,7 @@ def _uses(value: Any) -> Counter[int]:
         if id(part) in shared:
             continue
         if is_tensor(part):
-            uses[part.data_ptr()] += _SHARED if is_shared else 1
+            uses[_address(part)] += _SHARED if is_shared else 1
         if is_shared:
             shared.add(id(part))
         seen[id(part)] = part
@@ -263,6 +263,7 @@ def _takes(copy: Copy, spec: StoredTensor) -> bool:
         and source.is_contiguous()
         and not target.is_inference()
         and refusal(target) is None
+        and refusal(source) is None
         and memory_refusal(target, geometry(target)) is None
         and spec.dtype == row_dtype(dtype_name(target), target.itemsize)
     )
@@ -283,4 +284,7 @@ def _alone(copies: Sequence[Copy], at: Mapping[int, str]) -> set[str]:
 
 
 def _address(source: Any) -> int:
-    return int(source.data_ptr()) if is_tensor(source) else 0
+    try:
+        return int(source.data_ptr()) if is_tensor(source) else 0
+    except RuntimeError:  # it is made of other tensors
+        return 0

@@ -76,18 +76,22 @@ class ModelRows:
         """Return the first name of a tensor with the same elements in the same memory; None if it has no row."""
         return None if refusal(tensor) else self._names.get(geometry(tensor))
 
-    def add(self, path: str, tensor: torch.Tensor) -> str:
+    def add(self, path: str, tensor: torch.Tensor) -> str | None:
         """Make a row for a tensor, unless it has one of that name, and return the row's name.
 
+        Returns:
+            None for a tensor that has no array of its own (`refusal`).
+
         Raises:
-            AdapterError: The tensor has no exact array.
+            AdapterError: The tensor's memory or dtype cannot be read.
         """
-        reason = refusal(tensor)
-        if reason is None:
-            view = geometry(tensor)
-            first = self._names.get(view)
-            if first is None:
-                reason = memory_refusal(tensor, view)
+        if refusal(tensor) is not None:
+            return None
+        reason = None
+        view = geometry(tensor)
+        first = self._names.get(view)
+        if first is None:
+            reason = memory_refusal(tensor, view)
         if reason is not None:
             raise pytorch_error(f"tensor {path!r} {reason}")
         name = path if path.isprintable() and 0 < len(path) <= _MAX_NAME_CHARS else _clean(path)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from tensorcas_flavors._facts import REMEDY
+from tensorcas_flavors.pytorch._kinds import misfit, shape_of
 from tensorcas_flavors.pytorch._layout import ELSEWHERE
 from tensorcas_flavors.pytorch._objects import is_tensor, own_tensors, unwrap
 from tensorcas_flavors.pytorch._tensors import (
@@ -117,6 +120,8 @@ class ModuleFilling:
             metadata = getattr(expected, "_metadata", None) or {}
         vars(self._state)["_metadata"] = OrderedDict(metadata)
         self._own = own
+        self._has_odd = False
+        """True if a stored tensor is made of others, which torch cannot copy with many at once."""
         self._check(expected)
 
     def execute(self) -> None:
@@ -128,7 +133,8 @@ class ModuleFilling:
         if not self._copy():
             self._load()
         for name, tensor in self._beside.items():
-            copy_into(self._own[name], tensor, repr(name))
+            if tensor is not self._own[name]:
+                copy_into(self._own[name], tensor, repr(name))
         for name, (target, source) in self._views.items():
             copy_into(target, source, repr(name))
         for buffers, name, tensor in self._made:
@@ -165,18 +171,27 @@ class ModuleFilling:
                 continue
             if type(target) not in plain and (not is_tensor(target) or torch.nn.parameter.is_lazy(target)):
                 continue
-            if target.shape != tensor.shape:
+            if target.is_nested and type(target) in plain and name not in self._beside:
+                raise pytorch_error(
+                    f"{self._where}: tensor {name!r} of the model is a nested tensor, for which torch's "
+                    f"load_state_dict() fails: {REMEDY}"
+                )
+            if shape_of(target) != shape_of(tensor):
                 if name in self._beside:
                     raise pytorch_error(
-                        f"{self._where}: tensor {name!r} was stored as {dtype_name(tensor)} {tuple(tensor.shape)} and "
-                        f"does not fit one of {dtype_name(target)} {tuple(target.shape)}"
+                        f"{self._where}: tensor {name!r} was stored as {dtype_name(tensor)} {tuple(shape_of(tensor))} "
+                        f"and does not fit one of {dtype_name(target)} {tuple(shape_of(target))}"
                     )
                 doubtful = True
                 continue
+            if self._kind.loads_plainly and (reason := misfit(target, tensor)) is not None:
+                raise pytorch_error(f"{self._where}: tensor {name!r} of the model {reason}: {REMEDY}")
             if loses(tensor.dtype, target.dtype):
                 self.rounded.append(f"{name} ({dtype_name(tensor)} to {dtype_name(target)})")
             is_dense = type(target) in plain and target.layout is torch.strided and target.is_contiguous()
-            if target.is_meta or (is_dense and target.untyped_storage().nbytes() < target.nbytes):
+            is_odd = tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided
+            self._has_odd |= is_odd
+            if target.is_meta or (is_dense and not is_odd and target.untyped_storage().nbytes() < target.nbytes):
                 if self._kind.loads_plainly:  # a module's own code may allocate the memory
                     raise pytorch_error(f"{self._where}: tensor {name!r} of the model {without_memory(target)}")
                 continue
@@ -205,7 +220,7 @@ class ModuleFilling:
 
         if not self._kind.only_copies or self._views or self._state.keys() != self._kind.own.keys() - self._kind.apart:
             return False
-        if torch.__future__.get_swap_module_params_on_conversion():
+        if self._has_odd or torch.__future__.get_swap_module_params_on_conversion():
             return False
         targets = [self._own[name] for name in self._state]
         kinds = {torch.Tensor, torch.nn.Parameter}
@@ -217,8 +232,11 @@ class ModuleFilling:
         return copy_all([target.detach() for target in targets], list(self._state.values()))
 
     def _load(self) -> None:
+        has_own = any(self._own.get(name) is value for name, value in self._state.items())
         try:
-            self._module.load_state_dict(self._state, strict=self._strict)
+            # A class of tensors may refuse a copy to itself.
+            with _copying_nothing(but_others=True) if has_own else nullcontext():
+                self._module.load_state_dict(self._state, strict=self._strict)
         except Exception as error:
             raise pytorch_error(f"{self._where}: {error}" if self._where != ROOT else str(error)) from error
 
@@ -293,7 +311,7 @@ def is_expanded(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor repeats elements; torch refuses to copy into such a tensor."""
     import torch
 
-    if tensor.layout is torch.strided and tensor.is_contiguous():
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_contiguous():
         return False
     return any(step == 0 and side > 1 for step, side in zip(tensor.stride(), tensor.shape, strict=True))
 
@@ -419,13 +437,14 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(*words)
 
 
-def _copying_nothing() -> Any:
+def _copying_nothing(*, but_others: bool = False) -> Any:
+    """Return a mode in which no tensor is copied; or only others than a tensor to itself."""
     import torch
     from torch.overrides import TorchFunctionMode
 
     class CopyingNothing(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.Tensor.copy_:
+            if func is torch.Tensor.copy_ and not (but_others and args[0] is not args[1]):
                 return args[0]
             return func(*args, **(kwargs or {}))
 

@@ -24,7 +24,8 @@ import cloudpickle
 import numpy as np
 
 from tensorcas_flavors._facts import Facts, facts_of, is_taken, take_value
-from tensorcas_flavors.pytorch._tensors import pytorch_error
+from tensorcas_flavors.pytorch._kinds import is_subclass, reduction, taken_apart
+from tensorcas_flavors.pytorch._tensors import geometry, pytorch_error, refusal
 from tensorcas_mlflow.base import dtypes
 
 if TYPE_CHECKING:
@@ -181,8 +182,42 @@ def facts_and_parts(value: object, is_part: Callable[[Any], bool]) -> tuple[Fact
     Raises:
         AdapterError: The object cannot be pickled.
     """
+    if is_tensor(value):
+        value = reduction(value)  # type: ignore[arg-type]
     taker = _Taker(value, is_part)
     return facts_of("pytorch", value, taker.take_out), taker.parts
+
+
+def live_facts_and_parts(value: object, is_part: Callable[[Any], bool]) -> tuple[Facts, list[Any]]:
+    """Return `facts_and_parts` of an object to fill.
+
+    A tensor of a subclass may pickle copies of what it holds. Nothing that a second pickling makes anew is filled.
+    """
+    facts, parts = facts_and_parts(value, is_part)
+    if not is_tensor(value):
+        return facts, parts
+    again, parts_again = facts_and_parts(value, is_part)
+    slots = [
+        slot._replace(
+            value=slot.value if slot.value is other.value else None,
+            place=slot.place if slot.place and other.place and slot.place.root is other.place.root else None,
+        )
+        for slot, other in zip(facts.slots, again.slots, strict=True)
+    ]
+    copied = {n for n, pair in enumerate(zip(parts, parts_again, strict=True)) if not is_in_place_of(*pair)}
+    return facts._replace(slots=slots, fixed=facts.fixed | copied), parts
+
+
+def is_in_place_of(one: Any, other: Any) -> bool:
+    """Tell whether two parts are one object, or tensors with the same elements in the same memory."""
+    return bool(_place(one) == _place(other))
+
+
+def _place(part: Any) -> Any:
+    if not is_tensor(part) or is_subclass(part):
+        return id(part)
+    apart = None if refusal(part) is None else taken_apart(part)
+    return geometry(part) if apart is None else [_place(each) for each in apart[1].values() if is_tensor(each)]
 
 
 class _Taker:

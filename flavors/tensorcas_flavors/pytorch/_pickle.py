@@ -1,8 +1,9 @@
 """Pickle of a model without its tensors, which are rows.
 
 The pickle is as in `tensorcas_flavors._pickling`, but a tensor is a call of `restore`, so that no Python of ours runs
-for the hundreds of small objects in a module. Pickles name `restore`, `restore_array`, `restore_generator`,
-`set_attributes`, `bare`, `parametrized`, `optimizer_state` and `the_same`: these are never renamed.
+for the hundreds of small objects in a module. Pickles name `restore`, `restore_made`, `restore_subclass`,
+`restore_array`, `restore_generator`, `of_class` of `_kinds`, `set_attributes`, `bare`, `parametrized`,
+`optimizer_state` and `the_same`: these are never renamed.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import cloudpickle
 import numpy as np
 
 from tensorcas_flavors._pickling import MAGIC, load_skeleton
+from tensorcas_flavors.pytorch._kinds import as_made, of_class, put_together, reduction, taken_apart, why_refused
 from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, ModelRows, check_row
-from tensorcas_flavors.pytorch._tensors import name_of, pytorch_error, row_dtype
+from tensorcas_flavors.pytorch._tensors import name_of, pytorch_error, refusal, row_dtype
 from tensorcas_flavors.pytorch._tree import TreeWriter
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base import dtypes
@@ -60,16 +62,24 @@ def dump(obj: object, rows: ModelRows, tree: TreeWriter) -> tuple[bytes, set[typ
         raise pytorch_error(
             f"a {type(obj).__name__} cannot be pickled: {error}. Store its state_dict() instead"
         ) from error
-    return buffer.getvalue(), pickler.kinds
+    return buffer.getvalue(), pickler.kinds | pickler.of_tensors
 
 
-def load(skeleton: Array, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor]) -> Any:
+def load(
+    skeleton: Array, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor], *, is_converted: bool = False
+) -> Any:
     """Unpickle an object. This runs code that the skeleton names.
+
+    Args:
+        skeleton: The skeleton.
+        rows: The rows by name.
+        tensors: The rows that are tensors, as tensors.
+        is_converted: Whether these have been moved or converted.
 
     Raises:
         AdapterError: The skeleton is damaged, a class it names is not installed here, or rows are missing.
     """
-    stored_parts = _StoredTensors(rows, tensors)
+    stored_parts = _StoredTensors(rows, tensors, is_converted)
     token = _loading.set(stored_parts)
     try:
         return load_skeleton("pytorch", skeleton, stored_parts.numbered)
@@ -87,6 +97,17 @@ def _current() -> _StoredTensors:
 def restore(row: str, dtype: str, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool) -> torch.Tensor:
     """Return a new tensor over a row of the model that is being loaded."""
     return _current().tensor(row, dtype, shape, requires_grad, is_parameter)
+
+
+def restore_made(kind: str, parts: dict[str, Any], requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+    """Return a tensor that is made of plain ones."""
+    return as_made(put_together(kind, parts), requires_grad, is_parameter)
+
+
+def restore_subclass(function: Any, arguments: tuple[Any, ...]) -> torch.Tensor:
+    """Return a tensor of a subclass, as its own pickle makes it."""
+    _current().check_makes(function)
+    return function(*arguments)  # type: ignore[no-any-return]
 
 
 def restore_array(row: str, dtype: str, shape: tuple[int, ...], fortran: bool) -> Array:
@@ -160,6 +181,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._rows = rows
         self._tree = tree
         self.kinds: set[type] = set()
+        """Classes whose objects pickle as they do by themselves."""
+        self.of_tensors: set[type] = set()
+        """Subclasses of tensors."""
         self._unnamed = itertools.count()
 
     def reducer_override(self, part: Any) -> Any:
@@ -192,7 +216,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _special(self, part: Any, kind: type) -> Any:
         torch = self._torch
         if isinstance(part, torch.Tensor):
-            return self._tensor(part)
+            reason = why_refused(part)
+            if reason is not None:
+                raise pytorch_error(f"a tensor {reason}")
+            self.of_tensors.add(kind)
+            function, arguments, *state = reduction(part)
+            return restore_subclass, (function, arguments), *state
         if isinstance(part, torch.jit.ScriptModule):
             raise pytorch_error(f"a {kind.__name__} is TorchScript: store the module that was scripted or traced")
         if isinstance(part, torch.nn.Module) and torch.nn.utils.parametrize.is_parametrized(part):
@@ -224,17 +253,26 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if row is None:
             row = self._rows.add(ELSEWHERE + str(next(self._unnamed)), part)
         is_parameter = type(part) is self._torch.nn.Parameter
-        facts = (row, name_of(part.dtype), tuple(part.shape), part.requires_grad, is_parameter)
+        function: Any = restore
+        facts: tuple[Any, ...] = ()
+        if row is not None:
+            facts = (row, name_of(part.dtype), tuple(part.shape), part.requires_grad, is_parameter)
+        else:
+            apart = taken_apart(part)
+            if apart is None:
+                raise pytorch_error(f"a tensor {refusal(part)}")
+            function, facts = restore_made, (*apart, part.requires_grad, is_parameter)
         attributes = vars(part)
         if not attributes:
-            return restore, facts
-        return restore, facts, dict(attributes), None, None, set_attributes
+            return function, facts
+        return function, facts, dict(attributes), None, None, set_attributes
 
 
 class _StoredTensors:
     """Maker of the tensors of one load."""
 
-    def __init__(self, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, rows: Mapping[str, Array], tensors: Mapping[str, torch.Tensor], is_converted: bool) -> None:
+        self._is_converted = is_converted
         self._rows = rows
         self._tensors = tensors
         self._objects: dict[int, torch.Tensor] = {}
@@ -248,6 +286,14 @@ class _StoredTensors:
         check_row(self._rows, row, row_dtype(dtype, itemsize) or dtype, shape)
         tensor = self._tensors[row].detach()
         return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
+    def check_makes(self, function: Any) -> None:
+        """Refuse the parts of a tensor that were converted one by one: its class says what a conversion means."""
+        if self._is_converted and function is not of_class:
+            raise pytorch_error(
+                "device and dtype would convert the parts of a tensor of a class of its own: leave them out, and call "
+                "to() of the loaded model"
+            )
 
     def array(self, row: str, dtype: str, shape: tuple[int, ...] | None) -> Array:
         array = self._rows.get(row)

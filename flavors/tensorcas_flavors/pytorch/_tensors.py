@@ -90,18 +90,19 @@ def row_dtype(dtype: str, itemsize: int) -> str | None:
 
 
 def refusal(tensor: torch.Tensor) -> str | None:
-    """Return why a tensor has no exact array and what to do about it, None if it has one. No data is read."""
+    """Return why a tensor has no array of its own and what to do about it, None if it has one. No data is read.
+
+    `_kinds` stores some of these tensors in parts.
+    """
     import torch
 
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         if torch.nn.parameter.is_lazy(tensor):
             return "is not initialized yet: run the model on one batch first"
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-        return f"is a {kind}, which no array holds: make it a plain tensor first (a DTensor with full_tensor())"
-    if tensor.is_nested:
-        return "is a nested tensor: store its unbind() parts, or to_padded_tensor()"
-    if tensor.is_quantized:
-        return f"is quantized ({dtype_name(tensor)}): store dequantize(), or int_repr() and its scales"
+        return f"is a {kind}, which takes no plain values: load the whole model with into="
+    if tensor.is_nested or tensor.is_quantized:
+        return "is nested or quantized, and takes no plain values: load the whole model with into="
     if tensor.layout is not torch.strided:
         return f"has the layout {tensor.layout}: make it dense with to_dense()"
     if tensor.is_meta:
@@ -413,6 +414,8 @@ def without_memory(tensor: torch.Tensor) -> str | None:
             "is on the meta device and has no memory: call to_empty(device=...) first, or fill the module with "
             "load_into() of an open checkpoint, which allocates the memory"
         )
+    if refusal(tensor) is not None:
+        return None
     return NO_MEMORY if tensor.is_contiguous() and tensor.untyped_storage().nbytes() < tensor.nbytes else None
 
 

@@ -15,6 +15,8 @@ object:
 * ``{"generator": kind, "engine": name, "state": node, "seeds": node}`` for a random generator (`GeneratorState`);
 * ``{"tensor": [row, dtype, shape]}``, with ``grad`` if it requires one, ``parameter`` if it is one, ``is`` if it is the
   very object of that number, and ``attributes``, a node, if it has any;
+* ``{"made": kind, "of": node}`` for a tensor that is made of plain ones (`_kinds`), with ``grad``, ``parameter`` and
+  ``attributes`` as above;
 * ``{"array": [row, dtype, shape]}``, with ``fortran`` for Fortran order;
 * ``{"ints": row}`` and ``floats`` for a long list of numbers, with ``tuple`` if it is one;
 * ``{"ref": number}`` for an object met before; mutable objects are numbered from 0 as they are met;
@@ -29,7 +31,8 @@ has
 * of a module, for it and each of its submodules ``[path, class, [[attribute, node]…], [[tensor, node of its
   attributes]…]]``;
 * of an opaque value null, or its facts: ``values``, ``rest`` and ``sections`` of `tensorcas_flavors._facts`, and
-  ``taken``, a list of the nodes of its parts.
+  ``taken``, a list of the nodes of its parts; and ``flat``, a node, of a tensor that its class can make of its parts
+  (`Flat`).
 
 A value is a number of JSON, or a text: ``i`` and hex digits for a whole number of any size, ``f`` and ``c`` and the
 bits of a float or of the two of a complex number, ``s``, a dtype, a colon and the bytes of a numpy scalar.
@@ -49,7 +52,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from tensorcas_flavors._facts import Encoder, NotPlainError, decode, facts_json, is_taken
+from tensorcas_flavors._facts import Encoder, Facts, NotPlainError, decode, facts_json, is_taken
+from tensorcas_flavors.pytorch._kinds import Flat, as_made, flattened, put_together, taken_apart, why_refused
 from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, NUMBERS, ModelLayout, ModelRows, check_row
 from tensorcas_flavors.pytorch._objects import (
     TORCH,
@@ -57,6 +61,7 @@ from tensorcas_flavors.pytorch._objects import (
     attributes_of,
     facts_and_parts,
     generator_state,
+    is_in_place_of,
     is_live,
     is_named_tuple,
     is_part,
@@ -66,7 +71,7 @@ from tensorcas_flavors.pytorch._objects import (
     torch_attributes,
     unwrap,
 )
-from tensorcas_flavors.pytorch._tensors import name_of, pytorch_error, row_dtype
+from tensorcas_flavors.pytorch._tensors import name_of, pytorch_error, refusal, row_dtype
 from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.base import dtypes
 from tensorcas_mlflow.errors import AdapterError, FormatError
@@ -174,6 +179,8 @@ class TreeWriter:
     def _tensor(self, tensor: torch.Tensor, path: str) -> Any:
         found = self._rows.find(tensor) if path.startswith(ELSEWHERE) else None
         row = found or self._rows.add(path, tensor)
+        if row is None:
+            return self._met(tensor) or self._made_tensor(tensor, path)
         node: dict[str, Any] = {"tensor": [row, name_of(tensor.dtype), tensor.shape]}
         if tensor.requires_grad:
             node["grad"] = True
@@ -183,6 +190,19 @@ class TreeWriter:
         if met is not None:
             node["is"] = met["ref"]
         elif attributes := vars(tensor):
+            node["attributes"] = self.node(dict(attributes), elsewhere(path))
+        return node
+
+    def _made_tensor(self, tensor: torch.Tensor, path: str) -> Any:
+        apart = taken_apart(tensor)
+        if apart is None:
+            raise pytorch_error(f"tensor {path!r} {refusal(tensor)}")
+        node = {"made": apart[0], "of": self.node(apart[1], elsewhere(path))}
+        if tensor.requires_grad:
+            node["grad"] = True
+        if type(tensor) is self._parameter:
+            node["parameter"] = True
+        if attributes := vars(tensor):
             node["attributes"] = self.node(dict(attributes), elsewhere(path))
         return node
 
@@ -283,7 +303,10 @@ class TreeWriter:
 
     def _other(self, value: Any, path: str) -> Any:
         if is_tensor(value):
-            self._rows.add(path, value)  # raises the reason
+            reason = why_refused(value)
+            if reason is not None:
+                raise pytorch_error(f"tensor {path!r} {reason}")
+            return self._opaque(value, path)
         inner = unwrap(value)
         if inner is not value:
             self.unwrapped[id(value)] = inner
@@ -327,8 +350,7 @@ class TreeWriter:
             beside = []
             modules = list(value.named_modules(remove_duplicate=False))
             for name, part in tensors_of(modules):
-                # A state dict has plain tensors in place of subclasses, which a pickle would lose.
-                if name not in state or type(part) not in self._writers:
+                if name not in state:
                     beside.append([name, self.node(part, prefix + name)])
             if beside:
                 node["beside"] = beside
@@ -391,7 +413,21 @@ class TreeWriter:
             return None  # it cannot be pickled, and the pickle of the whole will raise that
         start = elsewhere(path)
         taken = [self.node(part, f"{start}.{n}" if path else f"{start}{n}") for n, part in enumerate(parts)]
-        return facts_json(facts) | {"taken": taken}
+        flat = self._flat(value, facts, parts, start) if is_tensor(value) else {}
+        return facts_json(facts) | {"taken": taken} | flat
+
+    def _flat(self, tensor: Any, facts: Facts, parts: list[Any], path: str) -> dict[str, Any]:
+        """Write what its class needs to make a tensor again, if that makes the same tensor."""
+        try:
+            flat = flattened(tensor)
+            again, parts_again = (None, []) if flat is None else facts_and_parts(flat.made(), is_part)
+        except AdapterError:
+            return {}
+        if flat is None or again is None or facts_json(facts) != facts_json(again):
+            return {}
+        if len(parts) != len(parts_again) or not all(map(is_in_place_of, parts, parts_again)):
+            return {}
+        return {"flat": self.node(flat._asdict(), path)}
 
 
 def elsewhere(path: str) -> str:
@@ -446,7 +482,7 @@ class StoredObject:
     """Its class."""
     state: Any
     """Its state dict."""
-    beside: dict[str, torch.Tensor] = field(default_factory=dict)
+    beside: dict[str, torch.Tensor | PickleOnly] = field(default_factory=dict)
     """A module's tensors that its state dict leaves out, by dotted path."""
     modules: Beyond[list[ModuleFacts]] = field(default_factory=lambda: Beyond(number=None))
     """Attributes of a module and its submodules."""
@@ -507,6 +543,8 @@ class OpaqueFacts:
     """Result of `facts_json`."""
     taken: list[Any]
     """The parts that were taken out of it."""
+    flat: Flat | None = None
+    """Of a tensor, what its class needs to make it."""
 
 
 def read_stored(
@@ -574,6 +612,23 @@ def find_opaque(value: Any, *, objects_too: bool = False) -> PickleOnly | NamedI
     return None
 
 
+def with_flat_tensors(value: Any) -> Any:
+    """Return a stored value with the tensors that their classes can make, in place of those that only a pickle can.
+
+    Raises:
+        AdapterError: A class is missing, or refuses.
+    """
+    if isinstance(value, PickleOnly):
+        flat = None if value.facts.entry is None else value.facts.entry.flat
+        return value if flat is None else flat._replace(parts=with_flat_tensors(flat.parts)).made()
+    if type(value) is dict or type(value) is OrderedDict:
+        changed: Any = type(value)((key, with_flat_tensors(part)) for key, part in value.items())
+        if type(value) is OrderedDict:
+            vars(changed).update(vars(value))
+        return changed
+    return type(value)(map(with_flat_tensors, value)) if type(value) in (list, tuple) else value
+
+
 class _Absent:
     """Placeholder for a tensor whose row is missing."""
 
@@ -614,6 +669,7 @@ class _TreeReader:
             "dtype": lambda node: _of_kind(getattr(torch, node["dtype"]), torch.dtype),
             "device": lambda node: torch.device(_of_kind(node["device"], str)),
             "tensor": self._tensor,
+            "made": self._made_tensor,
             "array": self._array,
             "ints": lambda node: self._many(node, node["ints"], "int64"),
             "floats": lambda node: self._many(node, node["floats"], "float64"),
@@ -710,6 +766,17 @@ class _TreeReader:
                     vars(value).update(_of_kind(attributes, dict))
         return value
 
+    def _made_tensor(self, node: dict[str, Any]) -> Any:
+        place = self._reserve()
+        parts = _of_kind(self._node(node["of"]), dict)
+        attributes = self._node(node["attributes"]) if "attributes" in node else {}
+        value: Any = _ABSENT
+        if len(parts) == len(node["of"]["dict"]):
+            value = as_made(put_together(node["made"], parts), node.get("grad") is True, "parameter" in node)
+            vars(value).update(_of_kind(attributes, dict))
+        self._made[place] = value
+        return value
+
     def _array(self, node: dict[str, Any]) -> Any:
         name, dtype, shape = node["array"]
         if self._skip_missing and name not in self._rows:
@@ -742,7 +809,7 @@ class _TreeReader:
         for name, part in _list(node.get("beside", [])):
             value = self._node(part)
             if value is not _ABSENT:
-                beside[_of_kind(name, str)] = _of_kind(value, self._torch.Tensor)
+                beside[_of_kind(name, str)] = _of_kind(value, (self._torch.Tensor, PickleOnly))
         modules = self._later(node)
         made = StoredObject(kind=_of_kind(node["object"], str), state=state, beside=beside, modules=modules)
         self._made[place] = made
@@ -768,8 +835,9 @@ class _TreeReader:
             elif entry is not None:
                 taken = [self._node(node) for node in _list(entry["taken"])]
                 facts = {name: entry[name] for name in ("values", "rest", "sections")}
+                flat = self._node(entry["flat"]) if "flat" in entry else None
                 if not any(part is _ABSENT for part in taken):
-                    later.entry = OpaqueFacts(facts=facts, taken=taken)
+                    later.entry = OpaqueFacts(facts=facts, taken=taken, flat=flat and Flat(**flat))
 
     def _module(self, path: str, kind: str, attributes: Any, of_tensors: Any) -> ModuleFacts:
         own, of_each = {}, {}
@@ -901,5 +969,5 @@ def _index(value: Any) -> int:
 
 def _of_kind(value: Any, kind: Any) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"{str(value)[:40]!r} is no {kind.__name__}")
+        raise ValueError(f"{str(value)[:40]!r} is no {getattr(kind, '__name__', 'tensor')}")
     return value

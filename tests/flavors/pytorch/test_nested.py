@@ -289,10 +289,6 @@ class TestLiveStates:
         assert back["objects"].tolist() == [None, {}]
         assert "large" in ADAPTER.weights(rows)
 
-    def test_a_sparse_tensor_is_refused_by_its_path(self) -> None:
-        with pytest.raises(AdapterError, match=r"'a.0.b' has the layout"):
-            ADAPTER.extract({"a": [{"b": torch.eye(2).to_sparse()}]})
-
     def test_a_nest_that_is_too_deep_is_refused(self) -> None:
         nest: Any = torch.ones(1)
         for _ in range(5000):
