@@ -29,7 +29,7 @@ from tensorcas_flavors.pytorch._layout import (
     torch_types,
 )
 from tensorcas_flavors.pytorch._modules import fill_weights
-from tensorcas_flavors.pytorch._objects import own_tensors
+from tensorcas_flavors.pytorch._objects import is_tensor, own_tensors
 from tensorcas_flavors.pytorch._pickle import dump, load
 from tensorcas_flavors.pytorch._tensors import as_array, convert, pytorch_error
 from tensorcas_flavors.pytorch._tree import TreeWriter, find_opaque, read_stored
@@ -85,11 +85,11 @@ class PyTorchAdapter(Adapter):
 
     @classmethod
     def accepts(cls, model: object) -> bool:
-        """Take modules, optimizers and the like, and nests of dicts, lists and tuples that hold one, or a tensor."""
+        """Take tensors, modules, optimizers and the like, and nests of dicts, lists and tuples that hold one."""
         if "torch" not in sys.modules:
             return False
         if not issubclass(type(model), Mapping | list | tuple):
-            return _is_live(model)
+            return _is_live(model) or is_tensor(model)
         stack: list[Any] = [model]
         seen = {id(model)}
         while stack and len(seen) < _MAX_CONTAINERS:
@@ -101,7 +101,7 @@ class PyTorchAdapter(Adapter):
                     if id(value) not in seen:
                         seen.add(id(value))
                         stack.append(value)
-                elif _is_live(value) or _descends(value, {("torch", "Tensor")}):
+                elif _is_live(value) or is_tensor(value):
                     return True
         return False
 

@@ -177,6 +177,7 @@ class TreeWriter:
         return None
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Any:
+        path = path or "tensor"
         found = self._rows.find(tensor) if path.startswith(ELSEWHERE) else None
         row = found or self._rows.add(path, tensor)
         if row is None:

@@ -164,6 +164,24 @@ def test_tensor_held_twice_is_one_object_again() -> None:
     assert back["b"][0] is back["b"][1]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensor_alone_is_a_state(kind: str, tmp_path: Path) -> None:
+    store = TensorCasStore(tmp_path, "run")
+    tensor = KINDS[kind](0)
+
+    store.save(tensor, step=1)
+
+    assert bits(store.load(step=1)) == bits(tensor)
+
+
+def test_plain_tensor_alone_is_a_row_and_is_filled() -> None:
+    rows, live = stored(numbers(0, 3)), torch.zeros(3)
+
+    assert list(rows) == ["tensor", SKELETON]
+    assert ADAPTER.reconstruct(rows, live) is live
+    assert bits(live) == bits(numbers(0, 3))
+
+
 def test_class_of_parameters_is_kept() -> None:
     back = ADAPTER.reconstruct(stored({"w": OwnParameter(torch.ones(2), requires_grad=False)}))
 
