@@ -29,8 +29,9 @@ LINK = np.dtype(
         ("begin", "<u8"),
         ("n_stored", "<u4"),
         ("read", "<u4"),
-        ("codec", "<u4"),
-        ("checks", "<u4"),
+        ("n_bytes", "<u4"),
+        ("codec", "<u2"),
+        ("checks", "<u2"),
         ("stored_digest", "u1", (16,)),
     ]
 )
@@ -272,12 +273,14 @@ def tables_of(
     table = np.zeros(len(batch.links), dtype=LINK)
     table["begin"], table["read"] = batch.link_begin, batch.link_read
     table["n_stored"], table["codec"] = entries["stored_bytes"][batch.links], entries["codec"][batch.links]
+    table["n_bytes"] = entries["raw_bytes"][batch.links]
     chunks = np.empty(len(batch.chunks), dtype=CHUNK)
     target = wanted.target
     chunks["start"] = target.start[batch.chunks]
     chunks["block"] = target.block[batch.chunks] if target.blocks else NOWHERE
     chunks["n_bytes"], chunks["n_links"] = target.n_bytes[batch.chunks], batch.n_links
     chunks["first_link"] = batch.n_links.cumsum() - batch.n_links
+    table["n_bytes"][chunks["first_link"]] = chunks["n_bytes"]
     chunks["digest"] = wanted.digests[batch.chunks]
     if wanted.checks_stored:
         firsts = chunks["first_link"]
@@ -322,7 +325,8 @@ def _decode_links(entries: Any, stored: Sequence[Buffer], n_bytes: int, digests:
     made: Buffer | None = None
     for number in range(len(stored) - 1, -1, -1):
         try:
-            made = _decode_link(int(entries["codec"][number]), stored[number], n_bytes, made)
+            size = int(entries["raw_bytes"][number]) if number else n_bytes
+            made = _decode_link(int(entries["codec"][number]), stored[number], size, made)
         except FormatError as error:
             return Fault(number=number, reason=str(error))
         if digests is not None and (actual := digest(made)) != digests[number]:

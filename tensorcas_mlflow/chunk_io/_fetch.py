@@ -78,6 +78,20 @@ def check_sizes(places: Places, sizes: Any) -> dict[int, str]:
     return {at: f"{sizes_text(places.entries[at])}, the manifest {sizes[at]}" for at in np.flatnonzero(wrong).tolist()}
 
 
+def check_links(links: ChainLinks, sizes: Any) -> dict[int, str]:
+    """Return the reasons of the impossible entries of chains like `check_sizes`, by the number of the link.
+
+    Args:
+        links: The chains. A base is as long as its delta, or longer.
+        sizes: Sizes of the chunks at their ends.
+    """
+    stated = links.places.entries["raw_bytes"].astype(np.int64)
+    expected = stated.copy()
+    expected[1:] = np.maximum(stated[1:], stated[:-1])
+    expected[links.begins[:-1]] = sizes
+    return check_sizes(links.places, expected)
+
+
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Stored:
     """Stored bytes of some links."""

@@ -15,7 +15,7 @@ from tensorcas_mlflow.base.tensors import Offsets, bytes_of, distinct
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
 from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted, can_decode
-from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_sizes, damage_of
+from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_links, check_sizes, damage_of
 from tensorcas_mlflow.chunk_io._map import map_rows, mappable
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, check_outs, new_arrays
 from tensorcas_mlflow.chunk_io._stored import OpenPacks
@@ -681,7 +681,7 @@ class ChunkReader:
         if len(links.places.found) == len(sizes):
             return []
         found: dict[int, Damage] = {}
-        for link, reason in check_sizes(links.places, np.repeat(sizes, np.diff(links.begins))).items():
+        for link, reason in check_links(links, sizes).items():
             chunk = int(np.searchsorted(links.begins, link, side="right")) - 1
             found[chunk] = damage_of(links, chunk, link - int(links.begins[chunk]), reason)
         return list(found.values())

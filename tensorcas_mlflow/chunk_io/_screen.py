@@ -11,7 +11,7 @@ from tensorcas_mlflow import native
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunk_io._catalog import Places, find_chains, follow
 from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks, Wanted, can_decode, decode
-from tensorcas_mlflow.chunk_io._fetch import Load, check_sizes, parts_of
+from tensorcas_mlflow.chunk_io._fetch import Load, check_links, parts_of
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.chunk_io._ways import BASES_READ, way_of_environment
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError
@@ -147,7 +147,7 @@ def _links_of(places: Places, bases: Table) -> tuple[ChainLinks, Wanted, Any]:
     links = ChainLinks.of([places, *follow([bases], places)])
     counts = np.diff(links.begins)
     possible = counts <= MAX_DEPTH + 1
-    wrong = list(check_sizes(links.places, np.repeat(sizes, counts)))
+    wrong = list(check_links(links, sizes))
     possible[np.searchsorted(links.begins, wrong, side="right") - 1] = False
     chosen = np.flatnonzero(possible)
     digests = np.ascontiguousarray(places.entries["digest"][chosen])

@@ -10,7 +10,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobFile
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.chunk_io._decode import FILE, Batch, ChainLinks, Wanted, tables_of
-from tensorcas_mlflow.chunk_io._fetch import check_sizes
+from tensorcas_mlflow.chunk_io._fetch import check_links
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.chunk_io._ways import LOCAL_GAP_BYTES
 from tensorcas_mlflow.errors import BackendError, CorruptError, NotFoundError
@@ -59,7 +59,7 @@ class OpenPacks:
         """
         firsts = links.begins[:-1]
         sizes = links.places.entries["raw_bytes"][firsts].astype(np.int64)
-        if check_sizes(links.places, np.repeat(sizes, np.diff(links.begins))):
+        if check_links(links, sizes):
             return None
         numbers = np.arange(len(digests))
         batch = Batch.of(links, numbers, numbers, LOCAL_GAP_BYTES)

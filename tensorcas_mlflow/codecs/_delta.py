@@ -1,4 +1,4 @@
-"""Codec 3: differences from a base, in order, in groups, after weight decay, or of the changed words alone.
+"""Codec 3: differences from a base or a part of it, in order, in groups, after weight decay, or of the changed words.
 
 *Weight decay*: AdamW and its like multiply every weight by a number just below 1 at every step, weights without a
 gradient too. In an embedding these are all rows whose tokens did not occur. Each step rounds to whole units in the last
@@ -59,6 +59,9 @@ _LEAST_SHARE = 0.15
 _MOST_UNITS = 1 << 20
 _DECAY = struct.Struct("<IH")
 _SPARSE = struct.Struct("<III")
+_MOVED = struct.Struct("<2sI")
+_MOVED_MARK = bytes([RAW.number, 5])
+"""The first bytes of a delta that is one against a part of its base."""
 _LEAST_SPARSE_WORDS = 2
 """Changed words are stored alone if at most one word in so many differs."""
 _LONG_GAP = 255
@@ -243,8 +246,27 @@ class _Delta(Codec):
             codings = _codings(words, base_words)
         return b"".join([head, *encode_planes(split(words, base_words), codings, effort), tail])
 
+    def encode_moved(self, raw: Buffer, itemsize: int, base: Buffer, offset: int) -> bytes:
+        """Encode a chunk against a part of its base.
+
+        Args:
+            raw: The chunk.
+            itemsize: See `encode_as`.
+            base: The base.
+            offset: Place in it of the chunk's bytes, or of most of them.
+
+        Raises:
+            ValueError: The base ends before the chunk does.
+        """
+        n_bytes = memoryview(raw).nbytes
+        delta = self.encode_as(raw, itemsize, memoryview(base)[offset : offset + n_bytes], Transform.SPARSE)
+        return _MOVED.pack(_MOVED_MARK, offset) + delta
+
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
         stored = memoryview(stored)
+        if base is not None and len(stored) >= _MOVED.size and stored[:2] == _MOVED_MARK:
+            _, offset = _MOVED.unpack_from(stored)
+            base, stored = memoryview(base)[offset : offset + len(out)], stored[_MOVED.size :]
         if base is None or memoryview(base).nbytes != len(out):
             raise FormatError("a delta does not have a base of its size")
         if len(stored) < 2 or stored[0] not in _INNER or stored[1] & 15 > max(Transform) or stored[1] >> 4 > 3:

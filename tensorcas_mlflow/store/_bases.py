@@ -75,6 +75,9 @@ _LEAST_WITH_SMALL_BYTES = 4 << 20
 """With fewer new bytes, a save looks for bases of large tensors alone: small ones take a few hundred bytes more."""
 
 
+LEAST_SAMPLED_BYTES = 512 << 10
+"""A smaller table of the shape that it had is not searched for moved rows: in a training all of its chunks are new."""
+
 _NOWHERE: Mapping[str, int] = MappingProxyType({})
 
 
@@ -679,15 +682,54 @@ def plan_bases(
     found: list[Digests] = []
     rows_at = wanted.places
     for number, row in wanted.rows.items():
+        mine, places = wanted.chunks_of(number)
+        moves = wanted.source.moves.get(number)
+        if moves is not None:
+            has_size = moves.sizes[places] == wanted.source.sizes[mine]
+            chunks.append(mine[has_size])
+            found.append(moves.digests[places[has_size]])
+            continue
         other = matching_row(row, chunk_bytes, parent, rows_at)
         if other is not None:
-            mine, places = wanted.chunks_of(number)
             chunks.append(mine)
             found.append(other.digests[places])
     if not chunks:
         return None
     plan = BasePlan(catalog, reader, np.concatenate(chunks), np.ascontiguousarray(np.concatenate(found)))
     return plan or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedParts:
+    """Chunks of a save that are likely to be parts of longer stored ones."""
+
+    chunks: Any
+    """Their numbers, ascending."""
+    offset_of: Mapping[int, int]
+    """Place of each in its longer chunk."""
+    plan: BasePlan
+    """The longer chunks."""
+
+    @classmethod
+    def of(cls, catalog: Catalog, reader: ChunkReader, source: Source, new: Any) -> MovedParts | None:
+        """Find them among the new chunks of a save; None if there are none."""
+        chunks: list[Any] = []
+        digests: list[Digests] = []
+        offsets: list[Any] = []
+        for number, moves in sorted(source.moves.items()):
+            begin, end = source.columns.chunk_at[number : number + 2].tolist()
+            mine = new[slice(*new.searchsorted((begin, end)).tolist())]
+            sizes = source.sizes[mine]
+            mine = mine[(moves.sizes[mine - begin] > sizes) & (sizes >= LEAST_DELTA_BYTES)]
+            chunks.append(mine)
+            digests.append(moves.digests[mine - begin])
+            offsets.append(moves.offsets[mine - begin])
+        if not sum(map(len, chunks)):
+            return None
+        every = np.concatenate(chunks)
+        plan = BasePlan(catalog, reader, every, np.ascontiguousarray(np.concatenate(digests)))
+        offset_of = dict(zip(every.tolist(), np.concatenate(offsets).tolist(), strict=True))
+        return cls(chunks=every, offset_of=offset_of, plan=plan) if plan else None
 
 
 def plan_on_the_same_rows(
@@ -799,6 +841,8 @@ class Parents:
     """Reads the last checkpoint of that series, if this process has not written it."""
     nearest: Manifest | None = field(default=None, init=False)
     """Result of the search for the last save, or the last batch of a stream."""
+    seen: Sequence[Manifest] = field(default=(), init=False)
+    """The manifests that may have tables of the last save with other rows, the likeliest first."""
     words: Words | None = field(default=None, init=False)
     """Sketches of the tensors of a save, made by the search; None for a stream, whose batches have parts of them."""
     _relative: Relative | None = field(default=None, init=False)
@@ -915,6 +959,7 @@ class Parents:
         last = None if self.series is None else RECENT.named(store.id, self.series)
         if last is not None and self._has_rows_of(source, last):
             self.nearest = last
+            self.seen = [last] if np.maximum.reduce(source.columns.n_bytes) >= LEAST_SAMPLED_BYTES else ()
             return plan_on_the_same_rows(store.catalog, store.chunks, source, new, last)
         wanted = BaselessTensors.of(source, new)
         if not wanted.rows:
@@ -933,6 +978,7 @@ class Parents:
             self.nearest = nearest_parent(store.catalog, store.chunks, wanted, store.chunk_bytes, candidates)
             if self._relative is not None and self.nearest is not self._relative.renamed:
                 self._relative = None
+            self.seen = [*([] if self.nearest is None else [self.nearest]), *candidates]
             if self.nearest is not None:
                 if store.backend.is_remote:
                     store.catalog.take_hints_of([self.nearest if self._relative is None else self._relative.parent])

@@ -93,7 +93,7 @@ class Bases:
         key, text = pack_key(base.pack), base.digest.hex()
         entry = self._entry(delta, base)
         n_raw, n_stored = int(entry["raw_bytes"]), int(entry["stored_bytes"])
-        if n_raw != int(delta["raw_bytes"]) or not is_possible(entry):
+        if n_raw < int(delta["raw_bytes"]) or not is_possible(entry):
             raise CorruptChunkError(text, key, sizes_text(entry))
         if (held := self._find_held((base.pack, base.digest))) is not None:
             return held

@@ -14,7 +14,7 @@ from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import StoredChunks
-from tensorcas_mlflow.codecs import RAW, Codec, Effort, compiled_encoder, encode_best, samples_alike
+from tensorcas_mlflow.codecs import DELTA, RAW, Codec, Effort, compiled_encoder, encode_best, samples_alike
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import (
     ENTRY,
@@ -27,6 +27,7 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.store._bases import NAMED, BasePlan, FoundBases
 from tensorcas_mlflow.store._choose import (
+    CLEARLY_SMALLER,
     LEAST_DELTA_BYTES,
     MAX_PASSES,
     MAX_SAVED_DEPTH,
@@ -315,6 +316,50 @@ def encode_chunks(
         )
     finally:
         encodings.close()
+
+
+_MOVED_PASSES = 0.1
+"""Estimated cost of decoding a moved delta; see `MAX_PASSES`."""
+_SURELY_SMALLER = 1 / 8
+"""A moved delta of at most this share of its chunk is not compared with the chunk in full."""
+
+
+def encode_moved(source: Source, chunks: Any, plan: BasePlan, offset_of: Mapping[int, int]) -> Iterator[PayloadGroup]:
+    """Encode chunks that are likely to be parts of longer ones.
+
+    Args:
+        source: Source of the bytes.
+        chunks: Ascending numbers, counted over all rows.
+        plan: The longer chunks.
+        offset_of: Place of each chunk's bytes in its longer one.
+
+    Raises:
+        ConflictError: The bytes differ from those hashed.
+    """
+    for pieces in source.pieces(chunks):
+        data = pieces.data
+        if source.is_live and not pieces.are_hashed:
+            data = _checked_copies(pieces, source.origin, _copy)
+        found = plan.bases(pieces.chunks, pieces.digests, MAX_SAVED_DEPTH - 1, _MOVED_PASSES)
+        encoded: list[_Encoded] = []
+        for raw, chunk, itemsize, base in zip(
+            data, pieces.chunks.tolist(), pieces.itemsizes.tolist(), found.data, strict=True
+        ):
+            n_bytes, offset = len(raw), offset_of[chunk]
+            delta = None
+            if base is not None and memoryview(base).nbytes >= offset + n_bytes:
+                delta = DELTA.encode_moved(raw, itemsize, base, offset)
+            if delta is None or len(delta) > _SURELY_SMALLER * n_bytes:
+                plain = encode_best(raw, itemsize)
+                if delta is None or len(delta) >= CLEARLY_SMALLER * memoryview(plain[2]).nbytes:
+                    encoded.append(plain)
+                    continue
+            encoded.append((DELTA, itemsize, delta))
+        sizes = np.fromiter(map(len, data), dtype=np.int64, count=len(data))
+        groups, parts = _laid_out(encoded, sizes, pieces)
+        for group, part in zip(groups, parts, strict=True):
+            _name_bases(group.entries, found.named[part])
+            yield group
 
 
 def encode_pieces(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -44,10 +46,10 @@ from tensorcas_mlflow.layout import (
     read_condemned,
     ref_bytes,
 )
-from tensorcas_mlflow.store._bases import BasePlan, Parents
+from tensorcas_mlflow.store._bases import BasePlan, MovedParts, Parents
 from tensorcas_mlflow.store._choose import Chooser, Policy
 from tensorcas_mlflow.store._derivations import places_of_inputs, with_derived
-from tensorcas_mlflow.store._encode import encode_chunks, new_chooser
+from tensorcas_mlflow.store._encode import encode_chunks, encode_moved, new_chooser
 from tensorcas_mlflow.store._sketches import note_saved
 from tensorcas_mlflow.store._sketching import sketched
 from tensorcas_mlflow.store._sources import CountBytes, NoSource, Source
@@ -322,6 +324,8 @@ class PendingSave:
         self.manifest = manifest
         self.n_stored_bytes = 0
         """Bytes added to the store by this save."""
+        self.recut_rows: Sequence[int] = ()
+        """Numbers of the rows that this save cut at other places than its source."""
         self._backend = backend
         self._catalog = catalog
         self._source = source
@@ -330,6 +334,8 @@ class PendingSave:
         self._parents = parents if policy is not Policy.FAST else None
         self._plan: BasePlan | None = None
         """Possible bases of new chunks; the intent names them."""
+        self._moved: MovedParts | None = None
+        """New chunks that may be parts of longer ones; the intent names these."""
         self._chooser: Chooser | None = None
         """The choices of a small save."""
         self._in_full = manifest
@@ -457,18 +463,27 @@ class PendingSave:
         # The intent must name possible bases before the save knows the missing chunks: the index gives an estimate.
         before = self._catalog.find_sound(self._unique, ())
         missing = ~before.found
-        self._plan = None
+        self._plan = self._moved = None
         if self._parents is not None and missing.any():
             new = self._first[missing & (self._first >= 0)]
             new.sort()
             self._plan = self._parents.plan(self._source, new)
             if self._may_derive:
                 self._may_derive = False
+                if self._parents.seen and self._recut(new, self._parents):
+                    before = self._catalog.find_sound(self._unique, ())
+                    missing = ~before.found
+                    new = self._first[missing & (self._first >= 0)]
+                    new.sort()
+                    self._plan = self._parents.plan(self._source, new)
                 found = self._parents.derive(self._source, new, self._plan)
                 if found:
                     self._take(with_derived(self._in_full, {**self._source.derived, **found}))
                     before = self._catalog.find_sound(self._unique, ())
                     missing = ~before.found
+            if self._source.moves:
+                new = np.sort(self._first[missing & (self._first >= 0)])
+                self._moved = MovedParts.of(self._catalog, self._parents.store.chunks, self._source, new)
         self._declare(self._catalog.known_manifest(self.manifest.digest))
         self._missing = probe(
             self._backend,
@@ -483,6 +498,21 @@ class PendingSave:
         )
         if self.manifest.derived and (self._first[self._missing] < 0).any():
             self._begin_in_full()
+
+    def _recut(self, new: Any, parents: Parents) -> bool:
+        """Cut tables as an earlier checkpoint that has their rows at other places; return whether there are any."""
+        from tensorcas_mlflow.store._recut import recut  # few saves need it
+
+        store = parents.store
+        found = recut(self._source, new, store.chunks, store.chunk_bytes, parents.seen, self._plan)
+        if found is None:
+            return False
+        if parents.nearest is None:
+            parents.nearest = parents.seen[0]
+        self.recut_rows = sorted(found.moves)
+        self._source, self._in_full = found, replace(self._in_full, rows=found.content)
+        self._take(with_derived(self._in_full, found.derived))
+        return True
 
     def _begin_in_full(self) -> None:
         """Begin again without derived rows: a collector has deleted inputs."""
@@ -500,7 +530,10 @@ class PendingSave:
 
     def _check_bases(self) -> Collection[str]:
         """Leave out the possible bases in condemned or deleted packs; return the packs of the others."""
-        return () if self._plan is None else self._plan.leave_out(self._backend, self._condemned)
+        plans = [] if self._plan is None else [self._plan]
+        if self._moved is not None:
+            plans.append(self._moved.plan)
+        return {pack for plan in plans for pack in plan.leave_out(self._backend, self._condemned)}
 
     def _write(self, watch: CountBytes | None = None) -> None:
         """Take steps 4 and 5: afterwards everything the save relies on exists, and stays as long as the intent does."""
@@ -520,6 +553,13 @@ class PendingSave:
 
     def _payloads(self) -> Iterator[PayloadGroup]:
         new = self._new_chunks()
+        if self._moved is None:
+            return self._encoded(new)
+        is_moved = np.isin(new, self._moved.chunks)
+        moved = encode_moved(self._source, new[is_moved], self._moved.plan, self._moved.offset_of)
+        return chain(self._encoded(new[~is_moved]), moved)
+
+    def _encoded(self, new: Any) -> Iterator[PayloadGroup]:
         n_bytes = int(self._source.sizes[new].sum())
         leaves_text = self._backend.has_logs and n_bytes + _ENTRY_BYTES * len(new) <= MOST_SHARED_BYTES
         if self._parents is None or n_bytes > MOST_SAVED_BYTES:
@@ -581,7 +621,9 @@ class PendingSave:
         # A collector treated as dead may still be about to delete its condemned blobs. So a newly written manifest gets
         # a name never used before.
         self._manifest_name = known or f"{self.manifest.digest}.{new_name()[:8]}"
-        bases = self._plan.packs if self._plan is not None else ()
+        bases = self._plan.packs if self._plan is not None else frozenset()
+        if self._moved is not None:
+            bases |= self._moved.plan.packs
         self._intent = declare(self._backend, self._manifest_name, self._unique, bases)
         self._condemned = look(self._backend, self._catalog)
         self._has_manifest = known is not None

@@ -80,6 +80,16 @@ class Words(NamedTuple):
     """The words of each, shape ``(n, 32)``; 0 for a word that is not known."""
 
 
+class Moves(NamedTuple):
+    """Chunks of an earlier version of a row, one for each of the row's chunks."""
+
+    digests: Digests
+    sizes: Offsets
+    """Their sizes; 0 for a chunk without one."""
+    offsets: Offsets
+    """The places in them where the row's chunks are likely to begin."""
+
+
 class Source(ABC):
     """The rows of one checkpoint or file, and their bytes."""
 
@@ -97,6 +107,10 @@ class Source(ABC):
     file they are the last ones."""
     derived: Mapping[int, Any] = MappingProxyType({})
     """Rows found to be derived (`Derived`) when their bytes were here, by the number of the row."""
+    carried: frozenset[str] = frozenset()
+    """Names of the rows that have the cuts of an earlier checkpoint; all other cuts were given."""
+    moves: Mapping[int, Moves] = MappingProxyType({})
+    """Rows cut where the chunks of an earlier version end, by the number of the row."""
 
     @Lazy
     def columns(self) -> Columns:
@@ -148,6 +162,11 @@ class Source(ABC):
         """Return for some chunks whether their bytes are here."""
         return np.ones(len(chunks), dtype=bool)
 
+    def whole(self, row: int) -> memoryview:
+        """Return the bytes of a row; all of them are here."""
+        chunks = self.columns.chunks_of(np.array([row]))
+        return memoryview(b"".join([data for some in self.pieces(chunks) for data in some.data]))
+
     def _keeps(self, rows: Any) -> bool:
         """Return whether the bytes of some rows have been kept since hashing."""
         return False
@@ -173,12 +192,14 @@ def _digest_watched(pieces: list[memoryview], *, watch: CountBytes) -> Digests:
 _MAX_LAYOUTS = 16
 _MAX_LAYOUT_ROWS = 4096
 _Layout = tuple[Specs, Any, Offsets, Any]
+Carried = Mapping[str, Offsets]
+"""The cuts of an earlier checkpoint, in bytes, by the names of its rows."""
 _layouts: dict[Any, _Layout] = {}
 """Recent layouts of arrays without cuts, by everything they are made of: the steps of a training share one."""
 
 
 def _lay_out(
-    tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int
+    tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int, carried: Carried
 ) -> tuple[Specs, list[Array], Any, Offsets, Any]:
     """Describe arrays and cut them into chunks; see `TensorSource`.
 
@@ -188,13 +209,13 @@ def _lay_out(
     """
     names = list(tensors)
     arrays = [np.asarray(array) for array in tensors.values()]
-    if cuts or len(names) > _MAX_LAYOUT_ROWS:
-        specs, at_bytes, chunk_at, sizes = _new_layout(names, arrays, cuts, chunk_bytes)
+    if cuts or carried or len(names) > _MAX_LAYOUT_ROWS:
+        specs, at_bytes, chunk_at, sizes = _new_layout(names, arrays, cuts, chunk_bytes, carried)
         return specs, arrays, at_bytes, chunk_at, sizes
     key = (chunk_bytes, *names, *[array.dtype for array in arrays], *[array.shape for array in arrays])
     layout = _layouts.get(key)
     if layout is None:
-        layout = _new_layout(names, arrays, cuts, chunk_bytes)
+        layout = _new_layout(names, arrays, cuts, chunk_bytes, carried)
         specs = layout[0]
         for each in (specs.names.at, specs.dtype, specs.shape_offsets, specs.sides, *layout[2:]):
             each.setflags(write=False)
@@ -205,17 +226,21 @@ def _lay_out(
     return specs, arrays, at_bytes, chunk_at, sizes
 
 
-def _new_layout(names: list[str], arrays: list[Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int) -> _Layout:
+def _new_layout(
+    names: list[str], arrays: list[Array], cuts: Mapping[str, Sequence[int]], chunk_bytes: int, carried: Carried
+) -> _Layout:
     unknown = cuts.keys() - set(names)
     if unknown:
         raise ValueError(f"there are cuts for missing tensors: {sorted(unknown)}")
     specs = Specs.of_arrays(names, arrays)
     at_bytes = None
-    if cuts:
+    if cuts or carried:
         rows: list[Any] = [None] * len(names)
         for name, given in cuts.items():
             row = names.index(name)
             rows[row] = _byte_cuts(specs, row, given)
+        for name, at in carried.items():
+            rows[names.index(name)] = at
         at_bytes = row_cuts(rows)
     chunk_at = offsets_of(chunk_counts(specs.n_bytes, chunk_bytes, at_bytes))
     return specs, at_bytes, chunk_at, chunk_sizes(specs.n_bytes, chunk_bytes, at_bytes)
@@ -233,6 +258,7 @@ class TensorSource(Source):
         chunk_bytes: int,
         *,
         watch: CountBytes | None = None,
+        carried: Carried = MappingProxyType({}),
     ) -> None:
         """Hash all arrays.
 
@@ -241,11 +267,13 @@ class TensorSource(Source):
             cuts: For some of them, row numbers of axis 0 at which a chunk ends (see `Adapter.cuts`).
             chunk_bytes: The store's chunk size.
             watch: Called with progress now and then; it may not cover all bytes.
+            carried: See `Store.carried`; for arrays without cuts.
 
         Raises:
             ValueError: A name or dtype cannot be stored, or cuts are not such row numbers.
         """
-        specs, self._arrays, at_bytes, chunk_at, self.sizes = _lay_out(tensors, cuts, chunk_bytes)
+        specs, self._arrays, at_bytes, chunk_at, self.sizes = _lay_out(tensors, cuts, chunk_bytes, carried)
+        self.carried = frozenset(carried)
         self._ends = chunk_begins(self.sizes, chunk_at) + self.sizes
         self._is_small = (specs.n_bytes <= _SMALL_BYTES) & (chunk_at[1:] - chunk_at[:-1] == 1)
         self._kept: memoryview | None = None
@@ -280,6 +308,9 @@ class TensorSource(Source):
                 digests[numbers.start : numbers.stop] = hash_all(mine)
         digests[together] = hash_all(pieces)
         return digests
+
+    def whole(self, row: int) -> memoryview:
+        return bytes_of(self._arrays[row])
 
     def elements(self, rows: Any, at: Any, dtype: DType) -> Any:
         """Return elements of arrays.
@@ -358,6 +389,7 @@ class TensorCopy(Source):
         *,
         before: TensorCopy | None = None,
         read: ReadStored | None = None,
+        carried: Carried = MappingProxyType({}),
     ) -> None:
         """Copy and hash all arrays; see `TensorSource` for the other arguments and the errors.
 
@@ -365,8 +397,10 @@ class TensorCopy(Source):
             before: A copy of the state before; if it is stored already, its checkpoint must still exist.
             read: Reads a chunk of that checkpoint which no pack holds any more: an optimization may have found a
                 function that makes it. None if there is no such reader.
+            carried: See `TensorSource`.
         """
-        specs, arrays, at_bytes, chunk_at, self.sizes = _lay_out(tensors, cuts, chunk_bytes)
+        specs, arrays, at_bytes, chunk_at, self.sizes = _lay_out(tensors, cuts, chunk_bytes, carried)
+        self.carried = frozenset(carried)
         if before is not None and not np.array_equal(before.sizes, self.sizes):
             before = None
         known = None if before is None else before.columns.digests

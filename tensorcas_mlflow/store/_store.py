@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote
 
+import numpy as np
+
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import (
     STORE_FOLDER,
@@ -27,7 +29,7 @@ from tensorcas_mlflow.backends import (
 )
 from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.digest import Digests, unique_rows
-from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Offsets, Spec
 from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.errors import (
@@ -577,7 +579,11 @@ class Store(Refs):
 
         chosen = Policy.of(policy)
         source: Source = (
-            tensors if isinstance(tensors, Source) else TensorSource(tensors, cuts or {}, self.chunk_bytes, watch=watch)
+            tensors
+            if isinstance(tensors, Source)
+            else TensorSource(
+                tensors, cuts or {}, self.chunk_bytes, watch=watch, carried=self.carried(tensors, cuts or {}, series)
+            )
         )
         manifest = Manifest(
             kind="checkpoint",
@@ -597,10 +603,12 @@ class Store(Refs):
         *,
         cuts: Mapping[str, Sequence[int]] | None = None,
         before: TensorCopy | None = None,
+        series: str | None = None,
     ) -> TensorCopy:
         """Copy and hash arrays for a later `begin_checkpoint`, without access to the storage.
 
         Args:
+            series: Its series there.
             before: The copy of an earlier state; unchanged chunks are not copied again. If its checkpoint was
                 committed, the checkpoint still exists.
 
@@ -609,7 +617,27 @@ class Store(Refs):
         """
         from tensorcas_mlflow.store._sources import TensorCopy
 
-        return TensorCopy(tensors, cuts or {}, self.chunk_bytes, before=before, read=self._read_chunk)
+        carried = self.carried(tensors, cuts or {}, series)
+        return TensorCopy(tensors, cuts or {}, self.chunk_bytes, before=before, read=self._read_chunk, carried=carried)
+
+    def carried(
+        self, tensors: Mapping[str, Array], cuts: Mapping[str, Sequence[int]], series: str | None
+    ) -> Mapping[str, Offsets]:
+        """Return the cuts of the last checkpoint of a series, in bytes, for those of its arrays that have none yet.
+
+        Rows were inserted in these arrays or dropped from them. Their next states share chunks with the last one only
+        if they have its cuts.
+        """
+        last = None if series is None else RECENT.named(self.id, series)
+        if last is None or last.columns.cuts is None or last.chunk_bytes != self.chunk_bytes:
+            return {}
+        carried: dict[str, Offsets] = {}
+        for row in np.flatnonzero(last.columns.cuts.given).tolist():
+            spec, at = last.columns.spec(row), last.columns.cuts.of(row)
+            array = None if spec.name in cuts else tensors.get(spec.name)
+            if array is not None and at is not None and Spec.of(spec.name, np.asarray(array)) == spec:
+                carried[spec.name] = at
+        return carried
 
     def _read_chunk(self, digest: Digests, n_bytes: int) -> memoryview:
         data = memoryview(bytearray(n_bytes))

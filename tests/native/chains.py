@@ -73,7 +73,7 @@ def tables() -> tuple[list[Any], list[Any], list[Any]]:
         np.array([(0, len(payload), 0, 0), (0, 256, 1, 0), (0, 256, 1, 0)], READ),
         np.array(
             [
-                (0, len(data), number, codec, 0, np.frombuffer(digest(data)[:16], "u1"))
+                (0, len(data), number, 256, codec, 0, np.frombuffer(digest(data)[:16], "u1"))
                 for number, (codec, data) in enumerate([(3, payload), (0, base), (0, base)])
             ],
             LINK,

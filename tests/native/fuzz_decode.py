@@ -37,6 +37,7 @@ def fuzz_payloads(core: ModuleType, rng: np.random.Generator) -> None:
     reads["start"], reads["n_bytes"], reads["source"] = 0, sizes, range(len(chain))
     links = np.resize(links, len(chain))
     links["n_stored"], links["read"], links["codec"] = sizes, range(len(chain)), [codec.number for codec, _ in chain]
+    links["n_bytes"] = len(chunk)
     # The second chunk shares its chain with the first.
     chunks = np.resize(chunks[:1], int(rng.integers(1, 3)))
     chunks["start"] = np.arange(len(chunks)) * len(chunk)

@@ -135,7 +135,7 @@ def stored_bases(core: ModuleType, rng: np.random.Generator, bases: Any) -> tupl
     reads, links, chunks, parts = (np.zeros(n, dtype) for dtype in (READ, LINK, CHUNK, PART))
     reads["start"], reads["n_bytes"], reads["source"], reads["kind"] = sizes.cumsum() - sizes, sizes, descriptor, FILE
     links["n_stored"], links["read"], links["codec"] = sizes, np.arange(n), PLANES.number
-    chunks["n_bytes"] = [len(base or b"") for base in bases]
+    links["n_bytes"] = chunks["n_bytes"] = [len(base or b"") for base in bases]
     chunks["first_link"], chunks["n_links"], chunks["digest"] = np.arange(n), 1, named_bases(bases)["digest"]
     for name in ("read", "chunk"):
         parts[f"first_{name}"], parts[f"last_{name}"] = np.arange(n), np.arange(n) + 1

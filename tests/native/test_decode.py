@@ -26,7 +26,7 @@ from tensorcas_mlflow.chunk_io._decode import (
 )
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD, Transform
-from tensorcas_mlflow.errors import CorruptChunkError
+from tensorcas_mlflow.errors import CorruptChunkError, FormatError
 from tensorcas_mlflow.layout import ENTRY, MAX_DEPTH, RefTarget
 from tensorcas_mlflow.store import Store
 from tests.native.chains import Chain, chains, floats, tables
@@ -302,6 +302,7 @@ def test_chains_that_share_links_are_decoded_as_if_they_shared_none(
     numbers = [link for version in order for link in chains[version]]
     links = np.zeros(len(numbers), LINK)
     links["read"], links["n_stored"] = numbers, reads["n_bytes"][numbers]
+    links["n_bytes"] = n_bytes
     links["codec"] = [DELTA.number if number else PLANES.number for number in numbers]
     chunks = np.zeros(len(order), CHUNK)
     chunks["start"], chunks["n_bytes"] = np.arange(len(order)) * n_bytes, n_bytes
@@ -325,3 +326,98 @@ def test_chains_that_share_links_are_decoded_as_if_they_shared_none(
                 reads, alone.copy(), one, np.array([(0, 5, 0, 1)], PART), payloads, [out], True, 1
             )
             assert bool(status) == bool(statuses[at])
+
+
+def moved_chains() -> tuple[list[bytes], list[list[tuple[Any, bytes, int]]]]:
+    """Make chunks that are parts of a delta's chunk, and one of a part; the links of each, with their sizes."""
+    base, long = floats(30_000, 1), few_changed(floats(30_000, 1), 7)
+    full = [
+        (DELTA, bytes(DELTA.encode_as(long, 4, base, Transform.SPARSE)), 30_000),
+        (PLANES, bytes(PLANES.encode(base, 4)), 30_000),
+    ]
+    parts = [long[:4_096], long[300:20_301], long[29_000:], few_changed(long[800:9_800], 3), floats(5_000, 9)]
+    chunks, chains = [], []
+    for part, offset in zip(parts, (0, 300, 29_000, 800, 12_000), strict=True):
+        chunks.append(bytes(part))
+        chains.append([(DELTA, DELTA.encode_moved(part, 4, long, offset), len(part)), *full])
+    inner = chunks[1][5_000:9_000]
+    chunks.append(inner)
+    chains.append([(DELTA, DELTA.encode_moved(inner, 4, chunks[1], 5_000), len(inner)), *chains[1]])
+    chunks += [long, base]
+    chains += [full, full[1:]]
+    return chunks, chains
+
+
+def decode_tables(chunks: list[bytes], chains: list[list[tuple[Any, bytes, int]]]) -> tuple[bytes, list[bytes]]:
+    """Decode chunks in one part; return their statuses, and what was made of each."""
+    flat = [link for chain in chains for link in chain]
+    reads, links = np.zeros(len(flat), READ), np.zeros(len(flat), LINK)
+    reads["n_bytes"] = links["n_stored"] = [len(payload) for _, payload, _ in flat]
+    reads["source"] = links["read"] = range(len(flat))
+    links["codec"], links["n_bytes"] = [codec.number for codec, _, _ in flat], [size for _, _, size in flat]
+    table = np.zeros(len(chunks), CHUNK)
+    table["n_bytes"], table["n_links"] = list(map(len, chunks)), list(map(len, chains))
+    table["first_link"] = table["n_links"].cumsum() - table["n_links"]
+    table["start"] = table["n_bytes"].cumsum() - table["n_bytes"]
+    table["digest"] = [np.frombuffer(digest(chunk), np.uint8) for chunk in chunks]
+    out = bytearray(sum(map(len, chunks)))
+    part = np.array([(0, len(flat), 0, len(chunks))], PART)
+    statuses = native.core.decode(reads, links, table, part, [payload for _, payload, _ in flat], [out], True, 1)
+    return statuses, [bytes(out[at : at + n]) for at, n in zip(table["start"].tolist(), map(len, chunks), strict=True)]
+
+
+def test_moved_deltas_decode_to_parts_of_their_bases() -> None:
+    chunks, chains = moved_chains()
+
+    statuses, made = decode_tables(chunks, chains)
+
+    assert not any(statuses)
+    assert made == chunks
+    for chunk, chain in zip(chunks, chains, strict=True):
+        entries = np.zeros(len(chain), ENTRY)
+        entries["codec"], entries["raw_bytes"] = [codec.number for codec, _, _ in chain], [size for _, _, size in chain]
+        assert decode_chain(entries, [payload for _, payload, _ in chain], digest(chunk), len(chunk)) == chunk
+
+
+@pytest.mark.parametrize("offset", [30_000 - 4_095, 30_000, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_moved_delta_that_ends_behind_its_base_is_refused(offset: int) -> None:
+    chunks, chains = moved_chains()
+    payload = chains[0][0][1]
+    forged = payload[:2] + offset.to_bytes(4, "little") + payload[6:]
+    chains[0][0] = (DELTA, forged, len(chunks[0]))
+
+    statuses, made = decode_tables(chunks, chains)
+
+    assert [bool(status) for status in statuses] == [True] + [False] * (len(chunks) - 1)
+    assert made[1:] == chunks[1:]
+    with pytest.raises(FormatError, match="base of its size"):
+        DELTA.decode_into(forged, memoryview(bytearray(len(chunks[0]))), bytes(30_000))
+
+
+def test_moved_delta_in_a_moved_delta_and_any_other_delta_against_a_longer_base_are_refused() -> None:
+    chunks, chains = moved_chains()
+    codec, payload, size = chains[0][0]
+    for forged in (payload[:6] + payload, payload[6:], payload[:6], payload[:3]):
+        chains[0][0] = (codec, forged, size)
+
+        statuses, _ = decode_tables(chunks[:1], chains[:1])
+
+        assert statuses[0]
+        with pytest.raises(FormatError):
+            DELTA.decode_into(forged, memoryview(bytearray(size)), bytes(30_000))
+
+
+def test_damaged_moved_deltas_are_refused_like_any_damage() -> None:
+    chunks, chains = moved_chains()
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        at, link = int(rng.integers(0, len(chains))), int(rng.integers(0, 2))
+        damaged = [list(chain) for chain in chains]
+        codec, payload, size = damaged[at][min(link, len(damaged[at]) - 1)]
+        changed = bytearray(payload)
+        changed[int(rng.integers(0, min(len(changed), 24)))] ^= int(rng.integers(1, 256))
+        damaged[at][min(link, len(damaged[at]) - 1)] = (codec, bytes(changed), size)
+
+        statuses, made = decode_tables(chunks, damaged)
+
+        assert all(status or bytes_ == chunk for status, bytes_, chunk in zip(statuses, made, chunks, strict=True))

@@ -352,7 +352,7 @@ def stored_bases(bases: Sequence[bytes | None], payloads: Sequence[bytes], path:
     links = np.zeros(len(bases), LINK)
     links["n_stored"], links["read"], links["codec"] = reads["n_bytes"], np.arange(len(bases)), PLANES.number
     chunks = np.zeros(len(bases), CHUNK)
-    chunks["n_bytes"] = [len(each or b"") for each in bases]
+    links["n_bytes"] = chunks["n_bytes"] = [len(each or b"") for each in bases]
     chunks["first_link"], chunks["n_links"] = np.arange(len(bases)), 1
     chunks["digest"] = np.frombuffer(b"".join(digest(each or b"") for each in bases), np.uint8).reshape(-1, 32)
     parts = np.zeros(len(bases), PART)

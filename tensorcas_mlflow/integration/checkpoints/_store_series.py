@@ -334,7 +334,7 @@ class StoreSeries(Series):
             last, before = _copies.pop(folder, (step, None))
         if before is not None and before.is_stored and not (self.has(last) and self.store.relies_on(before)):
             before = None  # a collection may have deleted its chunks, or a read found one damaged
-        copy = self.store.copy(tensors, cuts=cuts, before=before)
+        copy = self.store.copy(tensors, cuts=cuts, before=before, series=series)
         with _lock:
             _copies[folder] = (step, copy)
             while len(_copies) > _MAX_COPIES:
@@ -460,7 +460,7 @@ class _StoreSaving(Saving):
                     hide(self._series, self._step)
                 raise
         if self._copy is not None:
-            self._copy.note_stored(doubts, derived=[each.row for each in save.manifest.derived])
+            self._copy.note_stored(doubts, derived=[*save.recut_rows, *(each.row for each in save.manifest.derived)])
         self._confirm(save.manifest)
         if not is_shown:
             show(self._series, self._step, save.manifest)

@@ -30,7 +30,7 @@
 #include "words.h"
 
 enum { RAW = 0, ZSTD = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };
-enum { PLAIN = 0, GROUPED = 1, DECAYED = 2, SPARSE = 3, NUDGED = 4, LONG_GAP = 255 };
+enum { PLAIN = 0, GROUPED = 1, DECAYED = 2, SPARSE = 3, NUDGED = 4, MOVED = 5, LONG_GAP = 255 };
 enum { MOST_LOW_BITS = 31 };
 enum { PAGE = 4096, HUGE_PAGE = 2 << 20, KEPT_BYTES = 16 << 20, MOST_GROUPS = 15, MOST_WIDTH = 8, MOST_PENDING = 64 };
 enum { MOST_CHUNK_BYTES = 64 << 20, MOST_LINKS = 65, MOST_LEVELS = 8 };
@@ -91,11 +91,10 @@ static void give_back(Slab *slab) {
 /* A link that is decoded already. */
 typedef struct {
     TcLink link;
-    size_t n_bytes;
     const uint8_t *made; /* NULL if another link was made in the same memory later */
 } Held;
 
-/* The memory of one thread for the chunk it decodes; each area is as long as the longest chunk. */
+/* The memory of one thread for the chunk it decodes; each area is as long as the longest link. */
 typedef struct {
     ZSTD_DCtx **context;
     uint8_t *out;
@@ -110,6 +109,7 @@ typedef struct {
 } Areas;
 
 enum { N_AREAS = 4 }; /* besides the levels */
+enum { MOVED_BYTES = 6 }; /* of a moved delta before the delta within it */
 
 static size_t levels_of(size_t n_links) { return n_links < MOST_LEVELS ? n_links : MOST_LEVELS; }
 
@@ -519,9 +519,16 @@ static int decode_nudged(const uint8_t *stored, size_t n_stored, size_t width, c
     return nudge_words(ones, low, &large, n_changed, low_bits, 8, out, n_words);
 }
 
-static int decode_delta(Areas *areas, const uint8_t *stored, size_t n_stored, const uint8_t *base, uint8_t *out,
+/* Decode a delta; `n_base` is the size of its base, which only a moved delta may exceed. */
+static int decode_delta(Areas *areas, const uint8_t *stored, size_t n_stored, const uint8_t *base, size_t n_base, uint8_t *out,
                         size_t n_bytes) {
-    if (base == NULL || n_stored < 2)
+    if (base != NULL && n_stored >= MOVED_BYTES && stored[0] == RAW && stored[1] == MOVED) {
+        size_t offset = u32_at(stored + 2);
+        if (offset > n_base || n_base - offset < n_bytes)
+            return CHUNK_MALFORMED;
+        base += offset, n_base = n_bytes, stored += MOVED_BYTES, n_stored -= MOVED_BYTES;
+    }
+    if (base == NULL || n_base != n_bytes || n_stored < 2)
         return CHUNK_MALFORMED;
     unsigned inner = stored[0], transform = stored[1] & 15, log_width = stored[1] >> 4;
     if ((inner != RAW && inner != ZSTD && inner != PLANES) || transform > NUDGED || log_width > 3)
@@ -553,13 +560,13 @@ static int decode_delta(Areas *areas, const uint8_t *stored, size_t n_stored, co
     return status;
 }
 
-/* Decode a chunk; `base` is the decoded base of a delta, of the chunk's size. */
-static int decode_one(Areas *areas, unsigned codec, const uint8_t *stored, size_t n_stored, const uint8_t *base,
+/* Decode a chunk; `base` is the decoded base of a delta. */
+static int decode_one(Areas *areas, unsigned codec, const uint8_t *stored, size_t n_stored, const uint8_t *base, size_t n_base,
                       uint8_t *out, size_t n_bytes) {
     if (codec == SHUFFLE_ZSTD)
         return decode_shuffled(areas, stored, n_stored, out, n_bytes);
     if (codec == DELTA)
-        return decode_delta(areas, stored, n_stored, base, out, n_bytes);
+        return decode_delta(areas, stored, n_stored, base, n_base, out, n_bytes);
     return codec <= PLANES ? decode_inner(areas, codec, stored, n_stored, out, n_bytes) : CHUNK_MALFORMED;
 }
 
@@ -603,6 +610,15 @@ static int is_raw(const TcBatch *batch, const TcChunk *chunk) {
     return chunk->n_links == 1 && batch->links[chunk->first_link].codec == RAW;
 }
 
+static size_t longest_link(const TcBatch *batch, const TcChunk *chunk) {
+    size_t longest = 0;
+    for (size_t number = 0; number < chunk->n_links; number++) {
+        const TcLink *link = batch->links + chunk->first_link + number;
+        longest = link->n_bytes > longest ? link->n_bytes : longest;
+    }
+    return longest;
+}
+
 /* Damaged bytes may decode to the chunk all the same, and another release of Zstandard may refuse them. */
 static int is_as_written(const TcLink *link, const uint8_t *payload) {
     uint8_t digest[TC_DIGEST];
@@ -610,9 +626,9 @@ static int is_as_written(const TcLink *link, const uint8_t *payload) {
     return memcmp(digest, link->stored_digest, sizeof link->stored_digest) == 0;
 }
 
-static int is_held(const Areas *areas, size_t level, const TcLink *link, size_t n_bytes) {
+static int is_held(const Areas *areas, size_t level, const TcLink *link) {
     const Held *held = areas->held + level;
-    return level < areas->n_held && held->n_bytes == n_bytes && held->link.read == link->read &&
+    return level < areas->n_held && held->link.n_bytes == link->n_bytes && held->link.read == link->read &&
            held->link.begin == link->begin && held->link.n_stored == link->n_stored && held->link.codec == link->codec;
 }
 
@@ -644,27 +660,30 @@ static uint8_t *level_for(Areas *areas, const TcLink *link, const uint8_t *paylo
 static int decode_chain(const TcBatch *batch, const TcChunk *chunk, const uint8_t *const *stored, uint32_t first_read,
                         Areas *areas, size_t n_pending, const uint8_t **made) {
     const TcLink *links = batch->links + chunk->first_link;
-    size_t n_bytes = chunk->n_bytes, n_links = chunk->n_links, n_shared = 0;
-    if (n_bytes == 0) /* no chunk is empty, and areas without a byte would have one address */
-        return CHUNK_MALFORMED;
+    size_t n_base = 0, n_links = chunk->n_links, n_shared = 0;
     for (size_t number = 0; number < n_links; number++) {
         const TcLink *link = links + number;
         if (stored[link->read - first_read] == NULL)
             return CHUNK_UNREAD;
+        if (link->n_bytes == 0) /* no chunk is empty, and areas without a byte would have one address */
+            return CHUNK_MALFORMED;
         if (link->checks && !is_as_written(link, stored[link->read - first_read] + link->begin))
             return CHUNK_DIFFERS;
     }
-    while (n_shared < n_links && is_held(areas, n_shared, links + (n_links - 1 - n_shared), n_bytes))
+    while (n_shared < n_links && is_held(areas, n_shared, links + (n_links - 1 - n_shared)))
         n_shared++;
     while (n_shared > 0 && areas->held[n_shared - 1].made == NULL)
         n_shared--;
     areas->n_held = n_shared;
     const uint8_t *base = n_shared > 0 ? areas->held[n_shared - 1].made : NULL;
+    if (n_shared > 0)
+        n_base = areas->held[n_shared - 1].link.n_bytes;
     for (size_t level = n_shared; level < n_links; level++) {
         const TcLink *link = links + (n_links - 1 - level);
         const uint8_t *payload = stored[link->read - first_read] + link->begin;
         if (tc_stops())
             return CHUNK_UNREAD;
+        size_t n_bytes = link->n_bytes;
         if (link->codec == RAW) {
             if (link->n_stored != n_bytes)
                 return CHUNK_MALFORMED;
@@ -673,14 +692,15 @@ static int decode_chain(const TcBatch *batch, const TcChunk *chunk, const uint8_
             /* A chunk that waits for others to be verified with it does not stay for the next chain. */
             int stays = level + 1 < n_links || n_bytes > areas->n_bytes / 2;
             uint8_t *out = stays ? level_for(areas, link, payload, base) : areas->out + n_pending;
-            int status = decode_one(areas, link->codec, payload, link->n_stored, base, out, n_bytes);
+            int status = decode_one(areas, link->codec, payload, link->n_stored, base, n_base, out, n_bytes);
             if (status != CHUNK_GOOD)
                 return status;
             base = out;
             if (!stays)
                 continue;
         }
-        areas->held[level] = (Held){.link = *link, .n_bytes = n_bytes, .made = base};
+        n_base = n_bytes;
+        areas->held[level] = (Held){.link = *link, .made = base};
         areas->n_held = level + 1;
     }
     *made = base;
@@ -794,7 +814,8 @@ int tc_check_batch(const TcBatch *batch) {
                 const TcLink *link = batch->links + chunk->first_link + of_chunk;
                 if (link->read < first_read || link->read >= part->last_read ||
                     link->begin > batch->reads[link->read].n_bytes ||
-                    batch->reads[link->read].n_bytes - link->begin < link->n_stored)
+                    batch->reads[link->read].n_bytes - link->begin < link->n_stored || link->n_bytes > MOST_CHUNK_BYTES ||
+                    (of_chunk == 0 && link->n_bytes != chunk->n_bytes))
                     return 0;
             }
         }
@@ -818,8 +839,8 @@ int tc_decode(const TcBatch *batch, size_t n_workers) {
     for (size_t number = 0; number < batch->n_chunks; number++) {
         const TcChunk *chunk = batch->chunks + number;
         most_links = chunk->n_links > most_links ? chunk->n_links : most_links;
-        if (!is_raw(batch, chunk) && chunk->n_bytes > work.area_bytes)
-            work.area_bytes = chunk->n_bytes;
+        if (!is_raw(batch, chunk) && longest_link(batch, chunk) > work.area_bytes)
+            work.area_bytes = longest_link(batch, chunk);
     }
     if (work.area_bytes > 0)
         work.area_bytes = (work.area_bytes + 2 * PAGE - 1) / PAGE * PAGE;
@@ -870,7 +891,7 @@ int tc_decode_part(TcDecoder *decoder, const TcBatch *batch, size_t number, cons
     if (part->last_chunk - part->first_chunk != 1 || part->last_read - part->first_read > MOST_LINKS)
         return CHUNK_MALFORMED;
     const TcChunk *chunk = batch->chunks + part->first_chunk;
-    size_t area_bytes = ((size_t)chunk->n_bytes + 2 * PAGE - 1) / PAGE * PAGE;
+    size_t area_bytes = (longest_link(batch, chunk) + 2 * PAGE - 1) / PAGE * PAGE;
     size_t n_levels = levels_of(chunk->n_links), areas_bytes = (N_AREAS + n_levels) * area_bytes, needed = areas_bytes;
     for (uint32_t read = part->first_read; read < part->last_read; read++)
         needed += room_of(batch->reads + read);

@@ -22,8 +22,9 @@ typedef struct {
     uint64_t begin;    /* in the read */
     uint32_t n_stored;
     uint32_t read;     /* number of the read, one of the chunk's part */
-    uint32_t codec;
-    uint32_t checks;   /* whether to compare the stored bytes with `stored_digest` */
+    uint32_t n_bytes;  /* of the decoded chunk */
+    uint16_t codec;
+    uint16_t checks;   /* whether to compare the stored bytes with `stored_digest` */
     uint8_t stored_digest[16];
 } TcLink;
 

@@ -1,0 +1,228 @@
+"""Search for tables that rows were inserted in or dropped from, and sources that cut them as their earlier versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, digest_all
+from tensorcas_mlflow.base.tensors import Offsets, chunk_ends, pieces_of, ranges
+from tensorcas_mlflow.chunk_io import ChunkReader
+from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
+from tensorcas_mlflow.layout import Columns, Manifest, Mask, Row, Rows
+from tensorcas_mlflow.store._bases import LEAST_SAMPLED_BYTES, BasePlan
+from tensorcas_mlflow.store._choose import MAX_SAVED_DEPTH, sample_number
+from tensorcas_mlflow.store._shifts import LEAST_TABLE_BYTES, find_runs, has_moved, pieces_of_runs, row_hashes
+from tensorcas_mlflow.store._sources import Moves, ReadRows, Source
+
+_LEAST_SHARE = 1 / 200
+"""Share of a table that new cuts have to save."""
+_SAMPLED_BYTES = 16 << 20
+"""One such table is looked at for so many new bytes: the look reads a chunk."""
+_MOST_SAMPLED = 8
+_NEW_SHARE = 0.5
+"""Share of its bytes that are new in such a table; rows that repeat, or that move by a whole chunk, are not."""
+_N_CANDIDATES = 4
+_READ_BYTES = 16 << 20
+"""Bytes of an earlier version held at a time."""
+
+
+class Recut(Source):
+    """A source with other cuts in some of its rows."""
+
+    def __init__(self, source: Source, chunk_bytes: int, rows: Mapping[int, tuple[Any, Moves]]) -> None:
+        """Cut and hash these rows.
+
+        Args:
+            source: The source.
+            chunk_bytes: The store's chunk size.
+            rows: The cuts of each, in bytes, and the earlier chunks, by its number.
+        """
+        self.is_live, self.first_row, self.known_words = source.is_live, source.first_row, source.known_words
+        self.inputs, self.derived = source.inputs, source.derived
+        self.moves = {number: moves for number, (_, moves) in rows.items()}
+        self._source = source
+        self._whole = {number: source.whole(number) for number in rows}
+        before = source.columns
+        n_bytes = before.n_bytes
+        self._ends = {number: chunk_ends(int(n_bytes[number]), chunk_bytes, cuts) for number, (cuts, _) in rows.items()}
+        cut: list[Row] = [before.row(number) for number in range(len(before))]
+        for number, (cuts, _) in rows.items():
+            digests = digest_all(pieces_of(self._whole[number], self._ends[number]))
+            cut[number] = Row(spec=cut[number].spec, cuts=cuts, digests=digests)
+        self.rows = Rows(Columns.of_rows(cut))
+        self.carried = source.carried | {cut[number].spec.name for number in rows}
+        self.sizes = self.columns.chunk_sizes(chunk_bytes)
+        # The number that each chunk has in the source; -1 for those cut anew.
+        counts = np.diff(self.columns.chunk_at)
+        self._number = ranges(before.chunk_at[:-1], counts)
+        self._number[self.columns.chunks_of(np.array(sorted(rows)))] = -1
+
+    @property
+    def itemsizes(self) -> Any:
+        return self._source.itemsizes
+
+    def holds(self, chunks: Any) -> Mask:
+        numbers = self._number[chunks]
+        is_here: Mask = numbers < 0
+        is_here[~is_here] = self._source.holds(numbers[~is_here])
+        return is_here
+
+    def whole(self, row: int) -> memoryview:
+        return self._whole[row] if row in self._whole else self._source.whole(row)
+
+    def _keeps(self, rows: Any) -> bool:
+        return self._source._keeps(rows) and not self._whole.keys() & set(rows.tolist())
+
+    def _reader(self) -> ReadRows:
+        read = self._source._reader()
+
+        def data_of(chunks: Any, rows: Any) -> list[Any]:
+            numbers = self._number[chunks]
+            is_kept = numbers >= 0
+            kept = iter(read(numbers[is_kept], rows[is_kept]) if is_kept.any() else ())
+            first = self.columns.chunk_at
+            pieces: list[Any] = []
+            for chunk, row, is_same in zip(chunks.tolist(), rows.tolist(), is_kept.tolist(), strict=True):
+                if is_same:
+                    pieces.append(next(kept))
+                    continue
+                ends, at = self._ends[row], chunk - int(first[row])
+                pieces.append(self._whole[row][int(ends[at - 1]) if at else 0 : int(ends[at])])
+            return pieces
+
+        return data_of
+
+
+def recut(
+    source: Source,
+    new: Any,
+    reader: ChunkReader,
+    chunk_bytes: int,
+    candidates: Sequence[Manifest],
+    plan: BasePlan | None,
+) -> Recut | None:
+    """Find the tables of a save with new chunks, whose rows an earlier checkpoint has at other places.
+
+    Args:
+        source: The rows of the save, and their bytes.
+        new: Numbers of its new chunks, ascending.
+        reader: The store's.
+        chunk_bytes: The store's chunk size.
+        candidates: Earlier checkpoints and files, the likeliest first.
+        plan: The possible bases of the new chunks; a table with a base that it resembles did not shift.
+
+    Returns:
+        The source with other cuts; None if there is no such table.
+    """
+    columns = source.columns
+    of_new = columns.rows_of(new)
+    n_new = np.bincount(of_new, weights=source.sizes[new], minlength=len(columns))
+    is_wanted = columns.is_tensor & (n_new >= np.maximum(LEAST_TABLE_BYTES, _LEAST_SHARE * columns.n_bytes))
+    found: dict[int, tuple[Any, Moves]] = {}
+    n_looks = 1 + int(n_new.sum()) // _SAMPLED_BYTES
+    sampled: dict[int, bool] = {}
+    """Whether the tables of a first dimension have shifted."""
+    rows = np.flatnonzero(is_wanted)
+    for number in rows[np.argsort(-columns.n_bytes[rows], kind="stable")].tolist():
+        row = columns.row(number)
+        if (row.cuts is not None and row.spec.name not in source.carried) or not row.spec.shape:
+            continue
+        before = _earlier(row, candidates, chunk_bytes)
+        if before is None or not source.holds(columns.chunks_of(np.array([number]))).all():
+            continue
+        if before.spec.shape == row.spec.shape and np.array_equal(before.ends(chunk_bytes), row.ends(chunk_bytes)):
+            side = row.spec.shape[0]
+            if side not in sampled:
+                if row.spec.n_bytes < LEAST_SAMPLED_BYTES or len(sampled) >= min(n_looks, _MOST_SAMPLED):
+                    continue
+                mine = new[slice(*new.searchsorted(columns.chunk_at[number : number + 2]).tolist())]
+                is_new = n_new[number] >= _NEW_SHARE * row.spec.n_bytes
+                sampled[side] = bool(is_new) and _has_shifted(source, number, mine, plan)
+            if not sampled[side]:
+                continue
+        cut = _cut_like(row, before, source.whole(number), reader, chunk_bytes, int(n_new[number]))
+        if cut is not None:
+            found[number] = cut
+    return Recut(source, chunk_bytes, found) if found else None
+
+
+def _earlier(row: Row, candidates: Sequence[Manifest], chunk_bytes: int) -> Row | None:
+    """Return the first earlier version of a table: its name and dtype, and its dimensions but for the first one."""
+    for candidate in candidates[:_N_CANDIDATES]:
+        if candidate.chunk_bytes != chunk_bytes:
+            continue
+        try:
+            before = candidate.row(row.spec.name)
+        except (TensorNotFoundError, FormatError):  # two of its many rows may have one name
+            continue
+        if (before.spec.dtype, before.spec.shape[1:]) == (row.spec.dtype, row.spec.shape[1:]) and before.spec.n_bytes:
+            return before
+    return None
+
+
+def _has_shifted(source: Source, number: int, mine: Any, plan: BasePlan | None) -> bool:
+    """Tell whether a table has rows of the chunk that was in the middle of it, and has them at another place."""
+    chunk = int(mine[sample_number(len(mine))])
+    if plan is None or not plan.has(np.array([chunk]))[0]:
+        return False
+    behind = plan.behind(chunk, MAX_SAVED_DEPTH)
+    if not behind:
+        return False
+    start = int(source.sizes[int(source.columns.chunk_at[number]) : chunk].sum())
+    row_bytes = source.columns.spec(number).n_bytes // source.columns.shape(number)[0]
+    return has_moved(source.whole(number), behind[0].data, start, row_bytes)
+
+
+def _cut_like(
+    row: Row, before: Row, data: memoryview, reader: ChunkReader, chunk_bytes: int, n_new: int
+) -> tuple[Any, Moves] | None:
+    """Cut a table where the chunks of its earlier version end.
+
+    Args:
+        row: The table.
+        before: The earlier version.
+        data: Bytes of the table.
+        reader: The store's.
+        chunk_bytes: The store's chunk size.
+        n_new: Bytes of the table that the store lacks, as it is cut now.
+
+    Returns:
+        Its cuts, and the earlier chunks; None if other cuts save too little.
+    """
+    row_bytes = row.spec.n_bytes // row.spec.shape[0]
+    ends = before.ends(chunk_bytes)
+    try:
+        old = row_hashes(_stored_pieces(before, ends, reader), row_bytes, before.spec.shape[0])
+    except (NotFoundError, FormatError, BackendError):
+        return None
+    hashes = row_hashes([data], row_bytes, row.spec.shape[0])
+    runs = find_runs(hashes, old, row_bytes)
+    pieces = pieces_of_runs(runs, row.spec.n_bytes, ends, chunk_bytes)
+    n_left = sum(piece.size for piece in pieces if piece.chunk < 0)
+    if n_new - n_left < max(LEAST_TABLE_BYTES, _LEAST_SHARE * row.spec.n_bytes):
+        return None
+    cuts = np.cumsum([piece.size for piece in pieces])
+    mine = chunk_ends(row.spec.n_bytes, chunk_bytes, cuts)
+    of_piece = cuts.searchsorted(mine)
+    chunk = np.array([piece.chunk for piece in pieces])[of_piece]
+    has = chunk >= 0
+    digests = np.zeros((len(mine), DIGEST_BYTES), dtype=np.uint8)
+    digests[has] = before.digests[chunk[has]]
+    sizes = np.where(has, np.diff(ends, prepend=0)[chunk], 0)
+    offsets = np.array([piece.offset for piece in pieces])[of_piece]
+    return cuts, Moves(digests=digests, sizes=sizes, offsets=offsets)
+
+
+def _stored_pieces(row: Row, ends: Offsets, reader: ChunkReader) -> Iterator[Buffer]:
+    """Read the bytes of a stored table, some at a time."""
+    begins = np.append(0, ends[:-1])
+    borders = [0, *(np.flatnonzero(np.diff(begins // _READ_BYTES)) + 1).tolist(), len(ends)]
+    for first, stop in pairwise(borders):
+        start = int(begins[first])
+        block = memoryview(bytearray(int(ends[stop - 1]) - start))
+        reader.read(row.digests[first:stop], pieces_of(block, ends[first:stop] - start), verify=True)
+        yield block
