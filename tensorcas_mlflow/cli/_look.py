@@ -186,7 +186,7 @@ def show(options: Namespace) -> int:
             {
                 "store": store.uri,
                 "checkpoint": ref_json(ref),
-                "metadata": dict(manifest.metadata),
+                "metadata": dict(manifest.own_metadata),
                 "left_out": dict(manifest.left_out),
                 **totals,
                 "tensors": tensors,

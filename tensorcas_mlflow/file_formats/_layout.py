@@ -86,13 +86,13 @@ class FlatLayout(FileLayout):
         """
         self.name = name
         self.specs = specs
-        self._head = head
+        self.head = head
         self._starts = starts_of(specs, alignment)
         end = self._starts[-1] + specs[-1].n_bytes if specs else 0
         self.n_bytes = len(head) + end
 
     def write(self, out: BinaryIO, feed: Feed) -> None:
-        out.write(self._head)
+        out.write(self.head)
         end = 0
         for spec, start in zip(self.specs, self._starts, strict=True):
             if start > end:

@@ -6,8 +6,9 @@ columns. Any other header is read with patterns, one tensor at a time: the objec
 take many times its size.
 
 A written file has the bytes of the library (0.8) for the same tensors and metadata, except that metadata is sorted by
-key: the library's order is random. Shards are laid out and named as by ``PreTrainedModel.save_pretrained``: filled in
-the order of the tensors, a larger tensor by itself.
+key: the library's order is random. A checkpoint from a file keeps what it takes to write that file again. Shards are
+laid out and named as by ``PreTrainedModel.save_pretrained``: filled in the order of the tensors, a larger tensor by
+itself.
 
 The library itself is not used. It opens a path and so no file in a store, gives no position of a tensor, writes no
 shards, and wants all tensors in memory.
@@ -92,6 +93,9 @@ _KNOWN = {kind.encode(): (kind, dtype, _ITEM_BYTES[kind]) for kind, dtype in _DT
 _KINDS = tuple(SAFETENSORS_DTYPES)
 _KIND_NAMES = "".join(f"{kind} " for kind in SAFETENSORS_DTYPES.values()).encode()
 _KIND_BYTES = bytes(_ITEM_BYTES.values())
+
+_MAX_KEPT_BYTES = 4 << 20
+"""A longer header is not kept: each reader of the checkpoint would read it."""
 
 _LENGTH_BYTES = 8
 _MAX_METADATA_BYTES = 16 << 20
@@ -318,6 +322,38 @@ def lay_out_safetensors(specs: Sequence[Spec], metadata: Mapping[str, Any]) -> l
     """
     _check_specs(specs)
     return [_lay_out_shard("", specs, _metadata_of(metadata))]
+
+
+def header_to_keep(head: bytes, specs: Sequence[Spec], metadata: Mapping[str, str]) -> list[str] | str | None:
+    """Return the value of `KEPT_HEADER` for a file; None if an export writes its header anyway, or it is too long.
+
+    Args:
+        head: The bytes before the tensors.
+        specs: All tensors of the file, in order.
+        metadata: The file's metadata, in order.
+    """
+    for texts, kept in ((_metadata_of(metadata), None), (metadata, list(metadata))):
+        if _lay_out_shard("", specs, texts).head == head:
+            return kept
+    return head[_LENGTH_BYTES:].decode() if len(head) <= _MAX_KEPT_BYTES else None
+
+
+def lay_out_again(specs: Sequence[Spec], metadata: Mapping[str, Any], kept: Any) -> FlatLayout | None:
+    """Lay out the file of an imported checkpoint; None if the value of `KEPT_HEADER` is not that of its tensors."""
+    if isinstance(kept, list):
+        is_whole = len(kept) == len(metadata) and all(type(metadata.get(key)) is str for key in kept)
+        return _lay_out_shard("", specs, {key: metadata[key] for key in kept}) if is_whole else None
+    try:
+        head = str(kept).encode()
+        found = (entry for _, entry in _walk(memoryview(head)) if isinstance(entry, HeaderEntry))
+        entries = sorted_entries([*found])
+    except (FormatError, ValueError):
+        return None
+    if [(each.name, each.dtype, each.shape) for each in entries] != [
+        (each.name, each.dtype, each.shape) for each in specs
+    ]:
+        return None
+    return FlatLayout("", head=len(head).to_bytes(_LENGTH_BYTES, "little") + head, specs=specs)
 
 
 def lay_out_safetensors_shards(

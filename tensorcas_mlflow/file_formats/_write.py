@@ -30,16 +30,25 @@ from tensorcas_mlflow.base.tensors import Spec, bytes_of
 from tensorcas_mlflow.base.text import check_path, count_text, size_text
 from tensorcas_mlflow.errors import BackendError, ConflictError
 from tensorcas_mlflow.file_formats._formats import FORMATS
-from tensorcas_mlflow.file_formats._layout import Feed, FileLayout
-from tensorcas_mlflow.file_formats._listing import Tensors
-from tensorcas_mlflow.file_formats._safetensors import SHARD_FILES, lay_out_safetensors_shards
+from tensorcas_mlflow.file_formats._layout import Feed, FileLayout, FlatLayout
+from tensorcas_mlflow.file_formats._listing import Listing, Tensors
+from tensorcas_mlflow.file_formats._safetensors import (
+    SHARD_FILES,
+    header_to_keep,
+    lay_out_again,
+    lay_out_safetensors_shards,
+)
 from tensorcas_mlflow.file_formats._serverlessllm import SERVERLESSLLM_FILES, lay_out_serverlessllm
+from tensorcas_mlflow.layout import KEPT_HEADER
 
 FORMATS_OUT: Mapping[str, tuple[str, ...]] = {
     **{each.name: each.suffixes for each in FORMATS if each.lays_out},
     "serverlessllm": (),
 }
 """The formats that can be written, and the suffixes of their files; serverlessllm is written as a folder only."""
+
+_HEADED = ("safetensors", "bintensors")
+"""Formats of a header, after its size in 8 bytes, and the tensors without gaps."""
 
 _ANY_FILE = re.compile("")
 _BUFFER_BYTES = 1 << 20
@@ -123,6 +132,49 @@ class WritePlan:
         return self.result
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileHeader:
+    """The header of the file that tensors come from: an export to its format writes it again."""
+
+    format: str
+    content: Any
+    """The bytes before the first tensor; for a checkpoint, the value of `KEPT_HEADER`."""
+
+    @classmethod
+    def of(cls, file: Listing) -> FileHeader | None:
+        """Take the header of a listed file; None if the file has other parts than one header and the tensors."""
+        head = _head_of(file)
+        return None if head is None else cls(format=file.format, content=head)
+
+    def layout(self, specs: Sequence[Spec], metadata: Mapping[str, Any]) -> FileLayout | None:
+        """Lay out the file again; None if the header is not that of these tensors."""
+        if isinstance(self.content, bytes):
+            return FlatLayout("", head=self.content, specs=specs)
+        return lay_out_again(specs, metadata, self.content)
+
+
+def metadata_to_keep(file: Listing) -> Mapping[str, Any]:
+    """Return the metadata of a checkpoint that is imported from a file.
+
+    Raises:
+        ValueError: The file's own metadata has the key that is meant for its header.
+    """
+    if KEPT_HEADER in file.metadata:
+        raise ValueError(f"the file's metadata has the key {KEPT_HEADER!r}, which is reserved: rename it")
+    head = _head_of(file) if file.format == "safetensors" else None
+    kept = None if head is None else header_to_keep(head, file.specs(), file.metadata)
+    return file.metadata if kept is None else {**file.metadata, KEPT_HEADER: kept}
+
+
+def _head_of(file: Listing) -> bytes | None:
+    # A folder has other metadata, such as a model's configuration.
+    has_texts = all(type(value) is str for value in file.metadata.values())
+    if file.format not in _HEADED or len(file.sources) != 1 or file.left_out or not has_texts:
+        return None
+    first = next(iter(file.locations.values()), None)
+    return bytes(file.sources[0].read(0, file.sources[0].size if first is None else first.start)) or None
+
+
 def plan_write(
     tensors: Tensors,
     out: str | os.PathLike[str],
@@ -131,8 +183,18 @@ def plan_write(
     shard_bytes: int | None = None,
     partitions: int | None = None,
     overwrite: bool = False,
+    header: FileHeader | None = None,
 ) -> WritePlan:
     """Plan what `write` would write, with the same arguments; read no tensor.
+
+    Args:
+        tensors: See `write`.
+        out: See `write`.
+        format: See `write`.
+        shard_bytes: See `write`.
+        partitions: See `write`.
+        overwrite: See `write`.
+        header: The header of the file that the tensors come from, all and in order.
 
     Raises:
         ValueError: The format is unknown, an option belongs to another format, or the format lacks the dtypes of some
@@ -144,7 +206,10 @@ def plan_write(
     kind = format_of(place, format, shard_bytes=shard_bytes, partitions=partitions)
     specs, metadata = list(tensors.specs()), tensors.metadata
     names: re.Pattern[str] | None = None
-    if kind == "serverlessllm":
+    again = header.layout(specs, metadata) if header and (kind, shard_bytes) == (header.format, None) else None
+    if again is not None:
+        layouts = [again]
+    elif kind == "serverlessllm":
         names = SERVERLESSLLM_FILES
         layouts = lay_out_serverlessllm(specs, metadata, partitions=1 if partitions is None else partitions)
     elif shard_bytes is not None:

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
         step_text,
         strangers_text,
     )
-    from tensorcas_mlflow.layout._manifest import MAX_BYTES, Manifest
+    from tensorcas_mlflow.layout._manifest import KEPT_HEADER, MAX_BYTES, Manifest
     from tensorcas_mlflow.layout._manifest_arrow import MANIFEST_SCHEMA
     from tensorcas_mlflow.layout._pack import (
         DELTA,
@@ -200,7 +200,7 @@ _NAMES = {
         "DEFAULT_NAME STAND_INS STEP_TEXT artifact_key artifact_prefix as_step find_strangers is_blob_key label_of "
         "list_blobs list_dir step_of_text step_text strangers_text"
     ),
-    "_manifest": "MAX_BYTES Manifest",
+    "_manifest": "KEPT_HEADER MAX_BYTES Manifest",
     "_manifest_arrow": "MANIFEST_SCHEMA",
     "_pack": (
         "DELTA ENTRY FOOTER_BYTES MAX_DEPTH MAX_ENTRIES PACK_MAGIC PACK_NAME_BYTES RAW_ALIGNMENT "

@@ -169,6 +169,10 @@ _MIN_BESIDE_BYTES = 1 << 20
 """Below this size, hashing and parsing a stream in turn is faster than in parallel."""
 
 
+KEPT_HEADER = "__safetensors__"
+"""Key, in a checkpoint's metadata, of what it takes to write the header of its safetensors file again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The rows of one checkpoint or file, in order; or of a recipe, all of them derived.
@@ -198,6 +202,13 @@ class Manifest:
     """Sketches of its tensors, as in its blob; empty if the blob has none."""
     label: str | None = field(default=None, repr=False, compare=False)
     """Owner of the manifest, in words, for errors; None if it is unknown."""
+
+    @property
+    def own_metadata(self) -> Mapping[str, Any]:
+        """The metadata without `KEPT_HEADER`."""
+        if KEPT_HEADER not in self.metadata:
+            return self.metadata
+        return {key: value for key, value in self.metadata.items() if key != KEPT_HEADER}
 
     def __post_init__(self) -> None:
         if self.kind not in ("checkpoint", "file", "recipe"):

@@ -21,10 +21,11 @@ from tensorcas_mlflow.base.files import sparse_memory
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, aligned_bytes, bytes_of
 from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.base.threads import Lazy
-from tensorcas_mlflow.layout import Manifest, Specs
+from tensorcas_mlflow.layout import KEPT_HEADER, Manifest, Specs
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io import LastRow, TensorsFile
+    from tensorcas_mlflow.file_formats import FileHeader
     from tensorcas_mlflow.reader._boxes import Box
     from tensorcas_mlflow.reader._slices import ChunksToFill, Selection
     from tensorcas_mlflow.store import Store
@@ -57,6 +58,10 @@ class Contents(ABC):
     """Count of the reads."""
     left_out: Mapping[str, str] = MappingProxyType({})
     """Unsupported tensors by name, with their types in the file or framework; none is in ``specs``."""
+
+    def file_header(self) -> FileHeader | None:
+        """Return the header of the file that the tensors come from; None without one, and for some of the tensors."""
+        return None
 
     @abstractmethod
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None, *, copy: bool = False) -> list[Array]:
@@ -304,13 +309,21 @@ class RowContents(Contents):
         """Take the tensors of a checkpoint's manifest."""
         self.manifest = manifest
         self.label = label
-        self.metadata = manifest.metadata
+        self.metadata = manifest.own_metadata
         self.left_out = manifest.left_out
         self.tally = tally
         self.row_of = _tensor_rows(manifest)
         """The number of each tensor among the rows of the manifest."""
         columns = manifest.columns
         self.specs: Specs = columns if len(self.row_of) == len(columns) else columns.some(self.row_of)
+
+    def file_header(self) -> FileHeader | None:
+        kept = self.manifest.metadata.get(KEPT_HEADER)
+        if kept is None:
+            return None
+        from tensorcas_mlflow.file_formats import FileHeader
+
+        return FileHeader(format="safetensors", content=kept)
 
     def fill(self, row: int, starts: Offsets, stops: Offsets, block: memoryview) -> None:
         self._read_and_fill([(row, self._chunks_to_fill(row, starts, stops, block))])

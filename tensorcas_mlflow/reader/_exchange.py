@@ -17,15 +17,18 @@ from tensorcas_mlflow.base.tensors import ALIGNMENT, Spec
 from tensorcas_mlflow.base.text import count_text
 from tensorcas_mlflow.errors import BackendError, CheckpointExistsError
 from tensorcas_mlflow.file_formats import (
+    FileHeader,
     Listing,
     TensorLocation,
     Tensors,
     WritePlan,
     Written,
     left_out_parts,
+    metadata_to_keep,
     plan_write,
 )
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir
+from tensorcas_mlflow.reader._reader import CheckpointReader
 from tensorcas_mlflow.store import Policy, Store
 
 
@@ -114,7 +117,8 @@ def import_checkpoint(
 
     The tensors are read from the mapped file, or from a temporary one if they cannot be viewed there, so memory stays
     bounded. The manifest records the tensors and the file's metadata, and not their source. So equal files share a
-    manifest whatever their names, and so do files of equal content in formats without metadata. Nothing is unpickled.
+    manifest whatever their names, and so do files of equal content in formats without metadata. The header of a
+    safetensors file is kept where an export would write another one. Nothing is unpickled.
 
     Args:
         store: The destination.
@@ -171,7 +175,7 @@ class PreparedImport:
             told: Counts the progress.
         """
         self.flavor = flavor
-        self.metadata = source.metadata
+        self.metadata = metadata_to_keep(source)
         self.left_out = source.left_out
         self._told = told
         self.arrays = arrays_of(source, watch=told.more)
@@ -280,7 +284,22 @@ def plan_export(
     """
     chosen = checkpoint if match is None else _Matching(checkpoint, match)
     check_left_out(chosen, allow_left_out=allow_left_out)
-    return plan_write(chosen, out, format=format, shard_bytes=shard_bytes, partitions=partitions, overwrite=overwrite)
+    header = None
+    if chosen is checkpoint:
+        # All tensors of a file, back into its format: with the header that it had.
+        if isinstance(checkpoint, CheckpointReader):
+            header = checkpoint._file_header()
+        elif isinstance(checkpoint, Listing):
+            header = FileHeader.of(checkpoint)
+    return plan_write(
+        chosen,
+        out,
+        format=format,
+        shard_bytes=shard_bytes,
+        partitions=partitions,
+        overwrite=overwrite,
+        header=header,
+    )
 
 
 def export_checkpoint(

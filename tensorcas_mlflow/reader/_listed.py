@@ -16,7 +16,7 @@ from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, bytes_of
 from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.chunk_io import LastRow
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.file_formats import ByteSource, FlatTable, Listing, TensorLocation
+from tensorcas_mlflow.file_formats import ByteSource, FileHeader, FlatTable, Listing, TensorLocation
 from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.reader._contents import (
     BATCH_BYTES,
@@ -202,6 +202,9 @@ class ListedContents(Contents):
         self.places = TensorLocations(listing.locations)
         self.specs = listing.columns()
         self._end = end
+
+    def file_header(self) -> FileHeader | None:
+        return FileHeader.of(self.listing)
 
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None, *, copy: bool = False) -> list[Array]:
         outs = outs or {}

@@ -25,6 +25,7 @@ from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents, PartContent
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tensorcas_mlflow.file_formats import FileHeader
     from tensorcas_mlflow.reader._outline import Naming, Outline, Part
     from tensorcas_mlflow.reader._summary import Summary
 
@@ -595,6 +596,10 @@ class CheckpointReader(Mapping[str, Any]):
         """Return the bytes that identify tensors; see `Contents.identity_bytes`."""
         with self._watch.running():
             return self._contents.identity_bytes(rows)
+
+    def _file_header(self) -> FileHeader | None:
+        """Return the header of the file that the tensors come from; see `Contents.file_header`."""
+        return self._contents.file_header()
 
     def _other_content(self) -> dict[str, bytes]:
         """Return the content beside the tensors; see `Contents.other_content`."""
