@@ -21,7 +21,7 @@ from tensorcas_mlflow.errors import (
     StoreNotFoundError,
     without_secrets,
 )
-from tensorcas_mlflow.integration.checkpoints import parse_checkpoint_uri
+from tensorcas_mlflow.integration.checkpoints import is_artifact_root, parse_checkpoint_uri
 from tensorcas_mlflow.integration.directory import (
     artifact_location,
     database_beside,
@@ -259,12 +259,12 @@ def find_checkpoint(
     """
     one = parse_checkpoint_uri(what, step=step, name=DEFAULT_NAME if name is None else name)
     run = _RUN_URI.fullmatch(what)
-    if one is not None:
+    if one is not None and not is_artifact_root(one[0]):
         what, name, step = one
     elif run is not None:
         what = run["run_id"]
-    elif is_uri_of_mlflow(what):
-        location = _location_of(what)
+    elif is_uri_of_mlflow(what) or what.startswith("file:"):
+        location = _location_of(what) if is_uri_of_mlflow(what) else what
         given = _given_root(options)
         return _of_artifact(store_at_artifacts(location)[0] if given is None else store_at(given), location, what, step)
     elif is_ours(what):

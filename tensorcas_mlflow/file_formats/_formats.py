@@ -57,11 +57,13 @@ from tensorcas_mlflow.file_formats._tar import is_tar, list_tar, split_tar
 from tensorcas_mlflow.file_formats._tensorflow import is_tensorflow, list_tensorflow
 from tensorcas_mlflow.file_formats._torch import is_torch_legacy, lay_out_torch, list_torch_legacy, split_torch_legacy
 from tensorcas_mlflow.file_formats._xgboost import is_xgboost, list_xgboost, split_xgboost
+from tensorcas_mlflow.layout import Manifest
 
 _log = logging.getLogger(__name__)
 
 _HEAD_BYTES = 4096
 _REST_BYTES = 16 << 20
+_MANIFEST_BYTES = 64 << 10
 
 
 def _never(head: memoryview) -> bool:
@@ -289,7 +291,7 @@ def open_listing(path: str | os.PathLike[str], *, format: str | None = None) -> 
         raise ValueError(f"no format is called {format!r}: there are {', '.join(FORMATS_IN)}")
     path = Path(path)
     with blaming(str(path), format or "checkpoint"):
-        if path.is_dir():
+        if os.path.isdir(path):  # Path.is_dir raises if the name is too long
             listing = list_folder(path, format, _list_file)
             return dataclasses.replace(listing, left_out={**listing.left_out, **_other_files(path, listing)})
         return list_index(path, format, _list_file) or _list_file(LocalFile(path), format)
@@ -311,6 +313,9 @@ def _list_file(file: LocalFile, format: str | None) -> Listing:
         raise MalformedFileError(file.name, wanted, f"it is a file of {listing.format}")
     if not file.size:
         raise MalformedFileError(file.name, wanted or "tensor", "it is empty")
+    if Manifest.looks_like(bytes(file.read(0, min(_MANIFEST_BYTES, file.size)))):
+        reason = "it is the manifest of a checkpoint in a store, and holds no tensors: open or export the checkpoint"
+        raise MalformedFileError(file.name, wanted or "tensor", reason)
     kinds = "no such file" if wanted else f"none of {', '.join(name for name in FORMATS_IN if name != 'serverlessllm')}"
     raise MalformedFileError(file.name, wanted or "tensor", f"it begins as {kinds} does")
 

@@ -92,6 +92,7 @@ def names_of_its_second_step(logged: Logged) -> list[str]:
         f"tensorcas://{logged.root}/{logged.step}",
         f"{logged.root}/{logged.step}",
         f"root/{logged.step}",
+        f"./root/{logged.step}",
     ]
 
 

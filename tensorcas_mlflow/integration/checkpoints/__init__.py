@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         open_whole_step,
     )
     from tensorcas_mlflow.integration.checkpoints._tables import log_table
-    from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
+    from tensorcas_mlflow.integration.checkpoints._uris import is_artifact_root, parse_checkpoint_uri
 
 _NAMES = {
     "tensorcas_mlflow.integration._background": "wait",
@@ -43,7 +43,7 @@ _NAMES = {
     "_plots": "plot_diff plot_history",
     "_sharded": "ShardPlace ShardedStep find_whole_step open_whole_step",
     "_tables": "log_table",
-    "_uris": "parse_checkpoint_uri",
+    "_uris": "is_artifact_root parse_checkpoint_uri",
 }
 
 if not TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @translate_errors()
 def load_checkpoint(
-    source: str | Run | None = None,
+    source: str | os.PathLike[str] | Run | None = None,
     *,
     step: int | None = None,
     name: str = DEFAULT_NAME,
@@ -44,8 +45,9 @@ def load_checkpoint(
     Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        source: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), or the URI of one checkpoint. By default
-            the active run, else the last active run of this process.
+        source: The run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`), or one checkpoint: its URI
+            (``runs:/<id>/checkpoints/…``), or the URI or path of its artifact. By default the active run, else the last
+            active run of this process.
         step: A step of the run; by default the highest.
         name: The series of checkpoints.
         into: A live state of the same structure to fill in place, without unpickling. In ``{"model": model,
@@ -87,6 +89,7 @@ def load_checkpoint(
             raise ValueError(f"a state that is spread over ranks is filled as it is: leave out {', '.join(refused)}")
         return import_module(for_ranks).fill_state(into, source, step=step, name=name, strict=strict is not False)
     saves.wait()
+    source = os.fspath(source) if isinstance(source, os.PathLike) else source
     one = parse_checkpoint_uri(source, step=step, name=name) if isinstance(source, str) else None
     if one is not None:
         source, name, step = one

@@ -48,14 +48,15 @@ def open_checkpoint(
     Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
-        source: A run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`); the URI of one checkpoint; a model logged by
-            this package (``models:/…``, ``runs:/…``); a file artifact with tensors, from any program
+        source: A run (its id, ``runs:/<id>`` or a `mlflow.entities.Run`); one checkpoint (its URI
+            ``runs:/<id>/checkpoints/…``, the URI or path of its artifact, or a copy of that); a model logged by this
+            package (``models:/…``, ``runs:/…``); a file artifact with tensors, from any program
             (``runs:/<id>/model/data/model.pth``), or a folder with one such file; or a path of this machine: a file in
             any format of ``tensorcas import``, or a folder of them. By default the active run, else the last active run
             of this process.
         step: A step of the run; by default the highest. Other sources have no steps, and refuse one.
         name: The series of checkpoints of the run. Other sources have no series, and refuse another name.
-        framework: ``np`` for arrays, ``pt`` for PyTorch's tensors.
+        framework: ``np`` for arrays, ``pt`` for PyTorch's tensors, ``flax`` for arrays of JAX.
         device: For ``pt``, the device of the tensors; by default the CPU.
         naming: A rule for the names of layers and experts, for models unknown to the reader.
         verify: Check each chunk against its digest.
@@ -122,7 +123,7 @@ def safe_open(
 
     Args:
         filename: The ``source`` of `open_checkpoint`.
-        framework: ``pt`` or ``np``.
+        framework: ``pt``, ``np`` or ``flax``, or another name of these in safetensors; the others are refused.
         device: For ``pt``, the device of the tensors.
         backend: ``mmap`` or ``pread``, with the same effect: tensors are memory-mapped if possible.
         step: A step of the run; by default the highest.
@@ -131,7 +132,8 @@ def safe_open(
         An object with the methods of `safetensors.safe_open`, over a `CheckpointReader`.
 
     Raises:
-        ValueError: There is no such backend.
+        FileNotFoundError: It is a path of this machine without a file.
+        ValueError: There is no such backend or framework.
         TensorCasError: As `open_checkpoint`.
     """
     if backend not in _BACKENDS:

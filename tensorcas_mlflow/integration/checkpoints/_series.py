@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import mlflow
 from mlflow.entities import Run, RunInfo
@@ -17,8 +19,14 @@ from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.errors import CheckpointNotFoundError, ConflictError, CorruptError, NotFoundError
-from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
+from tensorcas_mlflow.errors import (
+    CheckpointNotFoundError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    without_secrets,
+)
+from tensorcas_mlflow.integration.checkpoints._uris import FOLDER, is_artifact_root
 from tensorcas_mlflow.layout import STEP_TEXT, Manifest, as_step, step_of_text, step_text
 
 if TYPE_CHECKING:
@@ -81,6 +89,17 @@ def run_id_of(run: object) -> str:
 
 def _named(run: object) -> RunRoot:
     run_id = run_id_of(run)
+    if is_artifact_root(run_id):
+        # Where our repository keeps artifacts, there is no such folder.
+        is_folder = not os.path.isabs(run_id) or os.path.isdir(run_id)
+        return RunRoot(
+            run_id=run_id.split("/")[-2], artifact_uri=run_id if is_folder else f"tensorcas://{quote(run_id)}"
+        )
+    if "/" in run_id or ":" in run_id:
+        raise NotFoundError(
+            f"{without_secrets(run_id)!r} is no run and no checkpoint of one: open_checkpoint reads models and files, "
+            "and load_model loads models"
+        )
     active = mlflow.active_run()
     if active is not None and active.info.run_id == run_id:
         return RunRoot(run_id=run_id, artifact_uri=active.info.artifact_uri)

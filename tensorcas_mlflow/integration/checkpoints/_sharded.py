@@ -174,7 +174,7 @@ def find_whole_step(source: str | Run | None, *, step: int | None, name: str) ->
     """Find a step; see `load_checkpoint` for the arguments.
 
     Returns:
-        Its run's id, its series and its number.
+        Its run (the id, or the artifact root), its series and its number.
 
     Raises:
         NotFoundError: There is no such step.
@@ -184,7 +184,7 @@ def find_whole_step(source: str | Run | None, *, step: int | None, name: str) ->
     if one is not None:
         source, name, step = one
     run = run_to_read(source)
-    return run.run_id, name, series_of(run, name).get(step).step
+    return run.run_id if one is None else one[0], name, series_of(run, name).get(step).step
 
 
 Take = Callable[["Manifest", "ReadArrays"], Any]

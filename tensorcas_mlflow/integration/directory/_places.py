@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import posixpath
+from pathlib import Path
 
 from tensorcas_mlflow.errors import NotFoundError, StoreNotFoundError, without_secrets
 from tensorcas_mlflow.integration._artifact_uri import owner_of
 from tensorcas_mlflow.integration.directory._directory import check_database
+from tensorcas_mlflow.integration.models import manifest_in
 from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.store import Store
 
@@ -80,7 +82,8 @@ def refs_at(store: Store, location: str) -> list[Ref]:
     """Find the refs of an artifact: at its location or below it, or of the logged model whose folder it is.
 
     Returns:
-        The refs in the order of their creation; those at the location itself alone, if there are any.
+        The refs in the order of their creation; those at the location itself alone, if there are any. For a copy of a
+        manifest at another place, the refs that keep this manifest.
     """
     found = _found_by(location)
     path = found[1] if found is not None and found[0].uri == store.uri else None
@@ -88,6 +91,9 @@ def refs_at(store: Store, location: str) -> list[Ref]:
     exact = [ref for ref in refs if (path and path in (ref.path, ref.copy_path)) or ref.uri == location]
     if exact:
         return exact
+    copied = manifest_in(Path(location))
+    if copied is not None:
+        return [ref for ref in refs if ref.manifest.startswith(copied.digest)]
     model_id = owner_of(location).model_id
     return [
         ref

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.integration.models._export import export_model
     from tensorcas_mlflow.integration.models._load import _load_pyfunc, load_model
     from tensorcas_mlflow.integration.models._log import log_model, save_model
-    from tensorcas_mlflow.integration.models._open import open_artifact
+    from tensorcas_mlflow.integration.models._open import manifest_in, open_artifact
     from tensorcas_mlflow.integration.models._saved import resolve
 
 _NAMES = {
     "_export": "export_model",
     "_load": "_load_pyfunc load_model",
     "_log": "log_model save_model",
-    "_open": "open_artifact",
+    "_open": "manifest_in open_artifact",
     "_saved": "resolve",
 }
 

@@ -13,18 +13,22 @@ from typing import Any
 
 from tensorcas_mlflow.backends import ReadCounter, is_ours
 from tensorcas_mlflow.errors import (
+    BackendError,
     CorruptError,
     FormatError,
     MalformedFileError,
     NewerFormatError,
     NoCheckpointError,
+    NotFoundError,
     StoreNotFoundError,
 )
-from tensorcas_mlflow.integration._home import find_store, is_plain_path
+from tensorcas_mlflow.integration._home import find_store, home_of, is_plain_path
+from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.reader import CheckpointReader, open_manifest, open_path, open_ref
 
 MLMODEL_FILE_NAME = "MLmodel"
 """MLflow's name for the description of a model, as in `mlflow.models.model`."""
+_HEAD_BYTES = 64 << 10
 _MOST_LISTED = 10
 _MOST_TRIED = 1000
 """A folder with more files is no artifact, but a user's home."""
@@ -43,7 +47,8 @@ def open_artifact(uri: str, **options: Any) -> CheckpointReader:
         FormatError: It holds no tensors, or is damaged.
         ValueError: Several of its files hold tensors; the message names them.
     """
-    if is_plain_path(uri):
+    # MLflow decodes a path, such as that of the file "50%25.npz": one that is there is meant as it is.
+    if is_plain_path(uri) or os.path.lexists(uri):
         return _open_local(Path(uri), options)
     if is_ours(uri):
         found = _open_in_store(uri, options)
@@ -92,9 +97,46 @@ def _open_local(path: Path, options: dict[str, Any]) -> CheckpointReader:
         found = _open_model(os.fspath(path), options)
         return _one_of_files(path, options) if found is None else found
     try:
-        return open_path(path, **options)
+        return _open_file(path, options)
     except NoCheckpointError:
         return _one_of_files(path, options)
+
+
+def _open_file(path: Path, options: dict[str, Any]) -> CheckpointReader:
+    """Open a file of tensors, a folder of them, or MLflow's copy of a manifest."""
+    try:
+        return open_path(path, **options)
+    except MalformedFileError:
+        manifest = manifest_in(path)
+        if manifest is None or manifest.store_id is None:
+            raise
+    place = os.fspath(path.absolute())
+    try:
+        store = home_of(place, create=False).store
+    except (StoreNotFoundError, ValueError):
+        store = None
+    if store is None or manifest.store_id != store.id:
+        where = "no store is there" if store is None else f"the store there, {store.uri!r}, is another one"
+        raise NotFoundError(
+            f"{place!r} is the manifest of a checkpoint, whose tensors are in the store {manifest.store_id}, "
+            f"and {where}: name the run, or set TENSORCAS_STORE to that store"
+        )
+    tally = ReadCounter()
+    return open_manifest(store.metered(tally), manifest, tally, label=place, **options)
+
+
+def manifest_in(path: Path) -> Manifest | None:
+    """Read the manifest of a checkpoint in a file of this machine; None for anything else."""
+    if not os.path.isfile(path):
+        return None
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+            if not Manifest.looks_like(head):
+                return None
+            return Manifest.from_bytes(head + file.read())
+    except OSError as error:
+        raise BackendError("read", os.fspath(path), f"{type(error).__name__}: {error}") from error
 
 
 def _one_of_files(folder: Path, options: dict[str, Any]) -> CheckpointReader:
@@ -102,7 +144,7 @@ def _one_of_files(folder: Path, options: dict[str, Any]) -> CheckpointReader:
     files = sorted(islice((each for each in below if os.path.isfile(each)), _MOST_TRIED + 1))
     if len(files) > _MOST_TRIED:
         raise FormatError(f"{folder.name!r} is no checkpoint, and holds more files than are tried: name one of them")
-    return _the_one(folder.name, (partial(open_path, each, **options) for each in files))
+    return _the_one(folder.name, (partial(_open_file, each, options) for each in files))
 
 
 def _open_in_store(place: str, options: dict[str, Any]) -> CheckpointReader | None:

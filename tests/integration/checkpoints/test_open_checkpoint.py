@@ -14,7 +14,7 @@ import torch
 from mlflow.exceptions import MlflowException
 from safetensors.numpy import save_file
 
-from tensorcas_mlflow.store import PAYLOAD_FILE, write_payload
+from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
 from tests.reader.checkpoints import moe, same
 
 STATE = moe()
@@ -51,6 +51,58 @@ def test_a_step_of_a_run_is_opened_by_any_name(experiment: str) -> None:
     reader = mlflow.tensorcas.open_checkpoint(f"runs:/{run_id}/checkpoints/checkpoint/step-00000002.arrow")
     assert step_of(reader) == 2
     assert same(reader.expert(1, 1), {name: array for name, array in STATE.items() if ".1.mlp.experts.1." in name})
+
+
+def local(uri: str) -> str:
+    return uri.removeprefix("tensorcas:").removeprefix("file://")
+
+
+def test_step_is_named_by_the_place_of_its_artifact(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mlflow.start_run() as run:
+        log_steps(1, 2)
+    leaf = "checkpoints/checkpoint/step-00000001.arrow"
+    place, uri = f"{local(run.info.artifact_uri)}/{leaf}", f"{run.info.artifact_uri}/{leaf}"
+    monkeypatch.chdir(Path(place).parents[4])
+    relative = os.path.relpath(place)
+    mlflow.set_tracking_uri(f"sqlite:///{Path(place).parents[5] / 'another.db'}")  # the place alone names the step
+
+    for source in (uri, place, Path(place), relative, *([] if uri.startswith("tensorcas") else [f"file://{place}"])):
+        assert step_of(mlflow.tensorcas.open_checkpoint(source)) == 1
+        assert mlflow.tensorcas.load_checkpoint(source)["step"][0] == 1
+        assert mlflow.tensorcas.safe_open(source).get_tensor("step")[0] == 1
+        assert mlflow.tensorcas.diff(source, place).is_equal
+    with pytest.raises(MlflowException, match="is step 1, and step=2 was given"):
+        mlflow.tensorcas.load_checkpoint(place, step=2)
+    with pytest.raises(MlflowException, match="at step 9; there are steps 1, 2"):
+        mlflow.tensorcas.open_checkpoint(place.replace("step-00000001", "step-00000009"))
+
+
+def test_copy_of_a_manifest_is_opened_in_its_store_alone(
+    plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mlflow.start_run() as run:
+        log_steps(1, 2)
+    folder = Path(local(mlflow.get_run(run.info.run_id).info.artifact_uri), "checkpoints/checkpoint")
+    (tmp_path / "a").mkdir()
+    copied = Path(
+        mlflow.artifacts.download_artifacts(str(folder / "step-00000001.arrow"), dst_path=str(tmp_path / "a"))
+    )
+
+    with pytest.raises(MlflowException, match=r"is the manifest of a checkpoint.*no store is there: name the run"):
+        mlflow.tensorcas.open_checkpoint(copied)
+    Store.init(tmp_path / "a")
+    with pytest.raises(MlflowException, match="is another one"):
+        mlflow.tensorcas.open_checkpoint(copied)
+    monkeypatch.setenv("TENSORCAS_STORE", str(Store.find(str(folder))[0].uri))
+    assert step_of(mlflow.tensorcas.open_checkpoint(copied)) == 1
+    with pytest.raises(MlflowException, match="2 files in 'checkpoint' hold tensors"):
+        mlflow.tensorcas.open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("source", ["models:/m/1", "/no/such/file.npz", "runs:/abc/model", "tensorcas:///data/x.npz"])
+def test_load_of_something_other_than_a_checkpoint_says_what_reads_it(experiment: str, source: str) -> None:
+    with pytest.raises(MlflowException, match="is no run and no checkpoint of one: open_checkpoint reads models"):
+        mlflow.tensorcas.load_checkpoint(source)
 
 
 def test_a_series_is_opened_by_its_name(experiment: str) -> None:
