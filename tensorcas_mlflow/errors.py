@@ -72,6 +72,10 @@ class NotFoundError(TensorCasError):
     """There is nothing of the given name."""
 
 
+class FileMissingError(BackendError, NotFoundError, FileNotFoundError):
+    """A file of this machine that does not exist."""
+
+
 class BlobNotFoundError(NotFoundError):
     """A key without a blob."""
 

@@ -20,9 +20,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tensorcas_mlflow.base.files import map_privately
-from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError, MalformedFileError, NewerFormatError
+from tensorcas_mlflow.errors import (
+    BackendError,
+    CorruptError,
+    FileMissingError,
+    FormatError,
+    MalformedFileError,
+    NewerFormatError,
+)
 from tensorcas_mlflow.file_formats._tape import UNREADABLE
 
+_MISSING = (FileNotFoundError, NotADirectoryError)
 _LENGTH_BYTES = 8
 _TEXT_BYTES = 64 << 10
 _FIRST_OF_TWO = b"\xc2\xc3"
@@ -128,7 +136,8 @@ class LocalFile(ByteSource):
                 raise ValueError("it is not a file")
             self.size = status.st_size
         except (OSError, ValueError) as error:
-            raise BackendError("open", self.name, getattr(error, "strerror", None) or str(error)) from error
+            kind = FileMissingError if isinstance(error, _MISSING) else BackendError
+            raise kind("open", self.name, getattr(error, "strerror", None) or str(error)) from error
         if self.size:
             with contextlib.suppress(OSError, ValueError):  # a file that cannot be mapped is read
                 self._mapped = map_privately(self._descriptor, self.size)
@@ -346,7 +355,8 @@ def file_in(folder: Path, name: str) -> Path:
     try:
         home, file = folder.resolve(strict=True), (folder / name).resolve(strict=True)
     except (OSError, RuntimeError) as error:
-        raise BackendError("open", str(folder / name), f"{type(error).__name__}: {error}") from error
+        kind = FileMissingError if isinstance(error, _MISSING) else BackendError
+        raise kind("open", str(folder / name), f"{type(error).__name__}: {error}") from error
     homes = [home]
     if home.parent.name == "snapshots":
         homes.append(home.parent.parent / "blobs")

@@ -152,5 +152,5 @@ def _is_tensors_file(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(TENSORS_FILE_MAGIC))[:-1] == TENSORS_FILE_MAGIC[:-1]  # the last byte is the version
-    except OSError:
+    except (OSError, ValueError):
         return False

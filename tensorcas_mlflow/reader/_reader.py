@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from functools import partial
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
@@ -120,8 +121,18 @@ class TensorSlice:
         return self._read(index)
 
 
-_ADAPTERS = {"pt": "pytorch", "torch": "pytorch", "pytorch": "pytorch"}
+_ADAPTERS = {
+    **dict.fromkeys(("pt", "torch", "pytorch"), ("pytorch", "torch")),
+    **dict.fromkeys(("flax", "jax"), ("jax", "jax")),
+}
+"""Adapter and package of a framework."""
 _NUMPY = ("np", "numpy")
+_CONVERTED = {
+    **dict.fromkeys(("tf", "tensorflow"), "tensorflow.convert_to_tensor"),
+    "mlx": "mlx.core.array",
+    **dict.fromkeys(("paddle", "paddlepaddle"), "paddle.to_tensor"),
+}
+"""Frameworks of `safetensors` without an adapter, and the function that takes an array of numpy."""
 
 
 class Framework(Protocol):
@@ -136,21 +147,37 @@ def framework_named(name: str, device: Any = None) -> Framework:
     """Find a framework.
 
     Args:
-        name: ``np`` or ``pt``, as `safetensors.safe_open` has them, or ``numpy`` or ``torch``.
-        device: The device of the tensors; by default the CPU.
+        name: ``np``, ``pt`` or ``flax``, or another name for it in `safetensors.safe_open`: ``numpy``, ``torch``,
+            ``pytorch``, ``jax``.
+        device: The device of the tensors; by default the CPU, and for JAX its default device.
 
     Raises:
-        ValueError: There is no such framework, or arrays are to go to a device.
+        ValueError: There is no such framework, it is not installed or not supported, or arrays are to go to a device.
         AdapterError: There is no such device.
     """
+    is_elsewhere = device is not None and str(device) != "cpu"
     if name in _NUMPY:
-        if device is not None and str(device) != "cpu":
+        if is_elsewhere:
             raise ValueError(f"numpy's arrays are in memory and not on {str(device)!r}: ask for framework='pt'")
         return lambda arrays: dict(arrays)
+    if name in _CONVERTED:
+        raise ValueError(
+            f"framework={name!r} is not supported: open with framework='np', and pass each array to {_CONVERTED[name]}"
+        )
     if name not in _ADAPTERS:
-        raise ValueError(f"there is no framework {name!r}: it is 'np' or 'pt'")
-    adapter = adapter_named(_ADAPTERS[name])
+        raise ValueError(f"there is no framework {name!r}: it is 'np', 'pt' or 'flax'")
+    adapter_name, package = _ADAPTERS[name]
+    if find_spec(package) is None:
+        raise ValueError(f"framework={name!r} needs the package {package}, which is not installed: or take 'np'")
+    adapter = adapter_named(adapter_name)
     options = {} if device is None else {"device": device}
+    if adapter_name == "jax":
+        if is_elsewhere:
+            raise ValueError(
+                f"arrays of JAX are made on its default device and not on {str(device)!r}: leave device out, "
+                "and use jax.device_put"
+            )
+        options = {}
     if options:
         adapter.weights({}, **options)  # an unknown device is reported now, and not at the first tensor
     return lambda arrays: adapter.weights(arrays, **options)

@@ -249,10 +249,12 @@ def test_reader_gives_torch_tensors_for_torch(tmp_path: Path) -> None:
 
 def test_a_framework_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
-    with pytest.raises(ValueError, match="'np' or 'pt'"):
-        opened(store, MOE, framework="jax")
+    with pytest.raises(ValueError, match="'np', 'pt' or 'flax'"):
+        opened(store, MOE, framework="nothing")
     with pytest.raises(ValueError, match="framework='pt'"):
         opened(store, MOE, device="cuda")
+    with pytest.raises(ValueError, match=r"not on 'cuda:0': leave device out, and use jax\.device_put"):
+        opened(store, MOE, framework="flax", device="cuda:0")
 
 
 # --- experts in one tensor

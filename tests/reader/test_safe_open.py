@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 
+import mlflow
 import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
 import torch
 
-from tensorcas_mlflow.errors import AdapterError, TensorNotFoundError
-from tensorcas_mlflow.reader import SafeOpen
+from tensorcas_mlflow.errors import AdapterError, BackendError, TensorNotFoundError
+from tensorcas_mlflow.file_formats import open_listing
+from tensorcas_mlflow.reader import SafeOpen, open_path
 from tensorcas_mlflow.store import Store
 from tests.reader.checkpoints import opened, save
 
@@ -72,6 +75,56 @@ def test_safe_open_of_ours_gives_the_slices_of_safetensors(ours: SafeOpen, their
     with ours as one, theirs as other:
         got, expected = one.get_slice("b")[index], other.get_slice("b")[index]
         assert (got.shape, got.tobytes()) == (expected.shape, expected.tobytes())
+
+
+@pytest.mark.parametrize("framework", ["pt", "torch", "pytorch", "np", "numpy", "flax", "jax"])
+def test_safe_open_gives_the_tensors_of_each_framework_of_safetensors(tmp_path: Path, framework: str) -> None:
+    arrays = {name: array for name, array in TENSORS.items() if array.dtype.itemsize < 8}  # JAX cuts these to 32 bits
+    safetensors.numpy.save_file(arrays, tmp_path / "m.safetensors")
+    ours = SafeOpen(opened(Store.init(tmp_path / "store"), TENSORS, framework=framework, device="cpu"))
+    with ours as one, safetensors.safe_open(tmp_path / "m.safetensors", framework) as other:
+        for name in arrays:
+            got, expected = one.get_tensor(name), other.get_tensor(name)
+            assert (type(got), got.dtype, got.shape) == (type(expected), expected.dtype, expected.shape)
+            assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
+            assert type(one.get_slice("b")[1:]) is type(other.get_slice("b")[1:])
+        assert np.asarray(one.get_tensor("a")).tobytes() == TENSORS["a"].tobytes()
+
+
+@pytest.mark.parametrize("framework", ["tf", "tensorflow", "mlx", "paddle"])
+def test_framework_without_an_adapter_is_refused_with_the_way_to_its_tensors(tmp_path: Path, framework: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"framework='{framework}' is not supported: open with framework='np', and pass"
+    ):
+        opened(Store.init(tmp_path / "store"), TENSORS, framework=framework)
+
+
+def test_framework_that_is_not_installed_is_refused_by_the_name_of_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ValueError, match="framework='flax' needs the package jax, which is not installed"):
+        opened(Store.init(tmp_path / "store"), TENSORS, framework="flax")
+
+
+@pytest.mark.parametrize(
+    "name", ["absent.safetensors", "no/such/folder.bt", "file/below.npz", "50%25.npz", "a?b#c", "n" * 300]
+)
+def test_file_that_does_not_exist_is_an_error_of_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    for opens in (open_path, open_listing, mlflow.tensorcas.safe_open):
+        with pytest.raises((FileNotFoundError, BackendError)) as caught:
+            opens(tmp_path / name)
+        assert isinstance(caught.value, FileNotFoundError) or len(name) == 300
+    with pytest.raises(FileNotFoundError):
+        mlflow.tensorcas.safe_open(tmp_path / name)
+
+
+def test_path_with_characters_that_mlflow_decodes_is_that_path(tmp_path: Path) -> None:
+    for nth, name in enumerate(("a%20b.npz", "a b.npz", "q?x.npz", "h#x.npz")):
+        np.savez(tmp_path / name, w=np.full(3, nth))
+    for nth, name in enumerate(("a%20b.npz", "a b.npz", "q?x.npz", "h#x.npz")):
+        assert mlflow.tensorcas.safe_open(str(tmp_path / name)).get_tensor("w")[0] == nth
 
 
 def test_slice_of_ours_describes_itself_as_one_of_safetensors(ours: SafeOpen, theirs: SafeOpen) -> None:
