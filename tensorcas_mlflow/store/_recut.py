@@ -14,8 +14,17 @@ from tensorcas_mlflow.chunk_io import ChunkReader
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import Columns, Manifest, Mask, Row, Rows
 from tensorcas_mlflow.store._bases import LEAST_SAMPLED_BYTES, BasePlan
-from tensorcas_mlflow.store._choose import MAX_SAVED_DEPTH, sample_number
-from tensorcas_mlflow.store._shifts import LEAST_TABLE_BYTES, find_runs, has_moved, pieces_of_runs, row_hashes
+from tensorcas_mlflow.store._choose import MAX_SAVED_DEPTH, is_float, sample_number
+from tensorcas_mlflow.store._shifts import (
+    LEAST_TABLE_BYTES,
+    Run,
+    find_runs,
+    find_split,
+    has_moved,
+    pieces_of_runs,
+    row_hashes,
+    row_heads,
+)
 from tensorcas_mlflow.store._sources import Moves, ReadRows, Source
 
 _LEAST_SHARE = 1 / 200
@@ -25,6 +34,8 @@ _SAMPLED_BYTES = 16 << 20
 _MOST_SAMPLED = 8
 _NEW_SHARE = 0.5
 """Share of its bytes that are new in such a table; rows that repeat, or that move by a whole chunk, are not."""
+_FOUND_SHARE = 0.5
+"""If fewer of its rows are found as they were, all of them may have changed a little."""
 _N_CANDIDATES = 4
 _READ_BYTES = 16 << 20
 """Bytes of an earlier version held at a time."""
@@ -194,13 +205,16 @@ def _cut_like(
         Its cuts, and the earlier chunks; None if other cuts save too little.
     """
     row_bytes = row.spec.n_bytes // row.spec.shape[0]
-    ends = before.ends(chunk_bytes)
+    ends, mine = before.ends(chunk_bytes), row.ends(chunk_bytes)
+    n = min(len(ends), len(mine))
+    is_other = (ends[:n] != mine[:n]) | (before.digests[:n] != row.digests[:n]).any(axis=1)
+    first = int(is_other.argmax()) if is_other.any() else n
+    # The rows before the first other chunk did not move.
+    start = int(ends[first - 1]) // row_bytes * row_bytes if first else 0
     try:
-        old = row_hashes(_stored_pieces(before, ends, reader), row_bytes, before.spec.shape[0])
+        runs = _runs_from(start, row, before, data, ends, reader)
     except (NotFoundError, FormatError, BackendError):
         return None
-    hashes = row_hashes([data], row_bytes, row.spec.shape[0])
-    runs = find_runs(hashes, old, row_bytes)
     pieces = pieces_of_runs(runs, row.spec.n_bytes, ends, chunk_bytes)
     n_left = sum(piece.size for piece in pieces if piece.chunk < 0)
     if n_new - n_left < max(LEAST_TABLE_BYTES, _LEAST_SHARE * row.spec.n_bytes):
@@ -217,12 +231,39 @@ def _cut_like(
     return cuts, Moves(digests=digests, sizes=sizes, offsets=offsets)
 
 
-def _stored_pieces(row: Row, ends: Offsets, reader: ChunkReader) -> Iterator[Buffer]:
-    """Read the bytes of a stored table, some at a time."""
+def _runs_from(start: int, row: Row, before: Row, data: memoryview, ends: Offsets, reader: ChunkReader) -> list[Run]:
+    """Find the runs that a table shares with its earlier version; all bytes before ``start`` are equal.
+
+    Raises:
+        NotFoundError: The earlier version is not stored any more.
+        FormatError: It is damaged.
+        BackendError: The storage failed.
+    """
+    row_bytes, skipped = row.spec.n_bytes // row.spec.shape[0], start * row.spec.shape[0] // row.spec.n_bytes
+    n_new, n_old = row.spec.shape[0] - skipped, before.spec.shape[0] - skipped
+    new = row_hashes([data[start:]], row_bytes, n_new)
+    runs = find_runs(new, row_hashes(_stored_pieces(before, ends, reader, start), row_bytes, n_old), row_bytes)
+    n_found = sum(run.stop - run.start for run in runs)
+    is_number = before.spec.dtype is not None and is_float(before.spec.dtype.lstrip(">"))
+    if n_new != n_old and is_number and n_found < _FOUND_SHARE * (row.spec.n_bytes - start):
+        dtype = before.spec.numpy_dtype
+        old = row_heads(_stored_pieces(before, ends, reader, start), row_bytes, dtype)
+        runs = find_split(row_heads([data[start:]], row_bytes, dtype), old, row_bytes) or runs
+    runs = [Run(run.start + start, run.stop + start, run.source + start) for run in runs]
+    if start and runs and runs[0].start == runs[0].source == start:
+        return [Run(0, runs[0].stop, 0), *runs[1:]]
+    return [Run(0, start, 0), *runs] if start else runs
+
+
+def _stored_pieces(row: Row, ends: Offsets, reader: ChunkReader, start: int) -> Iterator[Buffer]:
+    """Read the bytes of a stored table from some place on, some at a time."""
     begins = np.append(0, ends[:-1])
     borders = [0, *(np.flatnonzero(np.diff(begins // _READ_BYTES)) + 1).tolist(), len(ends)]
     for first, stop in pairwise(borders):
-        start = int(begins[first])
-        block = memoryview(bytearray(int(ends[stop - 1]) - start))
-        reader.read(row.digests[first:stop], pieces_of(block, ends[first:stop] - start), verify=True)
-        yield block
+        first = max(first, int(ends.searchsorted(start, side="right")))
+        if first >= stop:
+            continue
+        begin = int(begins[first])
+        block = memoryview(bytearray(int(ends[stop - 1]) - begin))
+        reader.read(row.digests[first:stop], pieces_of(block, ends[first:stop] - begin), verify=True)
+        yield block[max(0, start - begin) :]

@@ -500,7 +500,7 @@ class PendingSave:
             self._begin_in_full()
 
     def _recut(self, new: Any, parents: Parents) -> bool:
-        """Cut tables as an earlier checkpoint that has their rows at other places; return whether there are any."""
+        """Cut tables like an earlier checkpoint that has their rows at other places; tell whether there are any."""
         from tensorcas_mlflow.store._recut import recut  # few saves need it
 
         store = parents.store

@@ -25,6 +25,9 @@ _ANCHOR_BYTES = 512
 _LEAST_RUN_BYTES = 2048
 """A shorter run that moved by itself is stored again: its chunk would take as long to describe."""
 _BLOCK_WORDS = 1 << 18
+_N_HEAD = 4
+_NEAR_SHARE = 0.5
+"""Rows are near each other if they differ by less than so much of the difference from rows elsewhere."""
 _COMPARED_BYTES = 256
 _FEW = 8
 _PIECES_OF_GRID = 4
@@ -70,7 +73,27 @@ def row_hashes(pieces: Iterable[Buffer], row_bytes: int, n_rows: int) -> Any:
     n_words = row_bytes // width
     factors = np.random.default_rng(0).integers(1, 2**63, n_words, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     step = max(1, _BLOCK_WORDS // n_words)
-    at, rest = 0, b""
+    at = 0
+    for rows in _whole_rows(pieces, row_bytes):
+        words = rows.view(f"<u{width}")
+        for begin in range(0, len(words), step):
+            block = words[begin : begin + step]
+            hashes[at : at + len(block)] = _dot(block, factors)
+            at += len(block)
+    return _mixed(hashes)
+
+
+def row_heads(pieces: Iterable[Buffer], row_bytes: int, dtype: Any) -> Any:
+    """Return the first numbers of each row of a table, in double precision; see `row_hashes`."""
+    n_bytes = min(row_bytes, _N_HEAD * dtype.itemsize)
+    heads = [np.ascontiguousarray(rows[:, :n_bytes]) for rows in _whole_rows(pieces, row_bytes)]
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(np.concatenate(heads).view(dtype).astype(np.float64))
+
+
+def _whole_rows(pieces: Iterable[Buffer], row_bytes: int) -> Iterator[Any]:
+    """Yield the rows of a table, some at a time: their bytes, a line each."""
+    rest = b""
     for piece in pieces:
         data = memoryview(piece).cast("B")
         if rest:
@@ -78,16 +101,11 @@ def row_hashes(pieces: Iterable[Buffer], row_bytes: int, n_rows: int) -> Any:
             rest, data = rest + data[:missing].tobytes(), data[missing:]
             if len(rest) < row_bytes:
                 continue
-            hashes[at : at + 1] = _dot(np.frombuffer(rest, f"<u{width}")[None], factors)
-            at += 1
+            yield np.frombuffer(rest, np.uint8).reshape(1, row_bytes)
         n_whole = len(data) // row_bytes
-        rows = np.frombuffer(data, f"<u{width}", n_whole * n_words).reshape(n_whole, n_words)
-        for begin in range(0, n_whole, step):
-            block = rows[begin : begin + step]
-            hashes[at : at + len(block)] = _dot(block, factors)
-            at += len(block)
+        if n_whole:
+            yield np.frombuffer(data, np.uint8, n_whole * row_bytes).reshape(n_whole, row_bytes)
         rest = data[n_whole * row_bytes :].tobytes()
-    return _mixed(hashes)
 
 
 def _dot(rows: Any, factors: Any) -> Any:
@@ -173,6 +191,34 @@ def _n_equal(one: Any, other: Any) -> int:
     n = min(len(one), len(other))
     differ = np.flatnonzero(one[:n] != other[:n])
     return int(differ[0]) if len(differ) else n
+
+
+def find_split(new: Any, old: Any, row_bytes: int) -> list[Run]:
+    """Find the one place where rows were inserted or dropped while all others changed a little.
+
+    Args:
+        new: The first numbers of the rows of a table, as `row_heads` returns them.
+        old: Those of an earlier version with more rows or fewer.
+        row_bytes: Size of a row.
+
+    Returns:
+        The runs before and behind the place; none if the rows are not near each other.
+    """
+    more = len(new) - len(old)
+    n = min(len(new), len(old))
+    added, dropped = max(more, 0), max(-more, 0)
+    before, behind = _distance(new[:n], old[:n]), _distance(new[added:], old[dropped:])
+    costs = np.append(0, before.cumsum()) + np.append(0, behind[::-1].cumsum())[::-1]
+    at = int(costs.argmin())
+    if not costs[at] < _NEAR_SHARE * _distance(new[:n], np.roll(old[:n], n // 3, axis=0)).sum():
+        return []
+    runs = [Run(0, at, 0), Run(at + added, len(new), at + dropped)]
+    return [Run(*(number * row_bytes for number in run)) for run in runs if run.stop > run.start]
+
+
+def _distance(one: Any, other: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(np.abs(one - other).sum(axis=1))
 
 
 def has_moved(data: Buffer, chunk: Buffer, start: int, row_bytes: int) -> bool:
