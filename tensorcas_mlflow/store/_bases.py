@@ -75,9 +75,6 @@ _LEAST_WITH_SMALL_BYTES = 4 << 20
 """With fewer new bytes, a save looks for bases of large tensors alone: small ones take a few hundred bytes more."""
 
 
-LEAST_SAMPLED_BYTES = 512 << 10
-"""A smaller table of the shape that it had is not searched for moved rows: in a training all of its chunks are new."""
-
 _NOWHERE: Mapping[str, int] = MappingProxyType({})
 
 
@@ -843,6 +840,8 @@ class Parents:
     """Result of the search for the last save, or the last batch of a stream."""
     seen: Sequence[Manifest] = field(default=(), init=False)
     """The manifests that may have tables of the last save with other rows, the likeliest first."""
+    is_on_the_same_rows: bool = field(default=False, init=False)
+    """Whether the last step of the series has the rows of the save in the same order."""
     words: Words | None = field(default=None, init=False)
     """Sketches of the tensors of a save, made by the search; None for a stream, whose batches have parts of them."""
     _relative: Relative | None = field(default=None, init=False)
@@ -958,8 +957,7 @@ class Parents:
         store = self.store
         last = None if self.series is None else RECENT.named(store.id, self.series)
         if last is not None and self._has_rows_of(source, last):
-            self.nearest = last
-            self.seen = [last] if np.maximum.reduce(source.columns.n_bytes) >= LEAST_SAMPLED_BYTES else ()
+            self.nearest, self.seen, self.is_on_the_same_rows = last, [last], True
             return plan_on_the_same_rows(store.catalog, store.chunks, source, new, last)
         wanted = BaselessTensors.of(source, new)
         if not wanted.rows:

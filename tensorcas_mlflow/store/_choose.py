@@ -324,6 +324,8 @@ class SeriesChoices:
     """
 
     def __init__(self) -> None:
+        self.has_gained = False
+        """Whether deltas of large tensors took clearly less room in the last save."""
         self._known: dict[Hashable, tuple[Any, int]] = {}
         self._shares: dict[int | None, float] = {}
 
@@ -349,6 +351,7 @@ class SeriesChoices:
             depth: Depth of the save's bases; see `Chooser.depth`.
             share: The share.
         """
+        self.has_gained = depth is not None
         known = self._shares.setdefault(depth, share)
         if abs(share - known) > _CHANGED_SHARE * known:
             self._known.clear()

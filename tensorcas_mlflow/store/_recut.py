@@ -13,7 +13,7 @@ from tensorcas_mlflow.base.tensors import Offsets, chunk_ends, pieces_of, ranges
 from tensorcas_mlflow.chunk_io import ChunkReader
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import Columns, Manifest, Mask, Row, Rows
-from tensorcas_mlflow.store._bases import LEAST_SAMPLED_BYTES, BasePlan
+from tensorcas_mlflow.store._bases import BasePlan
 from tensorcas_mlflow.store._choose import MAX_SAVED_DEPTH, is_float, sample_number
 from tensorcas_mlflow.store._shifts import (
     LEAST_TABLE_BYTES,
@@ -115,6 +115,7 @@ def recut(
     chunk_bytes: int,
     candidates: Sequence[Manifest],
     plan: BasePlan | None,
+    least_bytes: int,
 ) -> Recut | None:
     """Find the tables of a save with new chunks, whose rows an earlier checkpoint has at other places.
 
@@ -125,6 +126,7 @@ def recut(
         chunk_bytes: The store's chunk size.
         candidates: Earlier checkpoints and files, the likeliest first.
         plan: The possible bases of the new chunks; a table with a base that it resembles did not shift.
+        least_bytes: Least size of a table of the shape that it had.
 
     Returns:
         The source with other cuts; None if there is no such table.
@@ -148,7 +150,7 @@ def recut(
         if before.spec.shape == row.spec.shape and np.array_equal(before.ends(chunk_bytes), row.ends(chunk_bytes)):
             side = row.spec.shape[0]
             if side not in sampled:
-                if row.spec.n_bytes < LEAST_SAMPLED_BYTES or len(sampled) >= min(n_looks, _MOST_SAMPLED):
+                if row.spec.n_bytes < least_bytes or len(sampled) >= min(n_looks, _MOST_SAMPLED):
                     continue
                 mine = new[slice(*new.searchsorted(columns.chunk_at[number : number + 2]).tolist())]
                 is_new = n_new[number] >= _NEW_SHARE * row.spec.n_bytes

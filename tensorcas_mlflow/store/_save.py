@@ -290,6 +290,9 @@ _MAX_ATTEMPTS = 4
 _ENTRY_BYTES = 256
 """More than a chunk takes in a pack besides its payload."""
 _NOTHING = NoSource((), 1)
+_LEAST_SAMPLED_BYTES = 512 << 10
+"""In a training all chunks are new in each step. So a smaller table of the shape that it had is not searched for moved
+rows there."""
 
 
 class PendingSave:
@@ -501,10 +504,15 @@ class PendingSave:
 
     def _recut(self, new: Any, parents: Parents) -> bool:
         """Cut tables like an earlier checkpoint that has their rows at other places; tell whether there are any."""
+        least_bytes = _LEAST_SAMPLED_BYTES
+        if parents.series is not None and not parents.store.choices.of((parents.series, self._policy)).has_gained:
+            least_bytes = 0  # nothing looks like a training
+        if parents.is_on_the_same_rows and np.maximum.reduce(self._source.columns.n_bytes) < least_bytes:
+            return False
         from tensorcas_mlflow.store._recut import recut  # few saves need it
 
         store = parents.store
-        found = recut(self._source, new, store.chunks, store.chunk_bytes, parents.seen, self._plan)
+        found = recut(self._source, new, store.chunks, store.chunk_bytes, parents.seen, self._plan, least_bytes)
         if found is None:
             return False
         if parents.nearest is None:
