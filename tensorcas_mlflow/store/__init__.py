@@ -10,6 +10,7 @@ no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
 | `_save`, `_batch`, `_pending` | one save, many in step, and saves that wait for their manifest |
 | `_ingest`, `_sources` | bytes of a save: files, streams, arrays |
 | `_bases`, `_choose`, `_encode` | bases of deltas, choice of codecs, encoding |
+| `_recut`, `_shifts` | tables whose rows have moved |
 | `_sketching` | sketches of the tensors of a save |
 | `_sketches` | search for related checkpoints by sketches |
 | `_relatives` | relatives of a model, for its lineage |

@@ -20,7 +20,7 @@ from tensorcas_mlflow.store._shifts import (
     Run,
     find_runs,
     find_split,
-    has_moved,
+    has_rows_of,
     pieces_of_runs,
     row_hashes,
     row_heads,
@@ -144,9 +144,10 @@ def recut(
         row = columns.row(number)
         if (row.cuts is not None and row.spec.name not in source.carried) or not row.spec.shape:
             continue
-        before = _earlier(row, candidates, chunk_bytes)
-        if before is None or not source.holds(columns.chunks_of(np.array([number]))).all():
+        versions = _versions(row, candidates, chunk_bytes)
+        if not versions or not source.holds(columns.chunks_of(np.array([number]))).all():
             continue
+        data, before = source.whole(number), versions[0]
         if before.spec.shape == row.spec.shape and np.array_equal(before.ends(chunk_bytes), row.ends(chunk_bytes)):
             side = row.spec.shape[0]
             if side not in sampled:
@@ -157,14 +158,22 @@ def recut(
                 sampled[side] = bool(is_new) and _has_shifted(source, number, mine, plan)
             if not sampled[side]:
                 continue
-        cut = _cut_like(row, before, source.whole(number), reader, chunk_bytes, int(n_new[number]))
-        if cut is not None:
-            found[number] = cut
+        for before in versions:
+            try:
+                if before is not versions[0] and not _is_version(before, data, reader, chunk_bytes):
+                    continue
+                cut = _cut_like(row, before, data, reader, chunk_bytes, int(n_new[number]))
+            except (NotFoundError, FormatError, BackendError):
+                continue  # it was deleted meanwhile, or is damaged
+            if cut is not None:
+                found[number] = cut
+                break
     return Recut(source, chunk_bytes, found) if found else None
 
 
-def _earlier(row: Row, candidates: Sequence[Manifest], chunk_bytes: int) -> Row | None:
-    """Return the first earlier version of a table: its name and dtype, and its dimensions but for the first one."""
+def _versions(row: Row, candidates: Sequence[Manifest], chunk_bytes: int) -> list[Row]:
+    """Return earlier versions of a table: they have its name and dtype, and its dimensions but for the first one."""
+    found: dict[bytes, Row] = {}
     for candidate in candidates[:_N_CANDIDATES]:
         if candidate.chunk_bytes != chunk_bytes:
             continue
@@ -173,8 +182,18 @@ def _earlier(row: Row, candidates: Sequence[Manifest], chunk_bytes: int) -> Row 
         except (TensorNotFoundError, FormatError):  # two of its many rows may have one name
             continue
         if (before.spec.dtype, before.spec.shape[1:]) == (row.spec.dtype, row.spec.shape[1:]) and before.spec.n_bytes:
-            return before
-    return None
+            found.setdefault(before.digests.tobytes(), before)
+    return list(found.values())
+
+
+def _is_version(before: Row, data: memoryview, reader: ChunkReader, chunk_bytes: int) -> bool:
+    """Tell whether a table has rows of the middle of another one; read one chunk of that."""
+    ends = before.ends(chunk_bytes)
+    at = sample_number(len(ends))
+    start = int(ends[at - 1]) if at else 0
+    chunk = memoryview(bytearray(int(ends[at]) - start))
+    reader.read(before.digests[at : at + 1], [chunk], verify=True)
+    return has_rows_of(data, chunk, start, before.spec.n_bytes // before.spec.shape[0], elsewhere=False)
 
 
 def _has_shifted(source: Source, number: int, mine: Any, plan: BasePlan | None) -> bool:
@@ -187,7 +206,7 @@ def _has_shifted(source: Source, number: int, mine: Any, plan: BasePlan | None) 
         return False
     start = int(source.sizes[int(source.columns.chunk_at[number]) : chunk].sum())
     row_bytes = source.columns.spec(number).n_bytes // source.columns.shape(number)[0]
-    return has_moved(source.whole(number), behind[0].data, start, row_bytes)
+    return has_rows_of(source.whole(number), behind[0].data, start, row_bytes, elsewhere=True)
 
 
 def _cut_like(
@@ -205,6 +224,11 @@ def _cut_like(
 
     Returns:
         Its cuts, and the earlier chunks; None if other cuts save too little.
+
+    Raises:
+        NotFoundError: The earlier version is not stored any more.
+        FormatError: It is damaged.
+        BackendError: The storage failed.
     """
     row_bytes = row.spec.n_bytes // row.spec.shape[0]
     ends, mine = before.ends(chunk_bytes), row.ends(chunk_bytes)
@@ -213,10 +237,7 @@ def _cut_like(
     first = int(is_other.argmax()) if is_other.any() else n
     # The rows before the first other chunk did not move.
     start = int(ends[first - 1]) // row_bytes * row_bytes if first else 0
-    try:
-        runs = _runs_from(start, row, before, data, ends, reader)
-    except (NotFoundError, FormatError, BackendError):
-        return None
+    runs = _runs_from(start, row, before, data, ends, reader)
     pieces = pieces_of_runs(runs, row.spec.n_bytes, ends, chunk_bytes)
     n_left = sum(piece.size for piece in pieces if piece.chunk < 0)
     if n_new - n_left < max(LEAST_TABLE_BYTES, _LEAST_SHARE * row.spec.n_bytes):
@@ -234,13 +255,7 @@ def _cut_like(
 
 
 def _runs_from(start: int, row: Row, before: Row, data: memoryview, ends: Offsets, reader: ChunkReader) -> list[Run]:
-    """Find the runs that a table shares with its earlier version; all bytes before ``start`` are equal.
-
-    Raises:
-        NotFoundError: The earlier version is not stored any more.
-        FormatError: It is damaged.
-        BackendError: The storage failed.
-    """
+    """Find the runs that a table shares with its earlier version; all bytes before ``start`` are equal."""
     row_bytes, skipped = row.spec.n_bytes // row.spec.shape[0], start * row.spec.shape[0] // row.spec.n_bytes
     n_new, n_old = row.spec.shape[0] - skipped, before.spec.shape[0] - skipped
     new = row_hashes([data[start:]], row_bytes, n_new)

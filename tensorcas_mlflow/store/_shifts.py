@@ -221,14 +221,15 @@ def _distance(one: Any, other: Any) -> Any:
         return np.nan_to_num(np.abs(one - other).sum(axis=1))
 
 
-def has_moved(data: Buffer, chunk: Buffer, start: int, row_bytes: int) -> bool:
-    """Tell whether a table has rows of an earlier version at another place; look for a few of them.
+def has_rows_of(data: Buffer, chunk: Buffer, start: int, row_bytes: int, *, elsewhere: bool) -> bool:
+    """Tell whether a table has rows of an earlier version; look for a few of them.
 
     Args:
         data: The bytes of the table.
         chunk: Some bytes of the earlier version.
         start: Their place in it.
         row_bytes: Size of a row.
+        elsewhere: Whether a row at its earlier place does not count.
     """
     old, new = np.frombuffer(chunk, np.uint8), np.frombuffer(data, np.uint8)
     width = next(width for width in (8, 4, 2, 1) if row_bytes % width == 0)
@@ -237,7 +238,7 @@ def has_moved(data: Buffer, chunk: Buffer, start: int, row_bytes: int) -> bool:
     for quarter in (1, 2, 3):
         row = -(-(start + quarter * len(old) // 4) // row_bytes)
         key = old[row * row_bytes - start :][:n_bytes]
-        if len(key) < n_bytes or np.array_equal(new[row * row_bytes :][:n_bytes], key):
+        if len(key) < n_bytes or (elsewhere and np.array_equal(new[row * row_bytes :][:n_bytes], key)):
             continue
         wanted = key.view(f"<u{width}")
         places = np.flatnonzero(words[::stride] == wanted[0]) * stride
