@@ -87,12 +87,12 @@ class Root(NamedTuple):
 
         Raises:
             ValueError: It is a URI of another kind, a local one with a host, a remote one without a bucket,
-                one without an absolute path, or one with a query or fragment.
+                one without an absolute path, or one with a query or fragment; or a name in it is not UTF-8.
         """
         if isinstance(root, Root):
             return root
         if not isinstance(root, str):
-            return cls(SCHEME, "", Path(os.path.abspath(root)).as_posix())
+            return cls._local(root)
         # A relative path names another place after a change of the working directory. No URI does.
         is_fixed = os.path.isabs(root) or root.startswith(_STARTS_OF_URIS)
         return _parse_again(root) if is_fixed else cls._parse(root)
@@ -104,7 +104,7 @@ class Root(NamedTuple):
         except ValueError as error:
             raise ValueError(f"{without_secrets(root)!r} is no URI: {error}") from error
         if parts.scheme == "" or len(parts.scheme) == 1:
-            return cls(SCHEME, "", Path(os.path.abspath(root)).as_posix())
+            return cls._local(root)
         if parts.scheme in REMOTE_SCHEMES:
             return cls._remote(root)
         if parts.scheme not in (SCHEME, "file"):
@@ -115,11 +115,18 @@ class Root(NamedTuple):
             )
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise ValueError(f"{without_secrets(root)!r} must be {SCHEME}:///absolute/path, with no host, '?' or '#'")
-        path = unquote(parts.path)
+        path = _unquoted(parts.path, root)
         if not path.startswith("/") or "\0" in path:
             raise ValueError(f"{without_secrets(root)!r} must name an absolute path: {SCHEME}:///absolute/path")
         # POSIX distinguishes two leading slashes from one, and this would give one place two names.
-        return cls(SCHEME, "", Path(os.path.abspath("/" + path.lstrip("/"))).as_posix())
+        return cls._local("/" + path.lstrip("/"))
+
+    @classmethod
+    def _local(cls, path: str | os.PathLike[str]) -> Root:
+        path = Path(os.path.abspath(path)).as_posix()
+        if not is_unicode(path):
+            raise ValueError(f"the name of the folder {path!r} is not UTF-8, so no URI names it: rename it")
+        return cls(SCHEME, "", path)
 
     @classmethod
     def _remote(cls, root: str) -> Root:
@@ -129,7 +136,7 @@ class Root(NamedTuple):
             raise ValueError(f"{without_secrets(root)!r} must be {form}, with no '?' or '#'")
         if not _CONTAINER.fullmatch(parts.netloc):
             raise ValueError(f"{without_secrets(root)!r} must be {form}")
-        path = unquote(parts.path).strip("/")
+        path = _unquoted(parts.path, root).strip("/")
         segments = path.split("/") if path else []
         if any(segment in ("", ".", "..") or not segment.isprintable() for segment in segments):
             raise ValueError(
@@ -185,6 +192,29 @@ class Root(NamedTuple):
             return ""
         top = self.path if self.path == "/" else f"{self.path}/"
         return other.path.removeprefix(top) if other.path.startswith(top) else None
+
+
+_NO_NAMES = frozenset(["", ".", ".."])
+
+
+def _unquoted(path: str, uri: str) -> str:
+    """Decode the path of a URI: two names that the file system would take for one folder are refused.
+
+    Raises:
+        ValueError: It encodes bytes that are not UTF-8, or a part that is no name.
+    """
+    try:
+        decoded = unquote(path, errors="strict")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{without_secrets(uri)!r} percent-encodes bytes that are not UTF-8 (%{error.object[error.start]:02X}): "
+            "use a folder with another name"
+        ) from error
+    if any(part not in _NO_NAMES and _NO_NAMES.intersection(unquote(part).split("/")) for part in path.split("/")):
+        raise ValueError(
+            f"{without_secrets(uri)!r} percent-encodes a '.' or a '/' where a name must be: write the path plainly"
+        )
+    return decoded
 
 
 # Every checkpoint of a series asks for the store around the same folder.

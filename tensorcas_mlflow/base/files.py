@@ -200,7 +200,7 @@ def is_on_local_disk(folder: str) -> bool:
     try:
         device = os.stat(folder).st_dev
         wanted = f"{os.major(device)}:{os.minor(device)}"
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
                 fields, _, rest = line.partition(" - ")
                 if fields.split()[2] == wanted:

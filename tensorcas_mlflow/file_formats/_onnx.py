@@ -165,7 +165,7 @@ class _Message:
         """Remember a name, or packed dimensions."""
         if number == _NAMES.get(self.kind):
             if self.kind == "tensor" or not self.name:
-                self.name = bytes(value).decode("utf-8", "replace")
+                self.name = bytes(value).decode("utf-8", "backslashreplace")
                 self.is_named = True
         elif number == _DIMS and self.kind == "tensor":
             at = 0

@@ -171,7 +171,7 @@ def _read_said(header: _Header, data: bytes, said: _Said) -> _Said:
             raise FormatError("a pax header is malformed")
         key, _, value = data[space + 1 : at + int(digits) - 1].partition(b"=")
         if key == b"path":
-            said = said._replace(name=value.decode("utf-8", "replace"))
+            said = said._replace(name=value.decode("utf-8", "backslashreplace"))
         elif key == b"size":
             if not value.isdigit() or len(value) > 20:
                 raise FormatError("a pax header is malformed")
@@ -187,7 +187,7 @@ def _with(header: _Header, said: _Said) -> _Header:
 
 
 def _text(data: bytes) -> str:
-    return data.split(b"\0")[0].decode("utf-8", "replace")
+    return data.split(b"\0")[0].decode("utf-8", "backslashreplace")
 
 
 def _padded(n_bytes: int) -> int:

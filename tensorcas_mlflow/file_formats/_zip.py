@@ -98,7 +98,7 @@ def read_entry(tape: Tape) -> LocalEntry:
         n_bytes = _size_in_extra(header[header_bytes - extra_bytes :], after_raw=raw_bytes == _IN_EXTRA)
     is_streamed = bool(flags & _STREAMED)
     return LocalEntry(
-        name=header[_LOCAL_HEADER.size : _LOCAL_HEADER.size + name_bytes].decode("utf-8", "replace"),
+        name=header[_LOCAL_HEADER.size : _LOCAL_HEADER.size + name_bytes].decode("utf-8", "backslashreplace"),
         header_bytes=header_bytes,
         n_bytes=None if is_streamed and n_bytes == 0 else n_bytes,
         is_stored=method == 0 and not flags & _ENCRYPTED,

@@ -93,6 +93,7 @@ if TYPE_CHECKING:
         step_of_text,
         step_text,
         strangers_text,
+        unquote_segment,
     )
     from tensorcas_mlflow.layout._manifest import KEPT_HEADER, MAX_BYTES, Manifest
     from tensorcas_mlflow.layout._manifest_arrow import MANIFEST_SCHEMA
@@ -198,7 +199,7 @@ _NAMES = {
     ),
     "_keys": (
         "DEFAULT_NAME STAND_INS STEP_TEXT artifact_key artifact_prefix as_step find_strangers is_blob_key label_of "
-        "list_blobs list_dir step_of_text step_text strangers_text"
+        "list_blobs list_dir step_of_text step_text strangers_text unquote_segment"
     ),
     "_manifest": "KEPT_HEADER MAX_BYTES Manifest",
     "_manifest_arrow": "MANIFEST_SCHEMA",

@@ -139,6 +139,11 @@ def quote_segment(text: str) -> str:
     return _hashed_segment(text)
 
 
+def unquote_segment(segment: str) -> str:
+    """Decode a segment of `quote_segment`; the name of a long text is lost."""
+    return unquote(segment, errors="surrogateescape")
+
+
 def _hashed_segment(text: str) -> str:
     return "~" + digest(text.encode("utf-8", "surrogateescape")).hex()[:32]
 
@@ -173,11 +178,11 @@ def copies_prefix(place: str) -> str:
 def label_of(key: str) -> str | None:
     """Describe the ref at a key in words, like `Ref.label`, as far as the key shows it."""
     folders, _, leaf = key.rpartition("/@")
-    texts = [unquote(segment, errors="replace") for segment in folders.split("/")[2:]]
+    texts = [unquote_segment(segment) for segment in folders.split("/")[2:]]
     if key.startswith(RUNS) and 1 <= len(texts) <= 2:
-        return f"run {' '.join(texts)} step {unquote(leaf, errors='replace')}"
+        return f"run {' '.join(texts)} step {unquote_segment(leaf)}"
     if key.startswith(ARTIFACTS):
-        return "/".join([*texts, unquote(leaf, errors="replace")])
+        return "/".join([*texts, unquote_segment(leaf)])
     return None
 
 

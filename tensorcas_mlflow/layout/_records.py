@@ -449,12 +449,12 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
         record = load_record(info.key, head, newest=_WITH_BASES)
     except CorruptError:
         # The commit writes the ref over the longer intent: the rest of the first line after the ref is the old end.
-        text = head.decode("utf-8", "replace")
+        text = head.decode("utf-8", "surrogateescape")
         try:
             _, end = json.JSONDecoder().raw_decode(text)
         except (ValueError, RecursionError) as error:
             raise CorruptError(info.key, f"it is not an intent: {error}") from error
-        record = load_record(info.key, text[:end].encode(), newest=_WITH_BASES)
+        record = load_record(info.key, text[:end].encode("utf-8", "surrogateescape"), newest=_WITH_BASES)
         newline = b""
     manifest = record.get("manifest")
     if not is_manifest_name(manifest):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable
 from typing import Protocol
-from urllib.parse import unquote
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import FormatError, NotFoundError
 from tensorcas_mlflow.file_formats import Description, Folder, MemorySource
-from tensorcas_mlflow.layout import Ref, artifact_prefix
+from tensorcas_mlflow.layout import Ref, artifact_prefix, unquote_segment
 
 _MAX_BYTES = 64 << 20
 """Largest description that is read: it is held in memory while it is parsed."""
@@ -46,7 +45,7 @@ class StoredFolder(Folder):
     def names(self, suffix: str) -> list[str]:
         # Names too long for a key are not recognised, and then their files describe nothing.
         segments = self._store.backend.names(artifact_prefix(self._path))
-        found = (unquote(segment[1:], errors="replace") for segment in segments if segment.startswith("@"))
+        found = (unquote_segment(segment[1:]) for segment in segments if segment.startswith("@"))
         return sorted(name for name in found if name.endswith(suffix))
 
     def find(self, name: str) -> Description:

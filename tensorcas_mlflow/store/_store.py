@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import unquote
 
 import numpy as np
 
@@ -66,6 +65,7 @@ from tensorcas_mlflow.layout import (
     read_ref,
     read_refs_around,
     stamp_of,
+    unquote_segment,
 )
 from tensorcas_mlflow.store._recent import RECENT
 
@@ -117,7 +117,7 @@ class Refs:
                     if ref.path is not None:
                         return ref.path.removeprefix(prefix).split("/")[0]
                 if errors:
-                    name = unquote(segment)  # unless the name was long
+                    name = unquote_segment(segment)  # unless the name was long
             return name
 
         names = self.backend.map_requests(name_of, segments)

@@ -179,7 +179,7 @@ def _is_plain_key(key: object) -> bool:
 
 def _quoted(text: str) -> str:
     """Return the text of a key as a path component: no star, control character or empty string."""
-    return quote(text, safe=_KEPT_IN_PATHS, errors="replace") or "%"
+    return quote(text, safe=_KEPT_IN_PATHS, errors="surrogatepass") or "%"
 
 
 _MIN_BUFFER_BYTES = 256

@@ -211,7 +211,7 @@ def _key_of(entry: Any) -> Any:
 
 
 def _component(key: Any) -> str:
-    return quote(str(key), safe=_KEPT_IN_NAMES, errors="replace") or "%"
+    return quote(str(key), safe=_KEPT_IN_NAMES, errors="surrogatepass") or "%"
 
 
 def _give_names(leaves: list[Leaf]) -> None:

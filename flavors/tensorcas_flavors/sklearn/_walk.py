@@ -444,4 +444,4 @@ def _place(container: Any, key: Any, value: object) -> LivePlace | None:
 @lru_cache(maxsize=4096)
 def _component(key: str) -> str:
     """Return a key as a path component: no slash, star, control character or empty string."""
-    return quote(key, safe=" ()[]<>=,;:+@$&!?'") or "%"
+    return quote(key, safe=" ()[]<>=,;:+@$&!?'", errors="surrogatepass") or "%"

@@ -38,8 +38,13 @@ def local_folder(location: str) -> Path | None:
         return None
     if parts.scheme == "":
         named = location
-    elif parts.scheme in ("file", SCHEME) and parts.netloc in ("", "localhost") and not parts.query + parts.fragment:
-        named = unquote(parts.path)
+    elif parts.scheme == SCHEME:
+        try:
+            named = Root.parse(location).path
+        except ValueError:
+            return None
+    elif parts.scheme == "file" and parts.netloc in ("", "localhost") and not parts.query + parts.fragment:
+        named = unquote(parts.path)  # as MLflow decodes it
     else:
         return None
     return None if named == "" or "\0" in named else Path(os.path.realpath(named))

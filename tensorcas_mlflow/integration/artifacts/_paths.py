@@ -11,6 +11,7 @@ from pathlib import Path
 from mlflow.utils.validation import bad_path_message, path_not_unique
 
 from tensorcas_mlflow.backends import STORE_FOLDER, UPLOADING, is_visible, is_visible_path
+from tensorcas_mlflow.base import config
 
 
 def path_to_read(path: str | None) -> str:
@@ -49,12 +50,23 @@ def path_to_write(name: str, folder: str | None) -> str:
     path = posixpath.join(folder or "", name) if name else folder or ""
     if path_to_read(path) != path:
         raise ValueError(f"Invalid path: {path!r}")
+    check_upload(path)
     if not is_visible_path(path):
         raise ValueError(
             f"Invalid path: {path!r}. Artifact names starting with {UPLOADING!r} and folders called "
             f"{STORE_FOLDER!r} are reserved, and a name must be valid Unicode."
         )
     return path
+
+
+def check_upload(path: str) -> None:
+    """Refuse a name that an MLflow server has decoded with replacement: two names of a client would be one.
+
+    Raises:
+        ValueError: This is a server, and the name holds U+FFFD.
+    """
+    if "\ufffd" in path and config.in_mlflow_server():
+        raise ValueError(f"Invalid path: {path!r}. The request names bytes that are not UTF-8: use another name.")
 
 
 NOT_FOLLOWED = "leads out of the artifact root, to the folder of a store, or back to a folder around it"

@@ -61,6 +61,7 @@ from tensorcas_mlflow.integration.artifacts._paths import (
     NOT_FOLLOWED,
     FolderLinks,
     Followed,
+    check_upload,
     moved,
     path_to_read,
     path_to_write,
@@ -526,6 +527,7 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     def _path_of_upload(self, name: str, folder: str | None) -> str:
         """Return the path for an artifact from a client; see `path_to_write`."""
         path = path_to_read(posixpath.join(folder or "", name))
+        check_upload(path)
         return path if self._carried.find(path) is not None else path_to_write(name, folder)
 
     def _write_folder(self, path: str, checked: Checked) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -29,7 +28,7 @@ from tensorcas_mlflow.integration.checkpoints._pages import note_dropped, note_s
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
-from tensorcas_mlflow.layout import STAND_INS, Manifest, Ref, RefTarget, list_dir, read_listed_refs
+from tensorcas_mlflow.layout import STAND_INS, Manifest, Ref, RefTarget, list_dir, read_listed_refs, unquote_segment
 from tensorcas_mlflow.reader import StoreReads
 
 if TYPE_CHECKING:
@@ -511,7 +510,7 @@ def names_in_store(run: RunRoot, home: Home) -> list[str]:
                     tell(store, error)
                     has_cut = True
                 elif not segment.startswith("~"):
-                    names.add(unquote(segment))  # a later call for its steps reports the damage
+                    names.add(unquote_segment(segment))  # a later call for its steps reports the damage
                 continue
             if ref is not None and ref.name is not None:
                 names.add(ref.name)

@@ -76,7 +76,7 @@ def _in_one_form(uri: str) -> str:
 def _proxied_path(uri: str) -> str | None:
     """Return the path in a URI of a server's artifacts, relative to the server's artifact root; None for other URIs."""
     parts = urlsplit(uri)
-    path = unquote(parts.path).strip("/")
+    path = unquote(parts.path).strip("/")  # as the server's framework decodes it
     return path if parts.scheme == _PROXIED and path else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from flask import Blueprint, Flask, Response, jsonify, request
 
@@ -97,6 +98,15 @@ def add_pages(app: Flask, *, has_auth: bool) -> Scheduler | None:
 
 def _blueprint(site: Site, scheduler: Scheduler | None, *, has_auth: bool) -> Blueprint:
     blueprint = Blueprint("tensorcas", __name__)
+
+    @blueprint.before_request
+    def refuse_other_bytes() -> Response | None:
+        # Flask would show U+FFFD for each of them: two addresses would be one page.
+        try:
+            unquote_to_bytes(request.query_string).decode()
+        except UnicodeDecodeError:
+            return _refused("This address percent-encodes bytes that are not UTF-8.", _links(), status=400)
+        return None
 
     @blueprint.after_request
     def protect(response: Response) -> Response:
