@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 import pytest
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Children, Token
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, Freed, Token
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 
@@ -112,6 +112,9 @@ class FaultyBackend(Backend):
 
     def settle(self, prefix: str) -> None:
         self._call("settle", prefix, lambda: self.inner.settle(prefix))
+
+    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> Freed:
+        return self.inner.freed_by(deleted, older_than_s=older_than_s)
 
     def sweep(self, older_than_s: float) -> int:
         return self._call("sweep", ".", lambda: self.inner.sweep(older_than_s))

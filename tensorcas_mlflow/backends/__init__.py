@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Backend,
         BlobInfo,
         Children,
+        Freed,
         LogDamage,
         PossibleChildren,
         Token,
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_buckets": "Bucket ObjectInfo",
-    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children LogDamage PossibleChildren Token check_key is_key",
+    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children Freed LogDamage PossibleChildren Token check_key is_key",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_local": "LocalBackend",
     "_logged": "LoggedBackend",

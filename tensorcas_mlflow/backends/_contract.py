@@ -76,6 +76,15 @@ class LogDamage(NamedTuple):
     """True if records are lost, and with them what they committed."""
 
 
+class Freed(NamedTuple):
+    """Bytes of files that a deletion frees; estimates."""
+
+    n_bytes: int
+    """Bytes that it frees at once; negative if files grow more than others shrink."""
+    left_bytes: int = 0
+    """Garbage that stays in files which also hold other blobs, until enough of such a file is garbage."""
+
+
 Children = tuple[list[BlobInfo], list[str]]
 """The blobs directly below a prefix, and the names of the next segments; both sorted."""
 
@@ -384,6 +393,15 @@ class Backend(ABC):
             RefusedError: The backend has no logs.
         """
         raise RefusedError("create", "logs", f"{self.uri!r} cannot have logs: only a folder on a local disk can")
+
+    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> Freed:
+        """Estimate the bytes of files that a deletion of some blobs and then a `sweep` free; changes nothing.
+
+        Args:
+            deleted: Keys of blobs, and their sizes.
+            older_than_s: As for `sweep`.
+        """
+        return Freed(sum(deleted.values()))
 
     def sweep(self, older_than_s: float) -> int:
         """Remove the remains of crashed calls outside of any key, such as temporary files.

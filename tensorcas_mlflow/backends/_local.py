@@ -18,6 +18,7 @@ from tensorcas_mlflow.backends._contract import (
     Backend,
     BlobInfo,
     Children,
+    Freed,
     Token,
     check_key,
     is_listed_segment,
@@ -447,10 +448,23 @@ class LocalBackend(Backend):
         with _translated("delete", key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self._path(key))
 
+    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> Freed:
+        left = sum(size for _, size in self._left_behind(older_than_s))
+        return Freed(sum(deleted.values()) + left)
+
     def sweep(self, older_than_s: float) -> int:
         freed = 0
-        before = time.time() - older_than_s
         with _translated("sweep", "."):
+            for path, size in self._left_behind(older_than_s):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                    freed += size
+        return freed
+
+    def _left_behind(self, older_than_s: float) -> Iterator[tuple[str, int]]:
+        """Yield the temporary files of dead writers: paths and sizes."""
+        before = time.time() - older_than_s
+        with _translated("list", "."):
             for folder, _, files in os.walk(self.root):
                 for name in files:
                     if not name.startswith((STAGING, UPLOADING)):
@@ -459,9 +473,7 @@ class LocalBackend(Backend):
                     with contextlib.suppress(FileNotFoundError):
                         found = os.lstat(path)
                         if found.st_mtime <= before or writer_is_dead(name):
-                            os.unlink(path)
-                            freed += found.st_size
-        return freed
+                            yield path, found.st_size
 
     def _path(self, key: str) -> str:
         *folders, leaf = check_key(key).split("/")

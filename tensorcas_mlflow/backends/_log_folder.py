@@ -72,6 +72,10 @@ class LogFolder:
         folder, _, name = path.rpartition("/")
         return folder == FOLDER and (name == _GENERATION or _FILE.fullmatch(name) is not None)
 
+    def n_bytes(self, log: str) -> int:
+        """Return the size of a log with its tombstones and its index."""
+        return sum(map(file_bytes, (self.log_path(log), self.dead_path(log), self.index_path(log))))
+
     def names(self) -> set[str]:
         """List the names of all logs; none if the folder is gone.
 
@@ -210,6 +214,14 @@ def _names_in(path: str) -> set[str]:
         return set(os.listdir(path))
     except FileNotFoundError:
         return set()
+
+
+def file_bytes(path: str) -> int:
+    """Return the size of a file; 0 if there is none."""
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 def is_at(descriptor: int, path: str) -> bool:

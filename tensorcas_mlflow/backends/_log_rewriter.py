@@ -9,14 +9,16 @@ import contextlib
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
+from tensorcas_mlflow.backends._contract import Freed
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._log_folder import FOLDER, WRITE_LOG, is_at
-from tensorcas_mlflow.backends._log_records import LogBlob, encode_record
+from tensorcas_mlflow.backends._log_records import HEADER_BYTES, TOMBSTONE, LogBlob, Record, encode_record
 from tensorcas_mlflow.backends._log_view import LogEntry, LogView
 from tensorcas_mlflow.backends._log_writer import Prefixes, close_writer
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.base.files import Settled
 
 
@@ -63,6 +65,42 @@ class LogRewriter:
             return freed
         finally:
             LockedFile.release(descriptor)
+
+    def freed_by(self, keys: Set[str]) -> Freed:
+        """Return the bytes that a deletion of some blobs and then `tidy` free; encodes the blobs that `tidy` copies."""
+        close_writer(self._view)
+        freed = left = 0
+        for log in self._view.logs():
+            entries = self._view.live_blobs(log)
+            live = [entry for entry in entries if entry.key not in keys]
+            if self._view.is_worth_rewriting(log, without=keys) and not self._is_in_use(log):
+                freed += self._folder.n_bytes(log) - self._copied_bytes(log, live)
+            else:
+                freed -= TOMBSTONE.size * (len(entries) - len(live))
+                left += self._view.garbage_in(log, keys)
+        return Freed(freed, left)
+
+    def _copied_bytes(self, log: str, live: Sequence[LogEntry]) -> int:
+        """Return the size of the new log with some blobs of a log."""
+        consumed = self._view.consumed_in(log)
+        if not live and not consumed:
+            return 0
+        end = HEADER_BYTES
+        for _, record in self._encoded(log, end, live, consumed):
+            end = record.end
+        return encode_record(log, end, (), (), durable_before=end, prefix=None, is_summarized=False)[1].end
+
+    def _is_in_use(self, log: str) -> bool:
+        """Tell whether a process may append to a log."""
+        try:
+            descriptor = os.open(self._folder.log_path(log), WRITE_LOG)
+        except OSError:
+            return True
+        if LockedFile.lock(descriptor, waits=False):
+            LockedFile.release(descriptor)
+            return False
+        os.close(descriptor)
+        return True
 
     def mend(self) -> dict[str, str]:
         """Rewrite damaged logs; for a salvaging view.
@@ -136,28 +174,11 @@ class LogRewriter:
 
     def _copy(self, live: Sequence[LogEntry], consumed: Sequence[str]) -> int:
         """Copy blobs into a new log, durably, and return its size."""
-        by_record: defaultdict[int, list[LogEntry]] = defaultdict(list)
-        for entry in live:
-            by_record[entry.record].append(entry)
         log, descriptor, end = self._folder.create_log()
-        prefixes = Prefixes()
         try:
-            durable = end
-            for _, entries in sorted(by_record.items()):
-                pieces, record = encode_record(
-                    log,
-                    end,
-                    [self._copied(entry) for entry in entries],
-                    consumed,
-                    durable_before=durable,
-                    prefix=prefixes.next(),
-                    written_s=entries[0].written_s,
-                    is_summarized=False,  # whoever sees the new log has lost what it knew of the old one
-                )
-                consumed = ()
+            for pieces, record in self._encoded(log, end, live, consumed):
                 for piece in pieces:
                     write_all(descriptor, piece)
-                prefixes.note(record)
                 end = record.end
             os.fsync(descriptor)
             self._settled.settle(self._folder.path)
@@ -173,6 +194,31 @@ class LogRewriter:
         finally:
             LockedFile.release(descriptor)
         return record.end
+
+    def _encoded(
+        self, log: str, start: int, live: Sequence[LogEntry], consumed: Sequence[str]
+    ) -> Iterator[tuple[Sequence[Buffer], Record]]:
+        """Encode blobs as the records of a new log, in their order."""
+        by_record: defaultdict[int, list[LogEntry]] = defaultdict(list)
+        for entry in live:
+            by_record[entry.record].append(entry)
+        prefixes = Prefixes()
+        end = start
+        for _, entries in sorted(by_record.items()):
+            pieces, record = encode_record(
+                log,
+                end,
+                [self._copied(entry) for entry in entries],
+                consumed,
+                durable_before=start,
+                prefix=prefixes.next(),
+                written_s=entries[0].written_s,
+                is_summarized=False,  # whoever sees the new log has lost what it knew of the old one
+            )
+            consumed = ()
+            yield pieces, record
+            prefixes.note(record)
+            end = record.end
 
     def _copied(self, entry: LogEntry) -> LogBlob:
         """Return a blob as the new log gets it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +23,7 @@ from tensorcas_mlflow.backends._log_folder import (
     Generation,
     LogFolder,
     SyncError,
+    file_bytes,
     is_original,
     open_file,
     read_at,
@@ -795,28 +796,38 @@ class LogView:
             log = self._logs.get(name)
             return [] if log is None else self.folder.existing(log.consumed)
 
-    def is_worth_rewriting(self, name: str) -> bool:
-        """Tell whether a rewriting frees much of a log, or its torn tail, which every look reads."""
+    def garbage_in(self, name: str, without: Set[str]) -> int:
+        """Estimate the bytes of garbage in a log's files if the blobs of some keys are deleted."""
+        with self._lock:
+            self._read_below("")
+            log = self._logs.get(name)
+            return 0 if log is None else max(0, self.folder.n_bytes(name) - round(self._live_bytes(log, without)))
+
+    def is_worth_rewriting(self, name: str, *, without: Set[str] = frozenset()) -> bool:
+        """Tell whether a rewriting frees much of a log, or its torn tail, which every look reads.
+
+        Args:
+            name: The log.
+            without: Keys of blobs that count as deleted.
+        """
         with self._lock:
             self._read_below("")
             log = self._logs.get(name)
             if log is None:
                 return False
-            if not log.entries or name in self.failed or self._live_bytes(log) * _REWRITTEN_AT < log.end:
+            live_bytes = self._live_bytes(log, without)
+            if live_bytes == 0 or name in self.failed or live_bytes * _REWRITTEN_AT < log.end:
                 return True
-            try:
-                return os.lstat(log.path).st_size > log.end
-            except FileNotFoundError:
-                return False
+            return file_bytes(log.path) > log.end
 
     def _counting(self, log: _KnownLog) -> list[LogEntry]:
         """Return the blobs of a log that no later version replaces, unless the disk may lose that version."""
         last = ((entry, _last(self._entries[entry.key])) for entry in log.entries.values())
         return [entry for entry, counts in last if counts is entry or counts.log in self.failed]
 
-    def _live_bytes(self, log: _KnownLog) -> float:
-        """Estimate how many bytes of a log its live blobs need."""
-        live = self._counting(log)
+    def _live_bytes(self, log: _KnownLog, without: Set[str] = frozenset()) -> float:
+        """Estimate how many bytes of a log its live blobs need, without those of some keys."""
+        live = [entry for entry in self._counting(log) if entry.key not in without]
         in_bodies = sum(entry.row.size for entry in live if entry.row.in_body)
         in_metas = sum(meta_bytes(entry.row) for entry in live)
         return in_bodies + in_metas * log.n_stored_bytes / max(log.n_meta_bytes, 1)

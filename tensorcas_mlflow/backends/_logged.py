@@ -6,13 +6,21 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
-from tensorcas_mlflow.backends._contract import MOST_SHARED_BYTES, BlobInfo, Children, LogDamage, Token, check_key
+from tensorcas_mlflow.backends._contract import (
+    MOST_SHARED_BYTES,
+    BlobInfo,
+    Children,
+    Freed,
+    LogDamage,
+    Token,
+    check_key,
+)
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, _translated, token_of, write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
@@ -550,6 +558,18 @@ class LoggedBackend(LocalBackend):
         with _translated("list", ""):
             below = self._view.below("")
         yield from files | {entry.key for entry in below}
+
+    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> Freed:
+        if not self._folder.is_on:
+            return super().freed_by(deleted, older_than_s=older_than_s)
+        self._flush()
+        _refresh(self._view)
+        with _translated("read", FOLDER):
+            in_logs = {key for key in deleted if self._view.find(key) is not None}
+            of_logs = self._logs.freed_by(in_logs)
+        in_files = {key: size for key, size in deleted.items() if key not in in_logs}
+        of_files = super().freed_by(in_files, older_than_s=older_than_s)
+        return Freed(of_files.n_bytes + of_logs.n_bytes, of_logs.left_bytes)
 
     def sweep(self, older_than_s: float) -> int:
         freed = super().sweep(older_than_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from tensorcas_mlflow.backends._log_digests import with_digests
@@ -21,6 +21,7 @@ from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import CorruptError
 
 if TYPE_CHECKING:
+    from tensorcas_mlflow.backends._contract import Freed
     from tensorcas_mlflow.backends._log_rewriter import LogRewriter
     from tensorcas_mlflow.backends._log_writer import LogWriter
 
@@ -216,6 +217,10 @@ class Logs:
     def tidy(self) -> int:
         """Remove idle logs without live blobs, and rewrite those with few; return the bytes freed."""
         return self._rewriter().tidy()
+
+    def freed_by(self, keys: Set[str]) -> Freed:
+        """Estimate the bytes that a deletion of some blobs in logs and then `tidy` free."""
+        return self._rewriter().freed_by(keys)
 
     def mend(self) -> dict[str, str]:
         """Copy the live blobs of damaged logs into new ones, and remove the damaged ones; for a salvaging object.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, LogDamage, PossibleChildren, Token
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Freed, LogDamage, PossibleChildren, Token
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
 from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.errors import BlobNotFoundError
@@ -133,6 +133,9 @@ class MeteredBackend(Backend):
     def make_logs(self) -> None:
         self.inner.make_logs()
         self.has_logs = True
+
+    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> Freed:
+        return self.inner.freed_by(deleted, older_than_s=older_than_s)
 
     def sweep(self, older_than_s: float) -> int:
         return self.inner.sweep(older_than_s)

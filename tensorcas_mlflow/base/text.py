@@ -73,3 +73,11 @@ def seconds_in(text: str) -> float | None:
     if found is None:
         return 0.0 if text == "0" else None
     return float(found[1]) * _SECONDS[found[2]]
+
+
+def freed_text(bytes_before: int, bytes_after: int) -> str:
+    """Say how many bytes of a store's files have been freed."""
+    sizes = f"{size_text(bytes_before)} on disk before, {size_text(bytes_after)} now"
+    if bytes_after > bytes_before:
+        return f"freed nothing: the store grew by {size_text(bytes_after - bytes_before)} ({sizes})"
+    return f"freed {size_text(bytes_before - bytes_after)} ({sizes})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tensorcas_mlflow.base import config
@@ -47,6 +47,7 @@ from tensorcas_mlflow.maintenance import (
     DEFAULT_QUARANTINE_S,
     GcPlan,
     GcReport,
+    disk_bytes,
     plan_gc,
 )
 from tensorcas_mlflow.store import Store
@@ -76,8 +77,9 @@ def collect(options: Namespace) -> int:
     report: GcReport | None = None
     has_work = orphans.n > 0 or not plan.is_empty
     # Without anything to delete there is nothing to confirm, but the index is still tidied.
-    question = f"Delete this, and free {size_text(plan.freed_bytes + orphans.plain_bytes)}?"
+    question = f"Delete this, and free about {size_text(plan.freed_bytes + orphans.plain_bytes)}?"
     if not options.dry_run and (not has_work or confirm(question, yes=options.yes, as_json=is_json(options))):
+        bytes_before = disk_bytes(store.backend)
         with recorded(options, store, "collect") as record:
             planned = plan
             if orphans.drop():
@@ -85,6 +87,8 @@ def collect(options: Namespace) -> int:
             with ProgressBar("rewriting", is_quiet=options.quiet) as watch:
                 report = planned.execute(watch=watch)
             record.summary = str(report)
+        # The record is a file of the store, too.
+        report = replace(report, bytes_before=bytes_before, bytes_after=disk_bytes(store.backend))
     if is_json(options):
         say_json(
             {
@@ -107,6 +111,9 @@ def _plan_json(plan: GcPlan) -> Json:
         "n_live_chunks": plan.n_live_chunks,
         "n_packs": len(plan.packs),
         "packs_bytes": sum(plan.packs.values()),
+        "disk_bytes": plan.disk_bytes,
+        "freed_bytes": plan.freed_bytes,
+        "left_bytes": plan.left_bytes,
         "n_rewrites": len(plan.rewrites),
         "rewrites_bytes": sum(size for _, size in plan.rewrites.values()),
         "rewrites_needed_bytes": sum(needed for needed, _ in plan.rewrites.values()),
@@ -146,6 +153,8 @@ def _report_json(report: GcReport) -> Json:
         "n_recipes": report.n_recipes,
         "n_aborted": report.n_aborted,
         "n_spared": report.n_spared,
+        "bytes_before": report.bytes_before,
+        "bytes_after": report.bytes_after,
         "freed_bytes": report.freed_bytes,
     }
 

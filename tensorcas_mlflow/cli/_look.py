@@ -364,7 +364,7 @@ def _say_shares(options: Namespace, store: Store) -> int:
         say(f"and {len(found.shares) - len(shares)} more")
     say(
         f"{size_text(found.needed_bytes)} needed by all: {size_text(found.exclusive_bytes)} by one alone, "
-        f"{size_text(found.shared_bytes)} shared"
+        f"{size_text(found.shared_bytes)} shared; the whole store takes {size_text(found.disk_bytes)} on disk"
     )
     return 0
 

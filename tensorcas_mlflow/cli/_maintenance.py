@@ -51,6 +51,7 @@ from tensorcas_mlflow.maintenance import (
     RepairReport,
     VerifyReport,
     bytes_freed_by,
+    disk_bytes,
     open_damaged,
     plan_gc,
     plan_optimize,
@@ -64,7 +65,7 @@ PROBLEMS = 3
 _RUN = re.compile(r"(?!m-)[^/:]+")
 """Name or id of a run, and neither a model's id, a path nor a URI."""
 _CLEARLY = 0.1
-"""A smaller share of the bytes used by a checkpoint alone is not worth a word."""
+"""A smaller share of the bytes that a collection frees is not worth a word."""
 EFFORTS = tuple(effort.name.lower() for effort in reversed(Effort))
 
 
@@ -265,12 +266,15 @@ def optimize(options: Namespace) -> int:
     report: OptimizeReport | None = None
     question = "Optimize, and delete the resulting garbage?"
     if not options.dry_run and (plan.is_empty or confirm(question, yes=options.yes, as_json=is_json(options))):
+        bytes_before = disk_bytes(store.backend)
         with (
             recorded(options, store, "optimize") as record,
             ProgressBar("optimizing", is_quiet=options.quiet) as watch,
         ):
             report = plan.execute(engine=engine, watch=watch)
             record.summary = str(report)
+        # The record is a file of the store, too.
+        report = replace(report, bytes_before=bytes_before, bytes_after=disk_bytes(store.backend))
     if is_json(options):
         say_json(
             {
@@ -304,14 +308,15 @@ def _optimize_plan_json(plan: OptimizePlan) -> Json:
         "n_chunks": plan.n_chunks,
         "bytes": plan.n_bytes,
         "stored_bytes": plan.n_stored_bytes,
-        "collectable_bytes": sum(plan.gc.packs.values()),
+        "disk_bytes": plan.gc.disk_bytes,
+        "collectable_bytes": plan.gc.freed_bytes,
     }
 
 
 def _optimize_json(report: OptimizeReport) -> Json:
     return {
-        "packs_bytes_before": report.n_bytes_before,
-        "packs_bytes_after": report.n_bytes_after,
+        "bytes_before": report.bytes_before,
+        "bytes_after": report.bytes_after,
         "written_bytes": report.written_bytes,
         "n_recipes": report.n_recipes,
     }
@@ -344,18 +349,19 @@ def delete(options: Namespace) -> int:
 
 def _freed_text(store: Store, ref: Ref) -> str:
     """Say what a collection frees once a checkpoint is deleted."""
-    own_bytes, bound_bytes = bytes_freed_by(store, [ref]), 0
+    own_bytes, left_bytes, bound_bytes = bytes_freed_by(store, [ref]), 0, 0
     # A bucket would take many requests, and only the server collects what a carrier reaches.
     if not (store.backend.is_carrier or store.backend.is_remote):
         with suppress(TensorCasError):  # `gc` names the damage, or the save, that prevents a collection
-            bound_bytes = plan_gc(store, without=[ref.key]).bound_bytes - plan_gc(store).bound_bytes
-    if bound_bytes < _CLEARLY * own_bytes:
-        return f"a collection then frees up to {size_text(own_bytes)}"
-    left = size_text(max(0, own_bytes - bound_bytes))
-    more = f"`tensorcas optimize` about {size_text(bound_bytes)} more"
-    return (
-        f"a collection then frees up to {left}, and {more}: deltas of other checkpoints need the packs of these bytes"
-    )
+            now, later = plan_gc(store), plan_gc(store, without=[ref.key])
+            own_bytes, left_bytes = later.freed_bytes - now.freed_bytes, later.left_bytes - now.left_bytes
+            bound_bytes = later.bound_bytes - now.bound_bytes
+    text = f"a collection then frees up to {size_text(max(0, own_bytes))}"
+    if bound_bytes > _CLEARLY * own_bytes:
+        text += f", and `tensorcas optimize` about {size_text(bound_bytes)} more, in packs that deltas need"
+    if left_bytes > _CLEARLY * own_bytes:
+        text += f", and about {size_text(left_bytes)} more once half of a log is garbage"
+    return text
 
 
 def _drop(store: Store, ref: Ref) -> None:

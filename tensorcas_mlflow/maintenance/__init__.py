@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.maintenance._gc import GcPlan, GcReport, plan_gc
     from tensorcas_mlflow.maintenance._inventory import (
         Inventory,
+        disk_bytes,
         inventory_of_manifests,
         inventory_of_packs,
         merge_inventories,
@@ -92,7 +93,7 @@ _NAMES = {
     "_copy_refs": "CopyPlan CopyReport Failure copy_refs plan_copy read_source",
     "_defaults": "DEFAULT_GRACE_S DEFAULT_MAX_WASTE DEFAULT_QUARANTINE_S",
     "_gc": "GcPlan GcReport plan_gc",
-    "_inventory": "Inventory inventory_of_manifests inventory_of_packs merge_inventories",
+    "_inventory": "Inventory disk_bytes inventory_of_manifests inventory_of_packs merge_inventories",
     "_optimize": "OptimizePlan OptimizeReport plan_optimize",
     "_repair": "Finding Loss RepairPlan RepairReport plan_repair",
     "_repair_records": "FormatFix open_damaged open_damaged_backend",

@@ -19,12 +19,12 @@ from typing import Literal
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, Freed
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
-from tensorcas_mlflow.base.text import content_text, count_text, size_text
+from tensorcas_mlflow.base.text import content_text, count_text, freed_text, size_text
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -48,12 +48,16 @@ from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
 from tensorcas_mlflow.maintenance._gc_survey import Seen, Survey, is_damaged, learn, read_manifest, survey, values_at
+from tensorcas_mlflow.maintenance._inventory import disk_bytes
 from tensorcas_mlflow.maintenance._verify_recipes import fault_of_recipe
 from tensorcas_mlflow.maintenance._workers import Readers
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
+
+_CLEARLY = 0.05
+"""A smaller share of the store that stays in logs is not worth a word."""
 
 
 def choose(
@@ -315,6 +319,13 @@ class GcPlan(PrintedPlan):
     """Damaged bytes that repairs put aside long enough ago: keys and sizes."""
     n_refs: int
     n_live_chunks: int
+    disk_bytes: int = 0
+    """Bytes of all files of the store."""
+    freed_bytes: int = 0
+    """Estimate of the bytes that the execution frees of these."""
+    left_bytes: int = 0
+    """Estimate of the garbage that stays in files which also hold other blobs, such as logs, until enough of it is
+    garbage."""
     bound_bytes: int = 0
     """Unneeded bytes of packs that waste too much and stay, because deltas need other chunks of them. An optimization
     encodes these deltas anew, after which the packs go."""
@@ -322,12 +333,6 @@ class GcPlan(PrintedPlan):
     """Foreign files between the blobs. A collection leaves them alone."""
     strange_lists: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Keys of condemned lists that name foreign files, and the names."""
-
-    @property
-    def freed_bytes(self) -> int:
-        """Bytes that the execution frees at least: of packs, of the unneeded part of others, and of quarantine."""
-        unneeded = sum(size - needed for needed, size in self.rewrites.values())
-        return sum(self.packs.values()) + unneeded + sum(self.quarantine.values())
 
     @property
     def is_empty(self) -> bool:
@@ -355,6 +360,9 @@ class GcPlan(PrintedPlan):
         if self.bound_bytes:
             held = f"{size_text(self.bound_bytes)} stay in packs that deltas of other checkpoints need"
             lines.append(f"{held} (`tensorcas optimize` frees most of them)")
+        if self.left_bytes > _CLEARLY * self.disk_bytes:
+            held = f"about {size_text(self.left_bytes)} stay in logs"
+            lines.append(f"{held} until half of a log is garbage and no process appends to it")
         if self.stale_intents:
             lines.append(f"{count_text(len(self.stale_intents), 'dead save')} to abort")
         if self.damaged_refs:
@@ -371,6 +379,7 @@ class GcPlan(PrintedPlan):
             lines.append(f"{strangers_text(self.strangers)} left alone")
         for key, names in self.strange_lists.items():
             lines.append(f"{key} names {strangers_text(sorted(names))}, which is ignored")
+        lines.append(f"frees about {size_text(self.freed_bytes)} of {size_text(self.disk_bytes)} on disk")
         return ", ".join(lines)
 
     def bytes_by_reason(self) -> dict[Reason, int]:
@@ -414,8 +423,15 @@ class GcReport:
     """Saves aborted."""
     n_spared: int
     """Packs of the plan that had come to be needed."""
-    freed_bytes: int
-    """Bytes deleted, less the bytes of new packs that rewriting made."""
+    bytes_before: int
+    """Bytes of all files of the store when the collection began."""
+    bytes_after: int
+    """Those when it ended, with what others have saved meanwhile."""
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes by which the files of the store have shrunk; negative if they have grown."""
+        return self.bytes_before - self.bytes_after
 
     def __str__(self) -> str:
         spared = f", {count_text(self.n_spared, 'pack')} spared" if self.n_spared else ""
@@ -423,7 +439,8 @@ class GcReport:
         recipes = f" and {count_text(self.n_recipes, 'recipe')}" if self.n_recipes else ""
         return (
             f"deleted {packs}{',' if recipes else ' and'} {manifests}{recipes}, "
-            f"aborted {count_text(self.n_aborted, 'save')}{spared}, freed {size_text(self.freed_bytes)}"
+            f"aborted {count_text(self.n_aborted, 'save')}{spared}, "
+            f"{freed_text(self.bytes_before, self.bytes_after)}"
         )
 
 
@@ -501,7 +518,14 @@ def plan_gc(
         )
     unneeded = useless_recipes(state) | (avoid_recipes & {*state.recipes.names})
     doomed, rewrites, bound_bytes = choose(state, max_waste, prefer=prefer, avoid=avoid, without=unneeded)
-    manifests = tuple(sorted(state.manifests - state.live_manifests))
+    manifests = tuple(sorted(state.manifests.keys() - state.live_manifests))
+    quarantine = _old_quarantine(store.backend, quarantine_s)
+    dead_lists = tuple(condemned.key for condemned in state.dead_lists)
+    others = [*state.stale, *state.damaged_refs, *dead_lists, *map(recipe_key, unneeded)]
+    deleted = {info.key: info.size for info in store.backend.map_requests(store.backend.stat, others) if info}
+    deleted |= quarantine | {f"manifests/{name}": state.manifests[name] for name in manifests}
+    deleted |= {pack_key(name): state.sizes[name] for name in doomed}
+    rewrites, freed = _worth_rewriting(store.backend, state, deleted, rewrites, grace_s)
     return GcPlan(
         store=store,
         census=census,
@@ -515,14 +539,42 @@ def plan_gc(
         recipes=tuple(sorted(unneeded)),
         recipe_bytes=int(state.rows.stored_bytes[state.kept_by_recipes[state.rows.chunk]].sum()),
         reasons=find_reasons(store.backend, census, state, doomed, manifests),
-        dead_lists=tuple(condemned.key for condemned in state.dead_lists),
-        quarantine=_old_quarantine(store.backend, quarantine_s),
+        dead_lists=dead_lists,
+        quarantine=quarantine,
         n_refs=state.n_refs,
         n_live_chunks=state.n_live,
+        disk_bytes=disk_bytes(store.backend),
+        freed_bytes=max(0, freed.n_bytes),
+        left_bytes=freed.left_bytes,
         bound_bytes=bound_bytes,
         strangers=find_strangers(store.backend),
         strange_lists={each.key: each.strangers for each in state.lists if each.strangers},
     )
+
+
+def _worth_rewriting(
+    backend: Backend, state: Survey, deleted: Mapping[str, int], rewrites: Mapping[str, int], grace_s: float
+) -> tuple[Mapping[str, int], Freed]:
+    """Leave out packs in logs if to rewrite them makes more bytes than it frees; return the others, and what is freed.
+
+    Args:
+        backend: Backend of the store.
+        state: Survey of the store.
+        deleted: Keys and sizes of the blobs to delete.
+        rewrites: Packs that waste much, and the bytes needed of each.
+        grace_s: See `plan_gc`.
+    """
+
+    def frees(some: Mapping[str, int]) -> Freed:
+        gone = {**deleted, **{pack_key(name): state.sizes[name] for name in some}}
+        freed = backend.freed_by(gone, older_than_s=max(grace_s, DEFAULT_GRACE_S))
+        return freed._replace(n_bytes=freed.n_bytes - sum(some.values()))
+
+    freed = frees(rewrites)
+    in_files = {name: needed for name, needed in rewrites.items() if not backend.is_in_log(pack_key(name))}
+    if len(in_files) < len(rewrites) and (without := frees(in_files)).n_bytes >= freed.n_bytes:
+        return in_files, without
+    return rewrites, freed
 
 
 def _check_understood(store: Store) -> None:
@@ -540,6 +592,7 @@ def _who(intent: p.Intent) -> str:
 def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     backend = plan.store.backend
     _check_understood(plan.store)
+    bytes_before = disk_bytes(backend)
     n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
     for key in plan.damaged_refs:
         # Its state first: somebody may save the step again, and only the ref that was looked at is to go.
@@ -557,7 +610,9 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     inherited = frozenset[str]().union(*(condemned.packs for condemned in finishing)) & state.sizes.keys()
     own = (frozenset((*plan.packs, *plan.rewrites)) & state.sizes.keys()) - state.condemned_packs()
     doomed = own | inherited
-    manifests = frozenset(plan.manifests).union(*(condemned.manifests for condemned in finishing)) & state.manifests
+    manifests = (
+        frozenset(plan.manifests).union(*(condemned.manifests for condemned in finishing)) & state.manifests.keys()
+    )
     manifests -= state.live_manifests
     recipes = frozenset(plan.recipes).union(*(condemned.recipes for condemned in finishing))
     recipes &= {*state.recipes.names}
@@ -566,7 +621,6 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     copied = copy_out(plan.store, state, doomed=doomed, sources=sources, without=recipes | wrong, watch=watch)
     seen = Seen(frozenset(state.sizes) | copied.packs, frozenset(state.recipes.names) - wrong, evaluated)
     spared = dead_packs = frozenset[str]()
-    freed_bytes = 0
     if doomed or manifests or recipes or finishing:
         key = _condemn(backend, plan.census, p.condemned_bytes(doomed, manifests, recipes))
         # From here on no save comes to rely on what is listed. This survey sees the saves that did before.
@@ -585,7 +639,6 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
         for prefix in ("intents", "refs", "packs", RECIPES):
             backend.settle(prefix)
         keys = [f"manifests/{name}" for name in sorted(manifests)] + [recipe_key(name) for name in sorted(recipes)]
-        freed_bytes += sum(info.size for info in backend.map_requests(backend.stat, keys) if info is not None)
         for some in (keys, [pack_key(name) for name in sorted(dead_packs)]):
             list(backend.map_requests(backend.delete, some))
         plan.store.catalog.forget(dead_packs)
@@ -593,29 +646,28 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
         for condemned in finishing:
             # The list's owner may still delete what is spared, so the list has to stay.
             stays = condemned.packs & spared or condemned.recipes & spared_recipes
-            if not stays and not condemned.manifests & (state.manifests - manifests):
+            if not stays and not condemned.manifests & (state.manifests.keys() - manifests):
                 backend.delete(condemned.key)
     # A stand-in may hold what stands, damaged, at the key of another ref.
     if all(key.startswith(f"{p.STAND_INS}/") for key in state.unread_refs):
         _drop_stand_ins(backend, plan.grace_s)
     p.tidy_index(backend, state.sizes.keys() - dead_packs - set(state.unreadable))
     left = {name: size for name, size in state.sizes.items() if name not in dead_packs}
-    plan.census.save(manifests=state.manifests - manifests, packs=left, refs=state.refs)
+    plan.census.save(manifests=state.manifests.keys() - manifests, packs=left, refs=state.refs)
     tidy_ref_tables(backend, state.refs)
-    freed_bytes += sum(state.sizes.get(name, 0) for name in dead_packs) - copied.n_bytes
     for key in plan.quarantine:
         if backend.stat(key) is not None:
             backend.delete(key)
-            freed_bytes += plan.quarantine[key]
     # A save that is given up by mistake starts again. A write whose temporary file is swept fails.
-    freed_bytes += backend.sweep(max(plan.grace_s, DEFAULT_GRACE_S))
+    backend.sweep(max(plan.grace_s, DEFAULT_GRACE_S))
     return GcReport(
         n_packs=len(dead_packs),
         n_manifests=len(manifests),
         n_recipes=len(recipes),
         n_aborted=n_aborted,
         n_spared=len(spared),
-        freed_bytes=freed_bytes,
+        bytes_before=bytes_before,
+        bytes_after=disk_bytes(backend),
     )
 
 

@@ -101,8 +101,8 @@ class Survey:
     dead_lists: Sequence[p.Condemned]
     """Lists of collectors that are taken for dead, where there is something to finish. A list that names nothing but
     manifests that are needed stays until they are not: its owner, if only slow, may yet delete them."""
-    manifests: frozenset[str]
-    """All manifests there are."""
+    manifests: Mapping[str, int]
+    """All manifests there are, and their bytes."""
     sizes: Mapping[str, int]
     """All packs there are, and their bytes."""
     unreadable: Sequence[str]
@@ -314,7 +314,7 @@ def survey(
                 or not condemned.manifests & manifests.keys() & live_manifests
             )
         ],
-        manifests=frozenset(manifests),
+        manifests=manifests,
         sizes=sizes,
         unreadable=sorted(unreadable),
         rows=copies_in(inventory, sizes.keys() - unreadable.keys()),

@@ -22,13 +22,13 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
-from tensorcas_mlflow.base.text import content_text, count_text, size_text
+from tensorcas_mlflow.base.text import content_text, count_text, freed_text, size_text
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import CheckpointNotFoundError, DirectAccessError
 from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Mask, PackWriter, Payload, Ref, pack_key
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._gc import GcPlan, plan_gc
-from tensorcas_mlflow.maintenance._inventory import Inventory, manifest_of
+from tensorcas_mlflow.maintenance._inventory import Inventory, disk_bytes, manifest_of
 from tensorcas_mlflow.maintenance._optimize_derive import write_recipes
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_encode import (
@@ -159,9 +159,10 @@ COLLECT_BYTES = 2 << 30
 class OptimizeReport:
     """Report of an optimization. Printing it says so in words."""
 
-    n_bytes_before: int
-    """Bytes of all packs."""
-    n_bytes_after: int
+    bytes_before: int
+    """Bytes of all files of the store when the optimization began."""
+    bytes_after: int
+    """Those when it ended, with what others have saved meanwhile."""
     written_bytes: int
     """Bytes of new packs, including packs that are gone again."""
     n_recipes: int = 0
@@ -170,10 +171,9 @@ class OptimizeReport:
     """Chunks of the plan that stayed as they were: they cannot be read, or a collector is about to move them."""
 
     def __str__(self) -> str:
-        before, after = size_text(self.n_bytes_before), size_text(self.n_bytes_after)
         recipes = f" and {count_text(self.n_recipes, 'recipe')}" if self.n_recipes else ""
         written = f"wrote {size_text(self.written_bytes)} of new packs{recipes}"
-        done = f"{written}; all packs together took {before} and take {after}"
+        done = f"{written}; {freed_text(self.bytes_before, self.bytes_after)}"
         chunks = count_text(self.n_left, "chunk")
         left = f"; {chunks} left as before: `tensorcas verify --full` reports damaged ones"
         return done + left if self.n_left else done
@@ -210,7 +210,7 @@ class OptimizePlan(PrintedPlan):
         if not self.labels:
             return f"nothing to optimize in {content_text(self.n_refs)}"
         chunks = count_text(self.n_chunks, "chunk")
-        what = f"{chunks} of {size_text(self.n_bytes)}, which take {size_text(self.n_stored_bytes)}"
+        what = f"{chunks} of {size_text(self.n_bytes)}, encoded in {size_text(self.n_stored_bytes)}"
         return f"to optimize: {what}, in {len(self.labels)} of {content_text(self.n_refs)}"
 
     def execute(self, *, engine: Engine | None = None, watch: Watcher = ignore) -> OptimizeReport:
@@ -356,7 +356,7 @@ def in_order(refs: Sequence[Ref]) -> list[Ref]:
 
 def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> OptimizeReport:
     store, done_chunks, effort = plan.store, plan.done_chunks, plan.effort
-    before_bytes = done_chunks.n_bytes
+    bytes_before = disk_bytes(store.backend)
     done_bytes = written_bytes = waiting_bytes = 0
 
     def note(n_bytes: int) -> None:
@@ -385,8 +385,8 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
         if written_bytes == written_before or not done_chunks.wasteful or not done_chunks.n_left:
             break
     return OptimizeReport(
-        n_bytes_before=before_bytes,
-        n_bytes_after=done_chunks.n_bytes,
+        bytes_before=bytes_before,
+        bytes_after=disk_bytes(store.backend),
         written_bytes=written_bytes,
         n_recipes=n_recipes,
         n_left=done_chunks.n_left,

@@ -14,12 +14,13 @@ from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
-from tensorcas_mlflow.layout import DEFAULT_NAME, RECIPES, REF_TABLES, Entries, Ref
+from tensorcas_mlflow.layout import DEFAULT_NAME, RECIPES, REF_TABLES, Entries, Ref, pack_key
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     DigestSet,
     Inventory,
     PackTables,
+    disk_bytes,
     inventory_of_manifests,
     list_manifests,
     manifest_of,
@@ -347,6 +348,8 @@ class Shares(Figures):
     """Bytes that exactly one owner needs."""
     shared_bytes: int
     """Bytes that several owners need, counted once."""
+    disk_bytes: int
+    """Bytes of all files of the store: the needed ones, garbage, tables of packs, refs, the index and logs."""
     shares: tuple[Share, ...]
     """Most exclusive bytes first."""
 
@@ -412,7 +415,7 @@ class StoredBytes:
         self._inventory = _inventory_of(store, listed)
         self.refs = tuple(ref for ref in listed if ref.manifest in self._inventory.position)
         """The refs whose manifests are there, oldest first."""
-        self._chunk_bytes = _stored_bytes(self._inventory)
+        self._chunk_bytes, self._manifest_bytes = _stored_bytes(store.backend, self._inventory)
 
     def divide(self, owners: Sequence[Owner]) -> Division[Owner]:
         """Divide the bytes among owners.
@@ -429,13 +432,13 @@ class StoredBytes:
         pairs = np.unique(at_manifest << 32 | owner_of_ref)
         ownership = _Ownership(manifest=pairs >> 32, owner=pairs & 0xFFFFFFFF, n_manifests=len(inventory.manifests))
 
-        sums = _sums_of(ownership, inventory, self._chunk_bytes, n_owners=len(number))
+        sums = _sums_of(ownership, inventory, self._chunk_bytes, self._manifest_bytes, n_owners=len(number))
         first = np.append(owner_of_ref, 0)
         chunk, earliest = _earliest(inventory, rank)
         is_needed = earliest < len(refs)
         added = _sums_by(first[earliest[is_needed]], self._chunk_bytes[chunk[is_needed]], len(number))
         has_ref = rank < len(refs)
-        added += _sums_by(first[rank[has_ref]], inventory.manifest_bytes[has_ref], len(number))
+        added += _sums_by(first[rank[has_ref]], self._manifest_bytes[has_ref], len(number))
 
         n_refs = np.bincount(owner_of_ref, minlength=len(number)).tolist()
         exclusive, shared = sums.exclusive.tolist(), (sums.needed - sums.exclusive).tolist()
@@ -469,6 +472,7 @@ def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
         needed_bytes=divided.needed_bytes,
         exclusive_bytes=divided.exclusive_bytes,
         shared_bytes=divided.shared_bytes,
+        disk_bytes=disk_bytes(store.backend),
         shares=tuple(sorted(shares, key=lambda share: -share.exclusive_bytes)),
     )
 
@@ -487,15 +491,18 @@ def bytes_freed_by(store: Store, refs: Sequence[Ref]) -> int:
     is_kept = np.array([ref.key not in dropped for ref in every], dtype=np.int64)
     pairs = np.unique(at_manifest << 32 | is_kept)
     ownership = _Ownership(manifest=pairs >> 32, owner=pairs & 1, n_manifests=len(inventory.manifests))
-    return int(_sums_of(ownership, inventory, _stored_bytes(inventory), n_owners=2).exclusive[0])
+    sums = _sums_of(ownership, inventory, *_stored_bytes(store.backend, inventory), n_owners=2)
+    return int(sums.exclusive[0])
 
 
-def _sums_of(ownership: _Ownership, inventory: Inventory, chunk_bytes: Any, *, n_owners: int) -> _Sums:
+def _sums_of(
+    ownership: _Ownership, inventory: Inventory, chunk_bytes: Any, manifest_bytes: Any, *, n_owners: int
+) -> _Sums:
     """Add up the bytes of chunks and manifests by owner."""
     sums = _Sums(n_owners)
     for chunk, owner in ownership.pairs(inventory):
         sums.add(chunk, owner, chunk_bytes)
-    sums.add(ownership.manifest, ownership.owner, inventory.manifest_bytes.astype(np.int64))
+    sums.add(ownership.manifest, ownership.owner, manifest_bytes)
     return sums
 
 
@@ -578,11 +585,24 @@ def _earliest(inventory: Inventory, rank: Any) -> tuple[Any, Any]:
     return chunk, least[chunk]
 
 
-def _stored_bytes(inventory: Inventory) -> Any:
-    """Return for each chunk the bytes of its smallest copy; 0 if there is none."""
+def _stored_bytes(backend: Backend, inventory: Inventory) -> tuple[Any, Any]:
+    """Return the bytes on the disk of each chunk, those of its smallest copy, and of each manifest.
+
+    A chunk without a copy has 0. Packs and manifests that are no files of their own share the bytes of the logs in
+    proportion to their sizes, so that all of them together never have more bytes than the files.
+    """
+    entry_bytes, manifest_bytes = inventory.entry_bytes.astype(np.int64), inventory.manifest_bytes.astype(np.int64)
+    if backend.has_logs:
+        packs = np.array([backend.is_in_log(pack_key(name)) for name in inventory.packs], dtype=bool)
+        manifests = np.array([backend.is_in_log(f"manifests/{name}") for name in inventory.manifests], dtype=bool)
+        in_logs = int(inventory.pack_bytes[packs].sum()) + int(manifest_bytes[manifests].sum())
+        share = min(1.0, disk_usage(backend).logs / max(in_logs, 1))
+        entries = packs[inventory.entry_pack]
+        entry_bytes[entries] = entry_bytes[entries] * share
+        manifest_bytes[manifests] = manifest_bytes[manifests] * share
     least = np.full(len(inventory.digests), np.iinfo(np.int64).max)
-    np.minimum.at(least, inventory.entry_chunk, inventory.entry_bytes.astype(np.int64))
-    return np.where(least == np.iinfo(np.int64).max, 0, least)
+    np.minimum.at(least, inventory.entry_chunk, entry_bytes)
+    return np.where(least == np.iinfo(np.int64).max, 0, least), manifest_bytes
 
 
 def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:

@@ -93,7 +93,7 @@ def test_delete_says_which_bytes_a_collection_leaves_to_an_optimization(tensorca
     tensorcas("optimize", "--yes", "--root", store.uri)
 
     is_local = ":" not in place
-    said = re.search(r"frees up to [\d.]+ KB, and `tensorcas optimize` about [67]\d\.\d KB more", done.out)
+    said = re.search(r"frees up to [\d.]+ K?B, and `tensorcas optimize` about [67]\d\.\d KB more", done.out)
     assert (said is not None) == is_local  # a bucket is not asked for it
     assert "a collection then frees up to " in done.out
     assert re.search(r"[67]\d\.\d KB stay in packs that deltas of other checkpoints need", collected.out)
@@ -116,8 +116,9 @@ def test_delete_drops_one_step_after_a_yes(tensorcas: Tensorcas, store: Store) -
     done = tensorcas("delete", "--run", "train", "--step", "1", "--root", store.uri, typed="y\n")
 
     assert done.status == 0
+    now, later = r"1\.\d KB|7\d\d B", r"0 B, and about 6\d\d B more once half of a log is garbage"
     assert re.fullmatch(
-        r"Delete run train step 1\? A collection then frees up to (1\.\d KB|7\d\d B)\. \[y/N\] ", done.err
+        rf"Delete run train step 1\? A collection then frees up to ({now}|{later})\. \[y/N\] ", done.err
     )
     assert "deleted run train step 1" in done.out
     assert [ref.step for ref in store.checkpoints() if ref.run_id == "train"] == [2, 3, 3]
@@ -188,7 +189,7 @@ def test_gc_prints_its_plan_asks_and_reports(tensorcas: Tensorcas, garbage: Stor
     plan, report = done.out.splitlines()
     assert "1 pack to delete" in plan
     assert "deleted 1 pack and 1 manifest," in report
-    [size] = re.findall(r"1 pack to delete \((.*?) of dropped checkpoints\)", plan)
+    [size] = re.findall(r"frees (about .*?) of .*? on disk", plan)
     assert done.err == f"Delete this, and free {size}? [y/N] "
     assert steps(garbage) == [2]
 
@@ -227,7 +228,7 @@ def test_gc_in_json_prints_one_document(tensorcas: Tensorcas, garbage: Store) ->
     assert (why["reason"], len(why["packs"]), len(why["manifests"])) == ("dropped", 1, 1)
     assert why["packs_bytes"] == done.json["plan"]["packs_bytes"]
     assert (done.json["report"]["n_packs"], done.json["report"]["n_manifests"]) == (1, 1)
-    assert 0 < done.json["plan"]["packs_bytes"] < done.json["report"]["freed_bytes"]
+    assert abs(done.json["plan"]["freed_bytes"] - done.json["report"]["freed_bytes"]) < 400  # the record of the round
 
 
 def test_gc_keeps_what_a_save_within_the_grace_relies_on(tensorcas: Tensorcas, garbage: Store) -> None:

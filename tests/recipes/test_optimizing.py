@@ -193,7 +193,7 @@ def test_recipes_are_written_and_read_in_stores_of_each_kind(kind: str, tmp_path
 def test_report_names_the_recipes() -> None:
     family = Family(MemoryBackend())
 
-    assert " and 1 recipe; all packs together" in str(optimize(family.store))
+    assert " and 1 recipe; freed " in str(optimize(family.store))
 
 
 def test_unrelated_models_get_no_recipes() -> None:

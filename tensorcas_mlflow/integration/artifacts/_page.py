@@ -507,7 +507,7 @@ def _totals(store: Store, manifest: Manifest, earlier: EarlierContents) -> Itera
     yield "New here", size_text(earlier.n_new_bytes) + share
     stored = _stored_bytes(store, earlier.new_chunks)
     if stored is not None:
-        yield "On disk for new content", size_text(stored)
+        yield "Encoded new content", size_text(stored)
 
 
 def _stored_bytes(store: Store, digests: Digests) -> int | None:

@@ -615,7 +615,7 @@ class Sender:
             disk_bytes=health.disk.total,
             n_packs=packs.n_packs,
             pack_bytes=packs.n_bytes,
-            collectable_bytes=sum(plan.packs.values()) + sum(plan.quarantine.values()),
+            collectable_bytes=plan.freed_bytes,
             wasted_bytes=sum(size - needed for needed, size in plan.rewrites.values()),
             n_dead_saves=len(plan.stale_intents),
             n_unread=len(plan.unread_refs),

@@ -14,7 +14,7 @@ from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import DirectAccessError
 from tensorcas_mlflow.layout import RefTarget, bases_of, is_delta, pack_key
-from tensorcas_mlflow.maintenance import _optimize, _optimize_encode, plan_optimize, plan_repair, verify
+from tensorcas_mlflow.maintenance import _optimize, _optimize_encode, disk_bytes, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.maintenance._optimize import in_order
 from tensorcas_mlflow.store import Store
 from tests.maintenance.optimize.trainings import (
@@ -40,13 +40,13 @@ from tests.maintenance.optimize.trainings import (
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_every_step_loads_as_it_was_and_the_store_is_smaller(is_remote: bool) -> None:
     store = train(new_store(MemoryBackend(is_remote=is_remote)), range(6))
-    before = n_bytes_of(store.backend)
+    before = disk_bytes(store.backend)
 
     report = optimize(store)
 
     assert all(loads(store, step) for step in range(6))
     assert is_done(store.backend)
-    assert report.n_bytes_after == n_bytes_of(store.backend) < before == report.n_bytes_before
+    assert report.bytes_after == disk_bytes(store.backend) < before == report.bytes_before
 
 
 def test_optimization_covers_files_of_a_local_store(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_small_tensors_of_sparse_steps_stay_deltas(tmp_path: Path) -> None:
             array[draw.random(len(array)) < 0.005] += np.float32(1e-4)
     report = plan_optimize(store).execute()
 
-    assert report.n_bytes_after < 1.02 * report.n_bytes_before
+    assert report.bytes_after < 1.02 * report.bytes_before
     for step, ref in enumerate(store.checkpoints()):
         found = store.read_tensors(store.manifest(ref))
         assert all(found[name].tobytes() == array.tobytes() for name, array in states[step].items())

@@ -1,0 +1,152 @@
+"""Bytes that plans, reports and figures name, compared with the sizes of the files of a store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.maintenance import find_shares, plan_gc, plan_optimize
+from tensorcas_mlflow.store import Store
+from tests.cli.conftest import Tensorcas, tensorcas
+
+__all__ = ["tensorcas"]
+
+_TABLE_BYTES = 1500
+"""Bound of what a plan leaves out: the table of a new pack, tombstones."""
+
+
+def bytes_below(folder: Path) -> int:
+    return sum((Path(at) / name).lstat().st_size for at, _, names in os.walk(folder) for name in names)
+
+
+def grow(root: Path, *, logs: bool, n_steps: int = 30, n_values: int = 300) -> list[Ref]:
+    """Log steps of a model that grows, like trees: each repeats what the one before held."""
+    store = Store.init(root, chunk_bytes=4096, logs=logs)
+    draw = np.random.default_rng(0)
+    parts = [draw.normal(size=n_values) for _ in range(n_steps)]
+    refs = []
+    for step in range(n_steps):
+        state = {"first": parts[0] + step, "all": np.concatenate(parts[: step + 1])}
+        with store.write_checkpoint(state, series="run") as pending:
+            refs.append(pending.commit(RefTarget(run_id="run", step=step)))
+    return refs
+
+
+@pytest.mark.parametrize("logs", [False, True], ids=["files", "logs"])
+@pytest.mark.parametrize("n_dropped", [0, 3, 15, 26, 30])
+@pytest.mark.parametrize("max_waste", [0.3, 0.0])
+def test_a_collection_promises_and_reports_the_bytes_that_the_files_lose(
+    tmp_path: Path, logs: bool, n_dropped: int, max_waste: float
+) -> None:
+    refs = grow(tmp_path, logs=logs)
+    store = Store.open(tmp_path)
+    for ref in refs[:n_dropped]:
+        store.drop(ref)
+    plan = plan_gc(store, grace_s=0, max_waste=max_waste)
+    before = bytes_below(tmp_path)
+    report = plan.execute()
+    after = bytes_below(tmp_path)
+    again = plan_gc(store, grace_s=0, max_waste=max_waste)
+
+    assert plan.disk_bytes == report.bytes_before == before
+    assert report.bytes_after == again.disk_bytes == after
+    assert report.freed_bytes == before - after
+    assert abs(plan.freed_bytes - max(0, report.freed_bytes)) <= _TABLE_BYTES
+    assert after <= before + _TABLE_BYTES
+    assert again.freed_bytes <= _TABLE_BYTES
+
+
+def test_garbage_in_a_log_that_a_process_appends_to_is_not_promised(tmp_path: Path) -> None:
+    refs = grow(tmp_path, logs=True)
+    code = f"""
+import sys, numpy as np
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.store import Store
+store = Store.open({str(tmp_path)!r})
+with store.write_checkpoint({{"w": np.arange(9.0)}}) as pending:
+    pending.commit(RefTarget(run_id="run", step=99))
+print("saved", flush=True)
+sys.stdin.read()
+"""
+    plan_gc(Store.open(tmp_path)).execute()  # this process leaves its log
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"saved\n"
+        store = Store.open(tmp_path)
+        for ref in refs:
+            store.drop(ref)
+        before = bytes_below(tmp_path)
+        plan = plan_gc(store)
+        report = plan.execute()
+        process.communicate()
+    later = plan_gc(store)
+
+    assert plan.freed_bytes == 0
+    assert before - bytes_below(tmp_path) == report.freed_bytes <= 0
+    assert "freed nothing: the store grew by " in str(report)
+    assert plan.left_bytes > 0.9 * before
+    assert "stay in logs until half of a log is garbage and no process appends to it" in str(plan)
+    assert later.freed_bytes > 0.9 * before
+
+
+def test_what_earlier_deletions_left_in_logs_is_part_of_the_plan(tmp_path: Path) -> None:
+    refs = grow(tmp_path, logs=True)
+    store = Store.open(tmp_path)
+    for ref in refs:
+        store.drop(ref)
+        store.backend.delete(f"manifests/{ref.manifest}")
+    for info in list(store.backend.list("packs")):
+        store.backend.delete(info.key)
+    plan = plan_gc(store)
+    before = bytes_below(tmp_path)
+
+    assert (len(plan.packs), len(plan.manifests)) == (0, 0)
+    assert plan.freed_bytes > 0.9 * before
+    assert plan.execute().freed_bytes == before - bytes_below(tmp_path)
+    assert abs(plan.freed_bytes - (before - bytes_below(tmp_path))) <= 1  # a collection adds one byte to the generation
+
+
+@pytest.mark.parametrize("logs", [False, True], ids=["files", "logs"])
+@pytest.mark.parametrize("n_dropped", [0, 15])
+def test_shares_never_exceed_the_files(tmp_path: Path, logs: bool, n_dropped: int) -> None:
+    refs = grow(tmp_path, logs=logs, n_values=30)
+    store = Store.open(tmp_path)
+    for ref in refs[:n_dropped]:
+        store.drop(ref)
+    for by in ("run", "step"):
+        found = find_shares(store, by)  # type: ignore[arg-type]
+
+        assert found.disk_bytes == bytes_below(tmp_path)
+        assert 0 < found.needed_bytes <= found.disk_bytes
+
+
+@pytest.mark.parametrize("logs", [False, True], ids=["files", "logs"])
+def test_commands_report_the_bytes_of_files_with_their_own_records(
+    tmp_path: Path, tensorcas: Tensorcas, logs: bool
+) -> None:
+    for ref in grow(tmp_path, logs=logs)[:26]:
+        Store.open(tmp_path).drop(ref)
+    for command in (["gc", "--yes", "--json"], ["optimize", "--yes", "--json"], ["gc", "--yes", "--json"]):
+        before = bytes_below(tmp_path)
+        report = tensorcas(*command, "--root", tmp_path).json["report"]
+
+        assert (report["bytes_before"], report["bytes_after"]) == (before, bytes_below(tmp_path))
+    told = tensorcas("stats", "--json", "--root", tmp_path).json
+
+    assert told["disk_bytes"] == told["disk"]["total"] == bytes_below(tmp_path)
+    assert tensorcas("du", "--json", "--root", tmp_path).json["disk_bytes"] == bytes_below(tmp_path)
+
+
+@pytest.mark.parametrize("logs", [False, True], ids=["files", "logs"])
+def test_an_optimization_reports_the_bytes_of_files(tmp_path: Path, logs: bool) -> None:
+    grow(tmp_path, logs=logs)
+    before = bytes_below(tmp_path)
+    report = plan_optimize(Store.open(tmp_path)).execute()
+
+    assert (report.bytes_before, report.bytes_after) == (before, bytes_below(tmp_path))
