@@ -594,8 +594,11 @@ def _stored_bytes(backend: Backend, inventory: Inventory) -> tuple[Any, Any]:
     entry_bytes, manifest_bytes = inventory.entry_bytes.astype(np.int64), inventory.manifest_bytes.astype(np.int64)
     if backend.has_logs:
         packs = np.array([backend.is_in_log(pack_key(name)) for name in inventory.packs], dtype=bool)
-        manifests = np.array([backend.is_in_log(f"manifests/{name}") for name in inventory.manifests], dtype=bool)
-        in_logs = int(inventory.pack_bytes[packs].sum()) + int(manifest_bytes[manifests].sum())
+        all_manifests = {
+            name: size for name, size in list_manifests(backend).items() if backend.is_in_log(f"manifests/{name}")
+        }
+        manifests = np.array([name in all_manifests for name in inventory.manifests], dtype=bool)
+        in_logs = int(inventory.pack_bytes[packs].sum()) + sum(all_manifests.values())
         share = min(1.0, disk_usage(backend).logs / max(in_logs, 1))
         entries = packs[inventory.entry_pack]
         entry_bytes[entries] = entry_bytes[entries] * share
