@@ -11,10 +11,43 @@ import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from tensorcas_mlflow.base.engines import ENGINES, Engine, open_engine
 from tensorcas_mlflow.base.text import seconds_in, size_in
+
+
+class Once(argparse.Action):
+    """Stores the value of an option, and refuses a second one, which argparse would take for the first in silence."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        note_given(parser, namespace, self)
+        setattr(namespace, self.dest, values)
+
+
+class _OnceOrNo(argparse.BooleanOptionalAction):
+    """An option ``--this`` or ``--no-this``, given once."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        note_given(parser, namespace, self)
+        super().__call__(parser, namespace, values, option_string)
+
+
+def note_given(parser: ArgumentParser, namespace: Namespace, action: argparse.Action) -> None:
+    """Note that an option is given, and refuse the second time."""
+    given: set[str] = vars(namespace).setdefault("given_once", set())
+    if action.dest in given:
+        refuse_second(parser, action.option_strings[0])
+    given.add(action.dest)
+
+
+def refuse_second(parser: ArgumentParser, option: str) -> NoReturn:
+    """Refuse an option that is given twice."""
+    parser.error(f"{option} is given twice, and this command takes it once: run the command once for each value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +59,8 @@ class Option:
 
     def add_to(self, parser: ArgumentParser) -> None:
         """Declare the option to a parser."""
-        parser.add_argument(*self.words, **self.settings)
+        once = {"action": Once} if self.words[0].startswith("-") else {}
+        parser.add_argument(*self.words, **{**once, **self.settings})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +85,11 @@ def option(*words: str, **settings: Any) -> Option:
 def flag(*words: str, help: str) -> Option:
     """Declare an option without a value."""
     return option(*words, action="store_true", help=help)
+
+
+def switch(*words: str, help: str) -> Option:
+    """Declare an option ``--this`` with its opposite ``--no-this``; None if neither is given."""
+    return option(*words, action=_OnceOrNo, help=help)
 
 
 def repeated(word: str, **settings: Any) -> Option:
@@ -121,7 +160,10 @@ CHECKPOINT = option(
 JSON = option("--json", action="store_true", help="answer with one JSON document instead of text")
 ONLY_RUN = option("--run", metavar="RUN", help="only the content of this run, by id, beginning of it, or name")
 RUN = option("--run", metavar="RUN", help="the run of the checkpoint; the same as CHECKPOINT")
-STEP = option("--step", metavar="N", type=int, help="step of the checkpoint, if CHECKPOINT is a run")
+STEPS = (
+    repeated("--step", metavar="N", type=int, help="step of the checkpoint, if CHECKPOINT is a run (repeatable)"),
+    option("--steps", metavar="N", type=int, nargs="+", default=[], help="the steps of several checkpoints of a run"),
+)
 LAST_STEP = option("--step", metavar="N", type=int, help="step of the checkpoint (default: the last one)")
 NAME = option(
     "--name",

@@ -168,7 +168,7 @@ def _size_text(store: Store, ref: Ref) -> str:
 
 def show(options: Namespace) -> int:
     """Show the tensors of one checkpoint."""
-    store, ref = checkpoint_of(options)
+    store, ref = checkpoint_of(options, step=options.step)
     if options.tree:
         from tensorcas_mlflow.reader import open_ref
 
@@ -465,7 +465,7 @@ def lineage(options: Namespace) -> int:
     from tensorcas_mlflow.reader import lineage as lineage_of
     from tensorcas_mlflow.reader import open_ref
 
-    store, ref = checkpoint_of(options)
+    store, ref = checkpoint_of(options, step=options.step)
     with open_ref(store, ref) as reader:
         relatives = lineage_of(reader, most=options.most)
     if is_json(options):
@@ -479,7 +479,7 @@ def lineage(options: Namespace) -> int:
 
 def explain(options: Namespace) -> int:
     """Explain the plan of a read of one checkpoint's tensors."""
-    store, ref = checkpoint_of(options)
+    store, ref = checkpoint_of(options, step=options.step)
     way = None if options.way is None else way_named(options.way)
     plan = store.explain(store.manifest(ref), options.tensor or None, copy=False if options.map else None, way=way)
     if is_json(options):

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import NoReturn
 
 import tensorcas_mlflow
-from tensorcas_mlflow.cli._command import JSON, ROOT, Command
+from tensorcas_mlflow.cli._command import JSON, ROOT, Command, refuse_second
 from tensorcas_mlflow.cli._output import complain
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
 
@@ -112,6 +112,16 @@ class _Parser(argparse.ArgumentParser):
         return options
 
 
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """The commands. An option before a command is not given again after it."""
+
+    def __call__(self, parser, namespace, values, option_string=None):  # type: ignore[no-untyped-def]
+        before = vars(namespace).pop("given_once", set())
+        super().__call__(parser, namespace, values, option_string)
+        for dest in sorted(before & vars(namespace).get("given_once", set())):
+            refuse_second(namespace.parser, f"--{dest}")
+
+
 class _Version(argparse.Action):
     """Prints the version, and leaves; it is looked up only then."""
 
@@ -138,7 +148,7 @@ def parser(first: str | None = None) -> argparse.ArgumentParser:
         parents=[common],
     )
     program.add_argument("--version", action=_Version, nargs=0, help="print the version, and leave")
-    commands = program.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    commands = program.add_subparsers(action=_Commands, required=True, metavar="COMMAND", title="commands")
     for command in _commands(first):
         made = commands.add_parser(
             command.name,

@@ -6,7 +6,7 @@ Collection has a module of its own, `_gc`. A command asks before it deletes or r
 from __future__ import annotations
 
 import re
-from argparse import BooleanOptionalAction, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tensorcas_mlflow.cli._command import (
     PLACE,
     QUIET,
     RUN,
-    STEP,
+    STEPS,
     TRACKING_URI,
     WORKERS,
     YES,
@@ -32,6 +32,7 @@ from tensorcas_mlflow.cli._command import (
     part,
     percentage,
     repeated,
+    switch,
 )
 from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._progress import ProgressBar
@@ -323,37 +324,42 @@ def _optimize_json(report: OptimizeReport) -> Json:
 
 
 def delete(options: Namespace) -> int:
-    """Delete one checkpoint."""
+    """Delete checkpoints."""
     word = options.what or options.run
-    if word is not None and options.step is None and _RUN.fullmatch(word):
+    steps = list(dict.fromkeys([*options.step, *options.steps]))
+    if word is not None and not steps and _RUN.fullmatch(word):
         options.parser.error(f"{word!r} is a run: give --step as well, for one of its checkpoints")
-    store, ref = checkpoint_of(options, to_delete=True)
-    freed = _freed_text(store, ref)
-    question = f"Delete {ref.label}? {freed[0].upper()}{freed[1:]}."
-    if ref.model_id is not None:
-        question = (
-            f"{ref.label} is the logged model {ref.model_id}: MLflow will still list it and not load it. {question}"
-        )
+    # All are found before the first is deleted.
+    found = [checkpoint_of(options, step=step, to_delete=True) for step in steps or [None]]
+    store, refs = found[0][0], [ref for _, ref in found]
+    labels = ", ".join(ref.label for ref in refs)
+    freed = _freed_text(store, refs)
+    question = f"Delete {labels}? {freed[0].upper()}{freed[1:]}."
+    for ref in refs:
+        if ref.model_id is not None:
+            model = f"{ref.label} is the logged model {ref.model_id}"
+            question = f"{model}: MLflow will still list it and not load it. {question}"
     is_deleted = confirm(question, yes=options.yes, as_json=is_json(options))
     if is_deleted:
-        _drop(store, ref)
-        remove_copy(store, ref)
+        for ref in refs:
+            _drop(store, ref)
+            remove_copy(store, ref)
     if is_json(options):
-        say_json({"store": store.uri, "checkpoint": ref_json(ref), "deleted": is_deleted})
+        say_json({"store": store.uri, "checkpoints": [ref_json(ref) for ref in refs], "deleted": is_deleted})
     elif is_deleted:
-        say(printable(f"deleted {ref.label}; {freed}"))
+        say(printable(f"deleted {labels}; {freed}"))
     else:
         say("nothing was deleted")
     return 0
 
 
-def _freed_text(store: Store, ref: Ref) -> str:
-    """Say what a collection frees once a checkpoint is deleted."""
-    own_bytes, left_bytes, bound_bytes = bytes_freed_by(store, [ref]), 0, 0
+def _freed_text(store: Store, refs: Sequence[Ref]) -> str:
+    """Say what a collection frees once some checkpoints are deleted."""
+    own_bytes, left_bytes, bound_bytes = bytes_freed_by(store, refs), 0, 0
     # A bucket would take many requests, and only the server collects what a carrier reaches.
     if not (store.backend.is_carrier or store.backend.is_remote):
         with suppress(TensorCasError):  # `gc` names the damage, or the save, that prevents a collection
-            now, later = plan_gc(store), plan_gc(store, without=[ref.key])
+            now, later = plan_gc(store), plan_gc(store, without=[ref.key for ref in refs])
             own_bytes, left_bytes = later.freed_bytes - now.freed_bytes, later.left_bytes - now.left_bytes
             bound_bytes = later.bound_bytes - now.bound_bytes
     text = f"a collection then frees up to {size_text(max(0, own_bytes))}"
@@ -387,9 +393,8 @@ COMMANDS = (
                 metavar="N",
                 help="chunk size, a power of two, fixed for ever (default: %(default)d)",
             ),
-            option(
+            switch(
                 "--logs",
-                action=BooleanOptionalAction,
                 help="append small saves to logs: one file and one sync a save; on a local disk only, and the default "
                 "there (see TENSORCAS_LOGS); --no-logs for a store that other machines change",
             ),
@@ -491,9 +496,13 @@ COMMANDS = (
     ),
     Command(
         name="delete",
-        help="delete one checkpoint; gc and optimize then free the bytes used by it alone",
-        examples=["delete baseline --step 3", "delete --run 8f3c21 --step 3 --name ema --yes"],
-        options=[CHECKPOINT, RUN, STEP, NAME, YES],
+        help="delete checkpoints of a run, or a model; gc and optimize then free the bytes used by them alone",
+        examples=[
+            "delete baseline --step 3",
+            "delete baseline --steps 0 1 2 --yes",
+            "delete --run 8f3c21 --step 3 --name ema --yes",
+        ],
+        options=[CHECKPOINT, RUN, *STEPS, NAME, YES],
         run=delete,
     ),
 )

@@ -225,8 +225,8 @@ def _candidate(run: NamedRun) -> str:
 # --- checkpoints
 
 
-def checkpoint_of(options: Namespace, *, to_delete: bool = False) -> tuple[Store, Ref]:
-    """Open the store of a command and find its checkpoint, from ``CHECKPOINT`` or ``--run``, ``--step`` and ``--name``.
+def checkpoint_of(options: Namespace, *, step: int | None, to_delete: bool = False) -> tuple[Store, Ref]:
+    """Open the store of a command and find a checkpoint, from ``CHECKPOINT`` or ``--run``, a step, and ``--name``.
 
     Raises:
         NotFoundError: There is none.
@@ -236,7 +236,7 @@ def checkpoint_of(options: Namespace, *, to_delete: bool = False) -> tuple[Store
     if len(given) != 1:
         taken = f" ({options.out!r} is taken for OUT)" if not given and hasattr(options, "out") else ""
         options.parser.error(f"name one run, model or checkpoint: as CHECKPOINT or by --run{taken}")
-    return find_checkpoint(options, given[0], step=options.step, name=options.name, to_delete=to_delete)
+    return find_checkpoint(options, given[0], step=step, name=options.name, to_delete=to_delete)
 
 
 def find_checkpoint(

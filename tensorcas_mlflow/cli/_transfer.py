@@ -242,7 +242,7 @@ def import_file(options: Namespace) -> int:
 
 def export(options: Namespace) -> int:
     """Write the tensors of a checkpoint into a file."""
-    store, ref = checkpoint_of(options)
+    store, ref = checkpoint_of(options, step=options.step)
     with open_ref(store, ref) as reader:
         plan = plan_export(reader, options.out, allow_left_out=options.skip_unknown, **_choices(options))
         if not is_json(options):

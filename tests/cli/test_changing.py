@@ -139,7 +139,7 @@ def test_delete_with_yes_does_not_ask(tensorcas: Tensorcas, store: Store) -> Non
     done = tensorcas(*words, "--json")
 
     assert (done.status, done.err) == (0, "")
-    assert (done.json["deleted"], done.json["checkpoint"]["name"]) == (True, "ema")
+    assert (done.json["deleted"], done.json["checkpoints"][0]["name"]) == (True, "ema")
     assert tensorcas(*words).status == 1
 
 
@@ -149,6 +149,32 @@ def test_delete_refuses_a_step_of_several_checkpoints(tensorcas: Tensorcas, stor
 
     assert done.status == 1
     assert "give --name as well" in done.err
+    assert keys(store) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--step", "1", "--step", "2"],
+        ["--run", "train", "--steps", "1", "2"],
+        ["train", "--step", "1", "--steps", "2", "1"],
+        ["--steps", "1", "2", "--run", "train"],
+    ],
+)
+def test_delete_drops_all_steps_that_are_named(tensorcas: Tensorcas, store: Store, words: list[str]) -> None:
+    done = tensorcas("delete", *words, "--yes", "--root", store.uri, "--json")
+
+    assert (done.status, done.json["deleted"]) == (0, True)
+    assert [each["step"] for each in done.json["checkpoints"]] == [1, 2]
+    assert [ref.step for ref in store.checkpoints() if ref.run_id == "train"] == [3, 3]
+
+
+def test_delete_deletes_nothing_if_one_of_several_steps_is_missing(tensorcas: Tensorcas, store: Store) -> None:
+    before = keys(store)
+    done = tensorcas("delete", "train", "--steps", "1", "2", "77", "--yes", "--root", store.uri)
+
+    assert done.status == 1
+    assert "77" in done.err
     assert keys(store) == before
 
 

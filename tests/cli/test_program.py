@@ -85,8 +85,11 @@ def test_root_and_json_stand_before_or_after_the_command(tensorcas: Tensorcas, s
     assert before.json == after.json
 
 
-def test_an_option_after_the_command_overrides_the_one_before_it(tensorcas: Tensorcas, store: Store) -> None:
-    assert tensorcas("--root", "/nowhere", "--json", "list", "--root", store.uri).json["store"] == store.uri
+def test_root_before_and_after_the_command_is_refused(tensorcas: Tensorcas, store: Store) -> None:
+    done = tensorcas("--root", "/nowhere", "--json", "list", "--root", store.uri)
+
+    assert (done.status, done.out) == (2, "")
+    assert "--root is given twice" in done.err
 
 
 def test_the_environment_names_the_store_if_root_does_not(
@@ -225,7 +228,7 @@ def test_missing_standard_input_counts_as_no(store: Store) -> None:
     ids=repr,
 )
 def test_names_in_a_store_reach_the_terminal_escaped(tensorcas: Tensorcas, hostile: Store, words: list[str]) -> None:
-    done = tensorcas("--root", hostile.uri, *words)
+    done = tensorcas(*([] if "--root" in words else ["--root", hostile.uri]), *words)
     written = (done.out + done.err).replace("\n", "")
 
     assert written.isprintable()
@@ -330,7 +333,7 @@ def test_the_documentation_page_shows_the_json_keys_of_each_command(
         weights = {name: np.random.default_rng(9).normal(size=5000) for name in ("a", "b")}
         save(store, weights | {"head": np.ones(5000)}, run_id="base", step=1)
         save(store, weights | {"new": np.arange(5000.0), "head": np.zeros(5000)}, run_id="tuned", step=1)
-    place = [] if command == "copy" else ["--root", store.uri]
+    place = [] if command in ("copy", "init") else ["--root", store.uri]
     answered = tensorcas(*place, "--json", command, *words).json
 
     shown = json_on_the_page()[command]
