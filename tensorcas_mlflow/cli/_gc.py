@@ -211,7 +211,7 @@ class Orphans:
         """Return the orphans as JSON."""
         refs = [*self.copies, *(ref for holding in self.holdings for ref in holding.refs)]
         return {
-            "gone": [ref_json(ref) for ref in refs],
+            "gone": [ref_json(self.store, ref) for ref in refs],
             "gone_roots": [
                 {
                     "kind": holding.kind,

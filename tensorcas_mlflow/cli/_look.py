@@ -25,6 +25,7 @@ from tensorcas_mlflow.cli._command import (
 )
 from tensorcas_mlflow.cli._output import (
     Json,
+    content_bytes,
     date_text,
     figure_json,
     printable,
@@ -40,19 +41,20 @@ from tensorcas_mlflow.cli._select import (
     checkpoint_of,
     find_checkpoint,
     is_json,
+    models_near,
     names_near,
     of_run,
     run_to_read,
     store_of,
 )
 from tensorcas_mlflow.cli._tables import say_sections, say_table
-from tensorcas_mlflow.errors import FormatError, NotFoundError
+from tensorcas_mlflow.integration.directory import with_runs
 from tensorcas_mlflow.layout import Ref, Row
 from tensorcas_mlflow.store import Store
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io import PackRead
-    from tensorcas_mlflow.integration.directory import NamedRun
+    from tensorcas_mlflow.integration.directory import NamedModel, NamedRun
     from tensorcas_mlflow.reader import CheckpointDiff, CheckpointReader, Summary, SummaryNode, ValueChange
 
 _BY = ("experiment", "run", "series", "step")
@@ -65,6 +67,8 @@ def list_all(options: Namespace) -> int:
     """List the checkpoints, models and files of a store, by run."""
     store = store_of(options)
     refs, damaged = store.readable_checkpoints()
+    models = models_near(store, refs)
+    refs = with_runs(refs, models)
     if options.run is not None:
         refs = of_run(refs, run_to_read(store, refs, options.run))
     status = tell_damaged(damaged)
@@ -74,11 +78,11 @@ def list_all(options: Namespace) -> int:
     names = names_near(store, runs)
     groups = [_group(run_id, runs[run_id]) for run_id in sorted(runs, key=lambda run_id: run_id is None)]
     if is_json(options):
-        listed = [_group_json(group, names.get(group["run_id"])) for group in groups]
+        listed = [_group_json(store, group, names.get(group["run_id"]), models) for group in groups]
         say_json({"store": store.uri, "runs": listed, "damaged_refs": sorted(damaged)})
         return status
     say(printable(f"store {store.uri}"))
-    last = {id(entry.refs[-1]): entry.refs[-1] for group in groups for entry in _entries(group)}
+    last = {id(entry.refs[-1]): entry.refs[-1] for group in groups for entry in _entries(group, models)}
     sizes = dict(zip(last, store.backend.map_requests(lambda ref: _size_text(store, ref), last.values()), strict=True))
     sections = [
         (
@@ -91,7 +95,7 @@ def list_all(options: Namespace) -> int:
                     date_text(entry.refs[-1].created),
                     printable(entry.refs[-1].flavor or "-"),
                 ]
-                for entry in _entries(group)
+                for entry in _entries(group, models)
             ],
         )
         for group in groups
@@ -126,13 +130,23 @@ def _kind(ref: Ref) -> str:
     return "models" if ref.model_id is not None or ref.step is None else "checkpoints"
 
 
-def _group_json(group: Json, known: NamedRun | None) -> Json:
+def _group_json(store: Store, group: Json, known: NamedRun | None, models: Mapping[str, NamedModel]) -> Json:
     named = {
         "run_id": group["run_id"],
         "run_name": None if known is None else known.name,
         "experiment": None if known is None else known.experiment,
     }
-    return named | {key: [ref_json(ref) for ref in value] for key, value in group.items() if isinstance(value, list)}
+
+    def described(ref: Ref) -> Json:
+        return ref_json(store, ref) | {"model_name": _model_name(ref, models)}
+
+    lists = {key: value for key, value in group.items() if isinstance(value, list)}
+    return named | {key: list(store.backend.map_requests(described, value)) for key, value in lists.items()}
+
+
+def _model_name(ref: Ref, models: Mapping[str, NamedModel]) -> str | None:
+    model = models.get(ref.model_id or "")
+    return None if model is None else model.name or None
 
 
 def _title(run_id: str | None, known: NamedRun | None) -> str:
@@ -142,7 +156,7 @@ def _title(run_id: str | None, known: NamedRun | None) -> str:
     return printable(f"run {run_id}{named}")
 
 
-def _entries(group: Json) -> Iterator[_Entry]:
+def _entries(group: Json, models: Mapping[str, NamedModel]) -> Iterator[_Entry]:
     series: dict[tuple[str | None, str | None], list[Ref]] = {}
     for ref in group["checkpoints"]:
         series.setdefault((ref.name, ref.flavor), []).append(ref)
@@ -150,20 +164,24 @@ def _entries(group: Json) -> Iterator[_Entry]:
         steps = [ref.step for ref in refs if ref.step is not None]
         yield _Entry(name or "checkpoints", f"{'step' if len(steps) == 1 else 'steps'} {steps_text(steps)}", refs)
     for ref in group["models"]:
-        what = f"model {ref.label if ref.model_id is None else ref.model_id}"
-        yield _Entry(what, "" if ref.step is None else f"step {ref.step}", [ref])
+        yield _Entry(_model_text(ref, models), "" if ref.step is None else f"step {ref.step}", [ref])
     for ref in group["files"]:
-        yield _Entry(f"file {ref.label}", "", [ref])
+        if ref.model_id is None:
+            yield _Entry(f"file {ref.label}", "", [ref])
+        else:
+            file = ref.label.partition(f"{ref.model_id}/artifacts/")[2] or ref.label
+            yield _Entry(f"{_model_text(ref, models)}: file {file}", "", [ref])
+
+
+def _model_text(ref: Ref, models: Mapping[str, NamedModel]) -> str:
+    name = _model_name(ref, models)
+    return " ".join(filter(None, ["model", name, ref.model_id or ref.label]))
 
 
 def _size_text(store: Store, ref: Ref) -> str:
     """Write the size of a checkpoint or file; that of a damaged one is unknown."""
-    if ref.kind == "file":
-        return size_text(ref.n_bytes)
-    try:
-        return size_text(store.manifest(ref).n_bytes)
-    except (FormatError, NotFoundError):
-        return "-"
+    n_bytes = content_bytes(store, ref)
+    return "-" if n_bytes is None else size_text(n_bytes)
 
 
 def show(options: Namespace) -> int:
@@ -172,7 +190,7 @@ def show(options: Namespace) -> int:
     if options.tree:
         from tensorcas_mlflow.reader import open_ref
 
-        return _show_tree(open_ref(store, ref).summary(), store.uri, ref, is_in_json=is_json(options))
+        return _show_tree(open_ref(store, ref).summary(), store, ref, is_in_json=is_json(options))
     manifest = store.manifest(ref)
     totals = {
         "n_tensors": len(manifest.rows),
@@ -185,7 +203,7 @@ def show(options: Namespace) -> int:
         say_json(
             {
                 "store": store.uri,
-                "checkpoint": ref_json(ref),
+                "checkpoint": ref_json(store, ref),
                 "metadata": dict(manifest.own_metadata),
                 "left_out": dict(manifest.left_out),
                 **totals,
@@ -209,7 +227,7 @@ def show(options: Namespace) -> int:
     return 0
 
 
-def _show_tree(summary: Summary, uri: str, ref: Ref, *, is_in_json: bool) -> int:
+def _show_tree(summary: Summary, store: Store, ref: Ref, *, is_in_json: bool) -> int:
     if not is_in_json:
         for line in str(summary).splitlines():
             say(printable(line))
@@ -225,8 +243,8 @@ def _show_tree(summary: Summary, uri: str, ref: Ref, *, is_in_json: bool) -> int
     ]
     say_json(
         {
-            "store": uri,
-            "checkpoint": ref_json(ref),
+            "store": store.uri,
+            "checkpoint": ref_json(store, ref),
             "n_tensors": summary.n_tensors,
             "n_bytes": summary.n_bytes,
             "dtypes": {name: {"n_tensors": count, "n_bytes": size} for name, (count, size) in summary.dtypes.items()},
@@ -292,8 +310,9 @@ def stats(options: Namespace) -> int:
     if options.run is None:
         figures: Mapping[str, Any] = store_stats(store)
     else:
-        options.run = _run_with_content(store, options.run)
-        figures = run_stats(store, options.run)
+        refs = _refs_with_runs(store)
+        options.run = _run_with_content(store, refs, options.run)
+        figures = run_stats(store, options.run, refs)
     status = tell_damaged(figures.get("damaged_refs", ()))
     if is_json(options):
         say_json({"store": store.uri, **figures})
@@ -323,20 +342,26 @@ def usage(options: Namespace) -> int:
     return _say_shares(options, store_of(options))
 
 
-def _run_with_content(store: Store, word: str) -> str:
-    """Return the id of a run of a store; an unknown one is an error that lists the known ones."""
+def _refs_with_runs(store: Store) -> list[Ref]:
+    """Return the refs of a store; those of models of any flavor name the run that logged the model."""
     refs = store.checkpoints()
+    return with_runs(refs, models_near(store, refs))
+
+
+def _run_with_content(store: Store, refs: Sequence[Ref], word: str) -> str:
+    """Return the id of a run of a store; an unknown one is an error that lists the known ones."""
     run_id = run_to_read(store, refs, word)
     of_run(refs, run_id)
     return run_id
 
 
 def _say_shares(options: Namespace, store: Store) -> int:
-    if options.run is not None:
-        options.run = _run_with_content(store, options.run)
     from tensorcas_mlflow.maintenance import find_shares
 
-    found = find_shares(store, options.by, run_id=options.run)
+    refs = _refs_with_runs(store)
+    if options.run is not None:
+        options.run = _run_with_content(store, refs, options.run)
+    found = find_shares(store, options.by, run_id=options.run, refs=refs)
     shares = found.shares[: options.top]
     names = names_near(store, {share.run_id for share in shares})
     if is_json(options):
@@ -386,7 +411,7 @@ def diff(options: Namespace) -> int:
         said |= {"other": list(found.other), "is_equal": found.is_equal}
         if options.values:
             said["values"] = {name: _values_json(change) for name, change in found.values.items()}
-        say_json({"store": store.uri, "before": ref_json(before), "after": ref_json(after), **said})
+        say_json({"store": store.uri, "before": ref_json(store, before), "after": ref_json(after_store, after), **said})
     else:
         say(printable(f"from {before.label}"))
         say(printable(f"to   {after.label}"))
@@ -470,7 +495,7 @@ def lineage(options: Namespace) -> int:
         relatives = lineage_of(reader, most=options.most)
     if is_json(options):
         listed = [asdict(relation) for relation in relatives.relatives]
-        say_json({"store": store.uri, "model": ref_json(ref), "relatives": listed})
+        say_json({"store": store.uri, "model": ref_json(store, ref), "relatives": listed})
         return 0
     for line in str(relatives).splitlines():
         say(printable(line))
@@ -486,7 +511,7 @@ def explain(options: Namespace) -> int:
         say_json(
             {
                 "store": store.uri,
-                "checkpoint": ref_json(ref),
+                "checkpoint": ref_json(store, ref),
                 "n_tensors": plan.n_tensors,
                 "n_bytes": plan.n_bytes,
                 "n_mapped": plan.n_mapped,

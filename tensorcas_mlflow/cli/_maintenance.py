@@ -340,12 +340,13 @@ def delete(options: Namespace) -> int:
             model = f"{ref.label} is the logged model {ref.model_id}"
             question = f"{model}: MLflow will still list it and not load it. {question}"
     is_deleted = confirm(question, yes=options.yes, as_json=is_json(options))
+    described = [ref_json(store, ref) for ref in refs] if is_json(options) else []
     if is_deleted:
         for ref in refs:
             _drop(store, ref)
             remove_copy(store, ref)
     if is_json(options):
-        say_json({"store": store.uri, "checkpoints": [ref_json(ref) for ref in refs], "deleted": is_deleted})
+        say_json({"store": store.uri, "checkpoints": described, "deleted": is_deleted})
     elif is_deleted:
         say(printable(f"deleted {labels}; {freed}"))
     else:

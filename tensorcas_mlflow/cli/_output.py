@@ -11,8 +11,9 @@ from itertools import pairwise
 from typing import Any, TextIO
 
 from tensorcas_mlflow.base.tensors import Spec
-from tensorcas_mlflow.errors import without_secrets
+from tensorcas_mlflow.errors import FormatError, NotFoundError, without_secrets
 from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.store import Store
 
 Json = dict[str, Any]
 
@@ -91,8 +92,18 @@ def ratio_text(whole: float, part: float) -> str:
     return f"{whole / part:.1f} \N{MULTIPLICATION SIGN} smaller" if part and whole / part >= 1.05 else ""
 
 
-def ref_json(ref: Ref) -> Json:
-    """Return a checkpoint or file as JSON."""
+def content_bytes(store: Store, ref: Ref) -> int | None:
+    """Return the size of a checkpoint, model or file as it was logged; None if its manifest is damaged or gone."""
+    if ref.kind == "file":
+        return ref.n_bytes
+    try:
+        return store.manifest(ref).n_bytes
+    except (FormatError, NotFoundError):
+        return None
+
+
+def ref_json(store: Store, ref: Ref) -> Json:
+    """Return a checkpoint or file of a store as JSON."""
     return {
         "kind": ref.kind,
         "run_id": ref.run_id,
@@ -105,7 +116,7 @@ def ref_json(ref: Ref) -> Json:
         "uri": ref.uri,
         "flavor": ref.flavor,
         "created": ref.created,
-        "bytes": ref.n_bytes if ref.kind == "file" else None,
+        "bytes": content_bytes(store, ref),
         "key": ref.key,
     }
 

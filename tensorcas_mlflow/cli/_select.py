@@ -27,6 +27,7 @@ from tensorcas_mlflow.integration.directory import (
     database_beside,
     is_uri_of_mlflow,
     local_folder_of,
+    models_by_file,
     open_directory,
     refs_at,
     store_at_artifacts,
@@ -35,7 +36,7 @@ from tensorcas_mlflow.layout import DEFAULT_NAME, Ref
 from tensorcas_mlflow.store import Store, stores_below
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.integration.directory import Directory, NamedRun
+    from tensorcas_mlflow.integration.directory import Directory, NamedModel, NamedRun
 
 _N_LISTED = 10
 _N_FOLDERS_ABOVE = 2
@@ -196,6 +197,18 @@ def names_near(store: Store, run_ids: Iterable[str | None]) -> dict[str, NamedRu
         return {}
 
 
+def models_near(store: Store, refs: Sequence[Ref]) -> dict[str, NamedModel]:
+    """Return the logged models of some refs, with their runs and names as far as MLflow or the store's folder knows."""
+    found = models_by_file(store, refs)
+    try:
+        directory = directory_near(store)
+        if directory is not None:
+            found |= directory.models_of(ref.model_id for ref in refs if ref.model_id is not None)
+    except BackendError as error:
+        complain(f"models are listed without names: {error}")
+    return found
+
+
 def _runs_named(store: Store | None, word: str) -> list[NamedRun]:
     try:
         directory = directory_near(store)
@@ -301,6 +314,8 @@ def _unknown(what: str) -> NotFoundError:
 def _meant(word: str, directory: Directory) -> str:
     import difflib  # only a typing error needs it
 
+    if directory.experiments(word):
+        return f"; {word!r} is an experiment, and this command takes a run: `tensorcas list {word}` lists its runs"
     close = difflib.get_close_matches(word, directory.names(), n=1)
     return f": did you mean {close[0]!r}?" if close else ""
 

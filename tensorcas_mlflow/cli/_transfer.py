@@ -231,7 +231,7 @@ def import_file(options: Namespace) -> int:
     n_bytes = sum(spec.n_bytes for spec in specs)
     if is_json(options):
         sizes = {"n_tensors": len(specs), "n_bytes": n_bytes}
-        said = {"store": store.uri, "checkpoint": ref_json(ref), "source_format": listing.format}
+        said = {"store": store.uri, "checkpoint": ref_json(store, ref), "source_format": listing.format}
         say_json({**said, **sizes, "left_out": dict(listing.left_out)})
         return 0
     _say_left_out(listing.left_out)
@@ -248,7 +248,7 @@ def export(options: Namespace) -> int:
         if not is_json(options):
             say(printable(f"from {ref.label}"))
             _say_left_out(plan.left_out)
-        _write(options, plan, {"store": store.uri, "checkpoint": ref_json(ref), "left_out": dict(plan.left_out)})
+        _write(options, plan, {"store": store.uri, "checkpoint": ref_json(store, ref), "left_out": dict(plan.left_out)})
     return 0
 
 

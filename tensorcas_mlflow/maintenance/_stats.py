@@ -148,13 +148,18 @@ class RunStats(Figures):
     disk: DiskUsage
 
 
-def run_stats(store: Store, run_id: str) -> RunStats:
+def run_stats(store: Store, run_id: str, refs: Sequence[Ref] | None = None) -> RunStats:
     """Count the chunks and bytes of a run; a run without any has zeros.
+
+    Args:
+        store: Store to count.
+        run_id: The run.
+        refs: All refs of the store, if the caller knows more of their runs than they say.
 
     Raises:
         CorruptError: A ref or manifest cannot be read.
     """
-    refs = [ref for ref in store.checkpoints() if ref.run_id == run_id]
+    refs = [ref for ref in (store.checkpoints() if refs is None else refs) if ref.run_id == run_id]
     steps = sorted({ref.step for ref in refs if ref.kind == "checkpoint" and ref.step is not None})
     return RunStats(run_id=run_id, steps=tuple(steps), **_figures_of(store, refs))
 
@@ -451,18 +456,19 @@ class StoredBytes:
         )
 
 
-def find_shares(store: Store, by: By, *, run_id: str | None = None) -> Shares:
+def find_shares(store: Store, by: By, *, run_id: str | None = None, refs: Sequence[Ref] | None = None) -> Shares:
     """Find the owners of the bytes of a store. Reads no tensor, and no blob that a census knows.
 
     Args:
         store: Store to count.
         by: Kind of owner: experiments, runs, or the series or the steps of each run.
         run_id: Return only the shares of this run; shared bytes are still counted with all others.
+        refs: All refs of the store, if the caller knows more of their runs than they say.
 
     Raises:
         CorruptError: A ref or manifest cannot be read.
     """
-    stored = StoredBytes(store, store.checkpoints())
+    stored = StoredBytes(store, store.checkpoints() if refs is None else refs)
     owners = owners_of(stored.refs, by, store_uri=store.uri)
     divided = stored.divide(owners)
     wanted = {o for ref, o in zip(stored.refs, owners, strict=True) if run_id in (None, ref.run_id, o.run_id)}

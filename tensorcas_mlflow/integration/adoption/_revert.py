@@ -28,8 +28,9 @@ class RevertReport:
     left_alone: list[LeftAlone]
 
     def __str__(self) -> str:
+        units = count_text(self.n_units, "artifact folder is", "artifact folders are")
         return (
-            f"{count_text(self.n_units, 'artifact folder')} are plain again, with {count_text(self.n_files, 'file')} "
+            f"{units} plain again, with {count_text(self.n_files, 'file')} "
             f"({size_text(self.plain_bytes)}) from the store; `tensorcas gc` frees what the store no longer needs"
         )
 

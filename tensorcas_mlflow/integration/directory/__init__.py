@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.integration.directory._directory import (
         Directory,
         NamedExperiment,
+        NamedModel,
         NamedRun,
         database_beside,
         open_directory,
     )
+    from tensorcas_mlflow.integration.directory._models import models_by_file, with_runs
     from tensorcas_mlflow.integration.directory._places import (
         artifact_location,
         is_uri_of_mlflow,
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
-    "_directory": "Directory NamedExperiment NamedRun database_beside open_directory",
+    "_directory": "Directory NamedExperiment NamedModel NamedRun database_beside open_directory",
+    "_models": "models_by_file with_runs",
     "_places": "artifact_location is_uri_of_mlflow local_folder_of refs_at store_at_artifacts",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
@@ -51,6 +51,16 @@ class NamedRun(NamedTuple):
     """Its start, in seconds of Unix time; 0 if unknown."""
 
 
+class NamedModel(NamedTuple):
+    """A logged model, as MLflow or its own MLmodel knows it."""
+
+    model_id: str
+    name: str
+    """Its name; "" if unknown."""
+    run_id: str | None
+    """The run that logged it."""
+
+
 class Directory(Protocol):
     """A tracking store, as far as names are asked for. It forgets deleted runs and experiments, except by full id.
 
@@ -68,6 +78,9 @@ class Directory(Protocol):
 
     def runs_of(self, run_ids: Iterable[str]) -> dict[str, NamedRun]:
         """Find runs by their full ids, deleted ones too; ids of no run are left out."""
+
+    def models_of(self, model_ids: Iterable[str]) -> dict[str, NamedModel]:
+        """Find logged models by their ids; unknown and deleted ones are left out."""
 
     def names(self) -> list[str]:
         """List names of experiments and of some of the latest runs, to suggest one of them."""
@@ -149,6 +162,14 @@ class _SqliteDirectory:
             found.update({run.run_id: run for run in self._runs(f"r.run_uuid IN ({places})", *some)})
         return found
 
+    def models_of(self, model_ids: Iterable[str]) -> dict[str, NamedModel]:
+        found: dict[str, NamedModel] = {}
+        for some in _batches(filter(is_unicode, model_ids)):
+            places = ", ".join("?" * len(some))
+            query = f"SELECT model_id, name, source_run_id FROM logged_models WHERE model_id IN ({places})"
+            found.update({id: NamedModel(id, name or "", run or None) for id, name, run in self._rows(query, some)})
+        return found
+
     def names(self) -> list[str]:
         runs = self._runs(f"r.lifecycle_stage = 'active' AND r.run_uuid IN (SELECT run_uuid FROM runs {_LATEST})")
         experiments = self._experiments("lifecycle_stage = 'active'")
@@ -216,6 +237,14 @@ class _MlflowDirectory:
         for some in _batches(each for each in run_ids if _BEGINNING.fullmatch(each)):
             listed = ", ".join(f"'{each}'" for each in some)
             found.update({run.run_id: run for run in self._search(f"attributes.run_id IN ({listed})", deleted=True)})
+        return found
+
+    def models_of(self, model_ids: Iterable[str]) -> dict[str, NamedModel]:
+        found: dict[str, NamedModel] = {}
+        for model_id in dict.fromkeys(model_ids):
+            with suppress(BackendError), self._asked():  # it is deleted, or this server is older than logged models
+                model = self._client.get_logged_model(model_id)
+                found[model_id] = NamedModel(model_id, model.name or "", model.source_run_id or None)
         return found
 
     def names(self) -> list[str]:
