@@ -474,7 +474,7 @@ class _Walk:
             tree = SpaceTree(part)
             self._visit_items(visit, tree, ((i, name, tree[i]) for i, name in _SPACE_NUMBERS.items()))
         attributes = getattr(part, "__dict__", None)
-        if attributes:
+        if attributes and not _forgets_attributes(type(part)):
             self._visit_attributes(visit, attributes)
 
     def _visit_items(self, visit: _Visit, container: Any, items: Iterable[tuple[Any, str, Any]]) -> None:
@@ -596,6 +596,11 @@ def _pickles_what_it_holds(part: Any) -> bool:
     return type(state) is dict and all(
         name == "_sklearn_version" or (name in held and held[name] is value) for name, value in state.items()
     )
+
+
+def _forgets_attributes(kind: type) -> bool:
+    """Tell whether a class's objects come back from a pickle without their attributes, as a `sklearn.utils.Bunch`."""
+    return issubclass(kind, dict) and hasattr(kind, "__setstate__")
 
 
 def _is_sklearns(method: Any) -> bool:
