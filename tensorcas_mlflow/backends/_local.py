@@ -66,23 +66,23 @@ class NewFile:
         self._staging = f"{self.folder}{os.sep}{STAGING}{os.getpid()}-{_HOST}-{new_name()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY
         try:
-            self._descriptor = os.open(self._staging, flags, 0o666)
+            self.descriptor = os.open(self._staging, flags, 0o666)
         except FileNotFoundError:
             make_folder(self.folder)
-            self._descriptor = os.open(self._staging, flags, 0o666)
+            self.descriptor = os.open(self._staging, flags, 0o666)
         self._n_bytes = 0
         self._n_early_bytes = 0
 
     def write(self, piece: Buffer) -> None:
         """Write more bytes, and keep unwritten ones from piling up in memory."""
-        self._n_bytes += write_all(self._descriptor, piece)
+        self._n_bytes += write_all(self.descriptor, piece)
         if self._n_bytes - self._n_early_bytes >= _EARLY_BYTES:
-            begin_writeback(self._descriptor, self._n_early_bytes, self._n_bytes)
+            begin_writeback(self.descriptor, self._n_early_bytes, self._n_bytes)
             self._n_early_bytes = self._n_bytes
 
     def sync(self) -> None:
         """Make the bytes durable."""
-        os.fsync(self._descriptor)
+        os.fsync(self.descriptor)
 
     def name(self) -> Token:
         """Give the file its name, and return its token.
@@ -90,15 +90,19 @@ class NewFile:
         Raises:
             FileExistsError: The name is taken.
         """
-        token = token_of(os.fstat(self._descriptor))
+        token = token_of(os.fstat(self.descriptor))
         # link() refuses a name that exists, so the first writer wins; rename() would replace it.
         os.link(self._staging, self.path)
         return token
 
+    def replace(self) -> None:
+        """Give the file its name, in the place of a file that has it."""
+        os.rename(self._staging, self.path)
+
     def close(self) -> None:
         """Close it, named or not. Remains are for `Backend.sweep`; they must not hide the original error."""
         try:
-            os.close(self._descriptor)
+            os.close(self.descriptor)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(self._staging)
@@ -248,7 +252,13 @@ class LocalBackend(Backend):
             except FileNotFoundError:
                 raise BlobNotFoundError(source) from None
             try:
-                if token_of(os.fstat(descriptor)) != token:
+                found = os.fstat(descriptor)
+                if found.st_nlink > 1 and token_of(found) == token:
+                    # A copy of the store by hard links has this file, too, and what follows would change it there.
+                    # Without its intent a save begins anew, with another file.
+                    os.unlink(source_path)
+                    raise BlobNotFoundError(source)
+                if token_of(found) != token:
                     raise BlobNotFoundError(source)
                 if not replace and os.path.lexists(dest_path):
                     raise BlobExistsError(dest)
@@ -289,10 +299,20 @@ class LocalBackend(Backend):
                 os.unlink(path)
                 sync_folder(os.path.dirname(path))
                 # A promote without replacing links the file before it unlinks the source, and may be between the two.
-                # If the file has a name left, that promote was first; without one nobody can link it any more.
-                return os.fstat(descriptor).st_nlink == 0
+                # If the file has a name left in this store, that promote was first; without one nobody can link it any
+                # more.
+                found = os.fstat(descriptor)
+                return found.st_nlink == 0 or not self._has_name_of(found)
             finally:
                 os.close(descriptor)
+        return False
+
+    def _has_name_of(self, found: os.stat_result) -> bool:
+        """Tell whether a file has a name in this store; others belong to copies of the store by hard links."""
+        for folder, _, _ in os.walk(self._top):
+            for entry in os.scandir(folder):
+                if entry.inode() == found.st_ino and os.path.samestat(entry.stat(follow_symlinks=False), found):
+                    return True
         return False
 
     def stat(self, key: str) -> BlobInfo | None:

@@ -7,11 +7,11 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from tensorcas_mlflow.backends._local import write_all
+from tensorcas_mlflow.backends._local import NewFile, write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
-from tensorcas_mlflow.backends._log_records import CLOSED, HEADER_BYTES, TOMBSTONE, header, inode_in, tombstone
+from tensorcas_mlflow.backends._log_records import HEADER_BYTES, TOMBSTONE, closing, header, inode_in
 from tensorcas_mlflow.base.files import new_name, sync_folder
 from tensorcas_mlflow.errors import RefusedError
 
@@ -23,8 +23,8 @@ _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 WRITE_LOG = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 """Flags that open a file of a log for writing."""
 
-Generation = tuple[int, int, int]
-"""Device, inode and size of the file of that name."""
+Generation = tuple[int, int, int, int]
+"""Device, inode, size and time of change of the file of that name; one that was put back may have the same size."""
 
 
 class _IsOn:
@@ -106,15 +106,19 @@ class LogFolder:
             return None
         if stat.S_ISLNK(found.st_mode):
             raise _link_error(self._generation)
-        return found.st_dev, found.st_ino, found.st_size
+        return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
 
     def begin_generation(self) -> None:
         """Make every process list the logs again."""
-        descriptor = os.open(self._generation, WRITE_LOG | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            write_all(descriptor, b".")
-        finally:
-            os.close(descriptor)
+        is_written = False
+        while not is_written:
+            descriptor = os.open(self._generation, WRITE_LOG | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                if _is_its_own(descriptor, self._generation):
+                    write_all(descriptor, b".")
+                    is_written = stat_at(descriptor, self._generation) is not None
+            finally:
+                os.close(descriptor)
 
     def existing(self, intents: Iterable[str]) -> list[str]:
         """Return those of some intents whose files exist."""
@@ -128,10 +132,19 @@ class LogFolder:
                 found.append(intent)
         return found
 
+    @contextlib.contextmanager
+    def locked_dead(self, log: str) -> Iterator[int]:
+        """Lock the tombstones of a log, in a file that no other store has, and yield its descriptor."""
+        path = self.dead_path(log)
+        while True:
+            with LockedFile.alone_in(path, WRITE_LOG | os.O_CREAT | os.O_APPEND) as descriptor:
+                if _is_its_own(descriptor, path):
+                    yield descriptor
+                    return
+
     def append_dead(self, log: str, lines: bytes, *, durable: bool) -> None:
         """Append tombstones of one log, unless the log is gone."""
-        flags = WRITE_LOG | os.O_CREAT | os.O_APPEND
-        with LockedFile.alone_in(self.dead_path(log), flags) as descriptor:
+        with self.locked_dead(log) as descriptor:
             # A rewriting of the log holds this lock until the log is gone.
             if not os.path.exists(self.log_path(log)):
                 return
@@ -151,7 +164,7 @@ class LogFolder:
                 except OSError:
                     # A later sync may succeed although these tombstones are lost.
                     with contextlib.suppress(OSError):
-                        write_all(descriptor, tombstone(log, 0, CLOSED))
+                        write_all(descriptor, closing(log, 0))
                     raise
         if durable:
             sync_folder(self.path)
@@ -159,7 +172,7 @@ class LogFolder:
     def mark_closed(self, log: str, end: int) -> None:
         """Tell every process that nobody appends to a log any more, unless the disk fails."""
         with contextlib.suppress(OSError):
-            self.append_dead(log, tombstone(log, end, CLOSED), durable=False)
+            self.append_dead(log, closing(log, end), durable=False)
 
     def mark_failed(self, log: str) -> None:
         """Tell every process that a sync of a log has failed, unless the disk fails again."""
@@ -169,16 +182,23 @@ class LogFolder:
         """Create a log, locked; return its name, descriptor and end."""
         log = new_name()
         path = self.log_path(log)
-        descriptor = os.open(path, WRITE_LOG | os.O_CREAT | os.O_EXCL, 0o666)
+        file = NewFile(path, _refuse_folder)
         try:
-            LockedFile.lock(descriptor)
-            write_all(descriptor, header(log, inode_of(descriptor)))
-            self.begin_generation()
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            LockedFile.release(descriptor)
-            raise
+            descriptor = os.dup(file.descriptor)
+            try:
+                LockedFile.lock(descriptor)
+                file.write(header(log, inode_of(descriptor)))
+                # A header that is not whole is damage, so a power cut must not leave the name without it.
+                file.sync()
+                file.replace()
+                self.begin_generation()
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                LockedFile.release(descriptor)
+                raise
+        finally:
+            file.close()
         return log, descriptor, HEADER_BYTES
 
     def remove_log(self, log: str) -> None:
@@ -224,13 +244,37 @@ def file_bytes(path: str) -> int:
         return 0
 
 
-def is_at(descriptor: int, path: str) -> bool:
-    """Tell whether an open log still has its name, and no other: a second one belongs to a copy of the store."""
+def stat_at(descriptor: int, path: str) -> os.stat_result | None:
+    """Return the state of an open file; None if another file has its name, or none."""
     try:
         found = os.fstat(descriptor)
-        return found.st_nlink == 1 and os.path.samestat(found, os.lstat(path))
+        return found if os.path.samestat(found, os.lstat(path)) else None
     except FileNotFoundError:
+        return None
+
+
+def _is_its_own(descriptor: int, path: str) -> bool:
+    """Tell whether an open file still has its name, and no other; give the store a file of its own if it has another.
+
+    A second name belongs to a copy of the store by hard links: what changes in place changes there, too.
+    """
+    found = stat_at(descriptor, path)
+    if found is None:
         return False
+    if found.st_nlink > 1:
+        file = NewFile(path, _refuse_folder)
+        try:
+            file.write(read_at(descriptor, 0, found.st_size))
+            file.sync()
+            file.replace()
+        finally:
+            file.close()
+    return found.st_nlink == 1
+
+
+def _refuse_folder(folder: str) -> None:
+    """Create no folder: without its folder the store is gone."""
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
 
 
 def inode_of(descriptor: int) -> int:

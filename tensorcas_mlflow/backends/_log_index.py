@@ -46,6 +46,8 @@ class IndexedBlob(NamedTuple):
     """Offset of its record."""
     row: LogRow
     written_s: float
+    check: bytes
+    """Begin of the digest of its record."""
     words: bytes = b""
     """Words of a pack."""
 
@@ -58,6 +60,8 @@ class LogIndex:
     """End of that part."""
     records: Any
     """Offset of each record with live blobs, ascending."""
+    checks: Any
+    """Begin of the digest of each of these records."""
     keys: Any
     """Hash of the key of each blob that no commit created."""
     n_keys: Any
@@ -95,9 +99,10 @@ class LogIndex:
     def committed(self) -> Iterable[IndexedBlob]:
         """Yield the blobs created by commits."""
         offsets = self.records[self.commits["record"]].tolist()
-        for key, offset, row in zip(self.commit_keys, offsets, self.commits.tolist(), strict=True):
+        checks = list(map(bytes, self.checks[self.commits["record"]].view("V8")))
+        for key, offset, check, row in zip(self.commit_keys, offsets, checks, self.commits.tolist(), strict=True):
             _, number, version, size, kind, start, written_ms = row
-            yield IndexedBlob(offset, LogRow(number, key, True, version, size, kind, start), written_ms / 1000)
+            yield IndexedBlob(offset, LogRow(number, key, True, version, size, kind, start), written_ms / 1000, check)
 
     def extended(self, blobs: Iterable[IndexedBlob], consumed: Iterable[str], end: int) -> LogIndex:
         """Return the index of a longer part of the log.
@@ -108,12 +113,14 @@ class LogIndex:
             end: End of that part.
         """
         offsets: dict[int, int] = {}
+        checks: list[bytes] = []
         keys: list[tuple[int, int]] = []
         words: list[tuple[int, bytes]] = []
         commits: list[tuple[int, ...]] = []
         commit_keys: list[str] = []
         for blob in blobs:
             record, row = offsets.setdefault(blob.record, len(offsets)), blob.row
+            checks[record:] = [blob.check]
             if row.is_commit:
                 facts = (row.number, row.version, row.size, row.kind, row.start, round(blob.written_s * 1000))
                 commits.append((record + len(self.records), *facts))
@@ -130,6 +137,7 @@ class LogIndex:
         return LogIndex(
             end=end,
             records=np.concatenate([self.records, np.array(list(offsets), np.uint64)]),
+            checks=np.concatenate([self.checks, np.frombuffer(b"".join(checks), "<u8")]),
             keys=np.concatenate([self.keys, np.array([each for _, each in keys], "<u4")]),
             n_keys=np.concatenate([self.n_keys, n_keys]),
             words=np.concatenate([self.words, new_words]),
@@ -143,6 +151,7 @@ class LogIndex:
 EMPTY = LogIndex(
     end=HEADER_BYTES,
     records=np.empty(0, np.uint64),
+    checks=np.empty(0, "<u8"),
     keys=np.empty(0, "<u4"),
     n_keys=np.empty(0, np.uint32),
     words=np.empty(0, "<u4"),
@@ -160,7 +169,8 @@ def index_bytes(log_id: str, index: LogIndex) -> bytes:
     gaps = np.diff(index.records, prepend=np.uint64(0)).astype("<u8")
     columns = [index.commits[name] for name in _COMMIT.names or ()]
     columns[-1] = np.diff(columns[-1].astype(np.int64), prepend=0)
-    parts = [gaps, index.n_keys.astype("<u4"), index.n_words.astype("<u4"), index.keys, index.words, *columns]
+    counts_of = (index.n_keys.astype("<u4"), index.n_words.astype("<u4"))
+    parts = [gaps, index.checks, *counts_of, index.keys, index.words, *columns]
     payload = counts + b"".join(_planes(part) for part in parts) + names
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(payload)
     head = _HEAD.pack(MAGIC, bytes.fromhex(log_id), index.end)
@@ -199,6 +209,7 @@ def _parsed(payload: bytes, end: int) -> LogIndex:
         return np.ascontiguousarray(planes.T).view(dtype).ravel() if size else np.empty(0, dtype)
 
     records = np.cumsum(column(n_records, "<u8"), dtype=np.uint64)
+    checks = column(n_records, "<u8")
     per_record = [column(n_records, "<u4") for _ in range(2)]
     keys, words = column(n_keys, "<u4"), column(n_words, "<u4")
     commits = np.empty(n_commits, _COMMIT)
@@ -217,6 +228,7 @@ def _parsed(payload: bytes, end: int) -> LogIndex:
     return LogIndex(
         end=end,
         records=records,
+        checks=checks,
         keys=keys,
         n_keys=per_record[0],
         words=words,

@@ -68,7 +68,9 @@ def read_summaries(log_id: str, descriptor: int, start: int, size: int) -> tuple
 class LogReader:
     """Records of one open log, by their places."""
 
-    def __init__(self, log_id: str, descriptor: int, key: str, *, metas: Mapping[int, bytes] | None = None) -> None:
+    def __init__(
+        self, log_id: str, descriptor: int, key: str, *, metas: Mapping[int, bytes] | None = None, durable: int = 0
+    ) -> None:
         """Read from an open file, which the caller closes.
 
         Args:
@@ -76,10 +78,12 @@ class LogReader:
             descriptor: The file.
             key: Name of the log in errors.
             metas: Metas of records that count, as `metas` returned them before.
+            durable: Every byte before this one was durable.
         """
         self._id = log_id
         self._descriptor = descriptor
         self._key = key
+        self._durable = durable
         self._metas: OrderedDict[int, bytes] = OrderedDict(metas or {})
         """Metas of the last records that were read, by offset."""
         self._decompressors: OrderedDict[int, zstandard.ZstdDecompressor] = OrderedDict()
@@ -98,8 +102,8 @@ class LogReader:
             skips: Whether to return the summaries of records that may be skipped.
 
         Returns:
-            The records, and the end of the last one; and the damage after it, if a later record says that a broken one
-            was durable.
+            The records, and the end of the last one; and the damage after it, if a broken record is known to have been
+            durable.
 
         Raises:
             CorruptError: The header is damaged, or a record has impossible contents.
@@ -107,12 +111,11 @@ class LogReader:
         """
         if start == 0:
             if not check_header(self._id, os.pread(self._descriptor, HEADER_BYTES, 0), self._key):
-                # A durable record has a durable header.
-                is_damaged = not self._is_torn(HEADER_BYTES, size)
-                return [], 0, CorruptError(self._key, "its header is damaged") if is_damaged else None
+                return [], 0, CorruptError(self._key, "its header is damaged")  # it was durable before the log's name
             start = HEADER_BYTES
         records: list[Record | SkippedRecord] = []
-        at = durable = start
+        at = start
+        durable = max(start, self._durable)
         n_ahead = _AHEAD_BYTES
         while at < size and (front := self._front(at, size, min(n_ahead, size - at))) is not None:
             record = front.summary() if skips and front.may_be_skipped else self._record(front, MAX_PREFIXES)
@@ -166,7 +169,7 @@ class LogReader:
             at = record.end
         if at < size and not self._is_torn(at, size):
             lost.append((at, size))
-        durable = max((record.durable_before for record in records), default=0)
+        durable = max((record.durable_before for record in records), default=self._durable)
         return [record for record in records if record.end <= durable or self._has_body(record)], lost
 
     def _whole(self, at: int, size: int) -> Record | None:
@@ -276,7 +279,9 @@ class LogReader:
         return hasher.digest(length=len(record.body_digest)) == record.body_digest
 
     def _is_torn(self, at: int, size: int) -> bool:
-        """Tell whether no whole record behind a broken one says that the broken one was durable."""
+        """Tell whether a broken record is not known to have been durable: no whole record behind it says so."""
+        if at < self._durable:
+            return False
         ends = (self._sound(place, size) for place in self._magics(at + 1, size))
         return not any(end is not None and end > at for end in ends)
 

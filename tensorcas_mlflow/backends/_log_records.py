@@ -22,12 +22,18 @@ VERSION = 1
 HEADER_BYTES = 64
 LOG_MAGIC = b"\x89TCLG\r\n\x01"
 _HEADER = struct.Struct("<8s16sQ")
+_HEADER_DIGEST_BYTES = 16
+MARK_AT = 48
+"""Place of the mark in the header: the process that appends writes it over the last one."""
+_MARK = struct.Struct("<Q8s")
 ALIGNMENT = 64
 """A blob in a body starts at a multiple of this, so that its tensors can be memory-mapped."""
 
 MAGIC = b"TCLR"
 _HEAD = struct.Struct("<4sBBHIIIII")
 _DIGEST_BYTES = 16
+CHECK_BYTES = 8
+"""Size of the first bytes of a record's digest, which name the record."""
 HEAD_BYTES = _HEAD.size + _DIGEST_BYTES
 LEAST_BYTES = HEAD_BYTES + 2
 """Size of the head of a record and of the first field of its summary; a record without a summary has as many, too."""
@@ -58,9 +64,21 @@ _RUN = struct.Struct("<II")
 _N_RUNS = struct.Struct("<H")
 _MOST_RUNS = 0xFFFF
 
-TOMBSTONE = struct.Struct("<QII")
+TOMBSTONE = struct.Struct("<Q8sII")
+_CRC_AT = TOMBSTONE.size - 4
 CLOSED = 0xFFFFFFFF
 """Row of the tombstone that closes a log."""
+
+
+class Place(NamedTuple):
+    """Name of one blob of a log."""
+
+    record: int
+    """Offset of its record."""
+    row: int
+    """Its row in the table of the record."""
+    check: bytes
+    """Begin of the record's digest: after a power cut, or in a log that was put back, another record may lie there."""
 
 
 class LogBlob(NamedTuple):
@@ -117,6 +135,12 @@ class Record(NamedTuple):
     rows: tuple[LogRow, ...]
     consumed: tuple[str, ...]
     """Keys of intents."""
+    check: bytes
+    """Begin of its digest."""
+
+    def place(self, row: int) -> Place:
+        """Return the place of a blob."""
+        return Place(self.offset, row, self.check)
 
 
 class SkippedRecord(NamedTuple):
@@ -132,6 +156,8 @@ class SkippedRecord(NamedTuple):
     """The `key_hash` of each blob and of each consumed intent."""
     words: bytes
     """Words of its packs."""
+    check: bytes
+    """Begin of its digest."""
 
 
 def key_hash(key: str) -> bytes:
@@ -142,7 +168,25 @@ def key_hash(key: str) -> bytes:
 def header(log_id: str, inode: int) -> bytes:
     """Return the first bytes of a log, in the file with an inode."""
     head = _HEADER.pack(LOG_MAGIC, bytes.fromhex(log_id), inode)
-    return head + blake3.blake3(head).digest()
+    return head + _header_digest(head) + bytes(_MARK.size)
+
+
+def _header_digest(head: bytes) -> bytes:
+    return blake3.blake3(head).digest(length=_HEADER_DIGEST_BYTES)
+
+
+def mark(log_id: str, end: int) -> bytes:
+    """Return the mark that says: every byte of a log before this one has been durable."""
+    return _MARK.pack(end, blake3.blake3(bytes.fromhex(log_id) + end.to_bytes(8, "little")).digest(length=8))
+
+
+def marked_end(log_id: str, data: bytes) -> int:
+    """Return the end in the mark of a log, from the first bytes of the log; 0 if there is no mark, or half of one."""
+    found = data[MARK_AT:HEADER_BYTES]
+    if len(found) < _MARK.size:
+        return 0
+    end: int = _MARK.unpack(found)[0]
+    return end if found == mark(log_id, end) else 0
 
 
 def inode_in(data: bytes) -> int:
@@ -161,7 +205,7 @@ def check_header(log_id: str, data: bytes, key: str) -> bool:
     if len(data) < HEADER_BYTES:
         return False
     head = data[: _HEADER.size]
-    is_sound = blake3.blake3(head).digest() == data[_HEADER.size : HEADER_BYTES]
+    is_sound = _header_digest(head) == data[_HEADER.size : MARK_AT]
     magic, found, _ = _HEADER.unpack(head)
     if is_sound and magic[:7] == LOG_MAGIC[:7] and magic[7] > LOG_MAGIC[7]:
         raise NewerFormatError(key, magic[7], LOG_MAGIC[7])
@@ -269,6 +313,7 @@ def encode_record(
         meta=meta,
         rows=tuple(row._replace(start=body_at + pad + row.start) if row.in_body else row for row in rows),
         consumed=intents,
+        check=record_check(head),
     )
     pieces = [head, stored, bytes(pad), *body]
     return [b"".join(pieces)] if n_body <= _JOINED_BYTES else [b"".join(pieces[:3]), *body], record
@@ -392,6 +437,8 @@ class Front(NamedTuple):
     """Size of the summary; 0 if there is none."""
     stored: bytes
     """The summary, and the stored meta."""
+    check: bytes
+    """Begin of the digest."""
 
     @property
     def is_packed(self) -> bool:
@@ -426,6 +473,7 @@ class Front(NamedTuple):
             self.durable_before,
             self.stored[keys_at:words_at],
             self.stored[words_at : self.summary_bytes],
+            self.check,
         )
 
 
@@ -472,7 +520,13 @@ def read_front(log_id: bytes, at: int, size: int, data: bytes) -> Front | None:
         meta_bytes,
         _summary_bytes(data),
         stored,
+        record_check(data),
     )
+
+
+def record_check(data: bytes) -> bytes:
+    """Return the begin of a record's digest, from the first `HEAD_BYTES` of the record."""
+    return data[_HEAD.size : _HEAD.size + CHECK_BYTES]
 
 
 def parse_meta(meta: bytes, front: Front) -> Record:
@@ -531,18 +585,22 @@ def parse_meta(meta: bytes, front: Front) -> Record:
         meta=meta,
         rows=tuple(rows),
         consumed=tuple(consumed),
+        check=front.check,
     )
 
 
-def tombstone(log_id: str, offset: int, row: int) -> bytes:
-    """Return the bytes that delete one blob of a log, or close the log."""
-    head = TOMBSTONE.pack(offset, row, 0)[:12]
+def tombstone(log_id: str, place: Place) -> bytes:
+    """Return the bytes that delete one blob of a log."""
+    head = TOMBSTONE.pack(place.record, place.check, place.row, 0)[:_CRC_AT]
     return head + zlib.crc32(head, zlib.crc32(bytes.fromhex(log_id))).to_bytes(4, "little")
 
 
-def read_tombstones(
-    log_id: str, data: bytes, key: str, *, lost: list[int] | None = None
-) -> tuple[list[tuple[int, int]], int]:
+def closing(log_id: str, end: int) -> bytes:
+    """Return the tombstone that closes a log of a known end, or with an end of 0 a log with a failed sync."""
+    return tombstone(log_id, Place(end, CLOSED, bytes(CHECK_BYTES)))
+
+
+def read_tombstones(log_id: str, data: bytes, key: str, *, lost: list[int] | None = None) -> tuple[list[Place], int]:
     """Parse tombstones.
 
     Args:
@@ -552,20 +610,20 @@ def read_tombstones(
         lost: Receives the places of damaged ones; None refuses them.
 
     Returns:
-        The record's offset and the row of each; and the size of what was parsed.
+        The place in each; and the size of what was parsed.
 
     Raises:
         CorruptError: One is damaged.
     """
-    found: list[tuple[int, int]] = []
+    found: list[Place] = []
     n_bytes = len(data) // TOMBSTONE.size * TOMBSTONE.size
     named = zlib.crc32(bytes.fromhex(log_id))
-    for number, (offset, row, check) in enumerate(TOMBSTONE.iter_unpack(data[:n_bytes])):
+    for number, (offset, record, row, check) in enumerate(TOMBSTONE.iter_unpack(data[:n_bytes])):
         at = number * TOMBSTONE.size
-        if zlib.crc32(data[at : at + 12], named) == check:
-            found.append((offset, row))
-        elif (offset or row or check) and lost is not None:
+        if zlib.crc32(data[at : at + _CRC_AT], named) == check:
+            found.append(Place(offset, row, record))
+        elif any(data[at : at + TOMBSTONE.size]):
+            if lost is None:
+                raise CorruptError(key, f"the tombstone at byte {at} is damaged")
             lost.append(at)
-        elif offset or row or check:
-            raise CorruptError(key, f"the tombstone at byte {at} is damaged")
     return found, n_bytes

@@ -14,8 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from tensorcas_mlflow.backends._contract import Freed
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
-from tensorcas_mlflow.backends._log_folder import FOLDER, WRITE_LOG, is_at
-from tensorcas_mlflow.backends._log_records import HEADER_BYTES, TOMBSTONE, LogBlob, Record, encode_record
+from tensorcas_mlflow.backends._log_folder import FOLDER, WRITE_LOG, stat_at
+from tensorcas_mlflow.backends._log_records import (
+    HEADER_BYTES,
+    MARK_AT,
+    TOMBSTONE,
+    LogBlob,
+    Record,
+    encode_record,
+    mark,
+)
 from tensorcas_mlflow.backends._log_view import LogEntry, LogView
 from tensorcas_mlflow.backends._log_writer import Prefixes, close_writer
 from tensorcas_mlflow.base.digest import Buffer
@@ -138,7 +146,7 @@ class LogRewriter:
 
     def _rewrite(self, log: str) -> int:
         """Rewrite a log while nobody appends to it or deletes from it; return the bytes freed, 0 if it is in use."""
-        path, dead_path = self._folder.log_path(log), self._folder.dead_path(log)
+        path = self._folder.log_path(log)
         try:
             descriptor = os.open(path, WRITE_LOG)
         except FileNotFoundError:
@@ -150,9 +158,9 @@ class LogRewriter:
             # A mark needs the lock of the tombstones, and comes before the lock of the log is free.
             with (
                 self._view.marking_failures(),
-                LockedFile.alone_in(dead_path, WRITE_LOG | os.O_CREAT | os.O_APPEND) as dead,
+                self._folder.locked_dead(log) as dead,
             ):
-                if not is_at(descriptor, path):
+                if stat_at(descriptor, path) is None:
                     return 0
                 self._view.refresh()
                 if log not in self._view.logs():
@@ -186,6 +194,7 @@ class LogRewriter:
             # An empty record tells readers that the others are durable.
             pieces, record = encode_record(log, end, (), (), durable_before=end, prefix=None, is_summarized=False)
             write_all(descriptor, pieces[0])
+            os.pwrite(descriptor, mark(log, end), MARK_AT)
         except BaseException:
             # The blobs still lie in the log that was to be rewritten.
             with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -24,7 +25,7 @@ from tensorcas_mlflow.backends._log_folder import (
     LogFolder,
     SyncError,
     file_bytes,
-    is_original,
+    inode_of,
     open_file,
     read_at,
 )
@@ -33,21 +34,26 @@ from tensorcas_mlflow.backends._log_index import IndexedBlob, LogIndex, index_by
 from tensorcas_mlflow.backends._log_reader import LogReader, read_summaries
 from tensorcas_mlflow.backends._log_records import (
     CLOSED,
+    HEAD_BYTES,
     HEADER_BYTES,
     TOMBSTONE,
     USUAL_FOLDERS,
     LogRow,
+    Place,
     Record,
     SkippedRecord,
     check_header,
+    inode_in,
     key_hash,
+    marked_end,
     meta_bytes,
     read_tombstones,
+    record_check,
 )
 from tensorcas_mlflow.backends._log_skipped import LogPlace, SkippedRecords
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.errors import CorruptError, FormatError, RefusedError
+from tensorcas_mlflow.errors import CorruptError, RefusedError
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.backends._log_watch import LogWatch
@@ -84,6 +90,8 @@ class LogEntry(NamedTuple):
     written_s: float
     data: bytes | None
     """The blob, if it is a small one of a commit."""
+    check: bytes
+    """Begin of the digest of the record."""
 
     @property
     def key(self) -> str:
@@ -93,7 +101,12 @@ class LogEntry(NamedTuple):
     @property
     def token(self) -> Token:
         """Token of the blob."""
-        return f"{self.log}-{self.record:x}-{self.row.number}"
+        return f"{self.log}-{self.record:x}-{self.row.number}-{self.check.hex()}"
+
+    @property
+    def place(self) -> Place:
+        """Place of the blob in its log."""
+        return Place(self.record, self.row.number, self.check)
 
 
 class UndurableLog(NamedTuple):
@@ -124,12 +137,20 @@ class _KnownLog:
     """Size of the known tombstones."""
     entries: dict[tuple[int, int], LogEntry] = field(default_factory=dict)
     """Live blobs, by record and row."""
-    dead: set[tuple[int, int]] = field(default_factory=set)
+    dead: set[Place] = field(default_factory=set)
     """Tombstones; one may be known before its blob."""
+    last_dead: bytes = b""
+    """The last known tombstone."""
+    dead_file: tuple[int, int] | None = None
+    """Device and inode of the file of the tombstones that was read."""
+    last: tuple[int, bytes] | None = None
+    """Offset of the last known record, and the begin of its digest."""
+    is_replaced: bool = False
+    """True if another state of the log is in the place of the known one."""
     is_closed: bool = False
     """True if nobody appends to the log any more."""
-    closed_at: int = 0
-    """End of the log, if it is closed and its end is known."""
+    least_end: int = 0
+    """The log has been durable up to this byte, or was closed there."""
     consumed: set[str] = field(default_factory=set)
     """Intents that commits in the log have consumed."""
     durable: int = 0
@@ -166,6 +187,11 @@ class _KnownLog:
     """Size of the heads, the summaries and the stored metas of the records that were read."""
     n_meta_bytes: int = 0
     """Size of their metas."""
+
+    @property
+    def is_ended(self) -> bool:
+        """True if nobody may append to the log: it is closed, or lacks its end."""
+        return self.is_closed or self.end < self.least_end
 
 
 class LogView:
@@ -206,7 +232,7 @@ class LogView:
         """Keys of other blobs than refs that are in neither of these."""
         self.failed: set[str] = set()
         """Logs with a failed sync: their last records and tombstones may never reach the disk."""
-        self._damage: FormatError | None = None
+        self._damage: CorruptError | None = None
         self._listed: Generation | None = None
         """Generation at which the logs were last listed."""
         self._watch: LogWatch | None = None
@@ -227,6 +253,7 @@ class LogView:
     def _refresh(self) -> bool:
         """Read everything that others have added; return False if the logs have to be listed again."""
         generation = self.folder.generation()
+        is_listed = False
         # Every log with a record is in the last listing: a log changes the generation before it gets its first record.
         if generation is None or generation != self._listed:
             self._list()
@@ -234,24 +261,26 @@ class LogView:
             if self.folder.generation() != generation:
                 return False
             self._listed = generation
+            is_listed = True
             # The folder may be another one by now.
             self._end_watch()
         self._ask_watch()
-        damages: list[FormatError] = []
-        # Tombstones as of one moment, and records as of later ones: otherwise a deletion meanwhile may show a blob that
-        # was replaced long ago.
-        while self._read_tombstones(damages):
-            self._ask_watch()
-        changed, self._changed = self._changed, None  # after an error any file may have changed
+        damages: list[CorruptError] = []
         try:
+            # Tombstones as of one moment, and records as of later ones: otherwise a deletion meanwhile may show a blob
+            # that was replaced long ago.
+            while self._read_tombstones(damages):
+                self._ask_watch()
+            changed, self._changed = self._changed, None  # after an error any file may have changed
             for log in self._logs.values() if changed is None else self._logs_with(changed):
                 try:
-                    self._read_log(log, is_changed=changed is not None)
-                    if log.end < log.closed_at and not self._salvages:
-                        damages.append(CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.closed_at}"))
+                    # A folder that was put back in place may have files of the same sizes.
+                    self._read_log(log, is_changed=changed is not None or is_listed)
+                    if log.end < log.least_end and not self._salvages:
+                        damages.append(_lost(log))
                 except CorruptError as error:
                     damages.append(error)
-        except FileNotFoundError:  # removed since the listing
+        except FileNotFoundError:  # removed or replaced since the listing
             self._listed = None
             return False
         # In one step: `check` in another thread may run at any moment.
@@ -290,7 +319,7 @@ class LogView:
         names = {name.partition(".")[0] for name in files if name.endswith(ending)}
         return [log for log in map(self._logs.get, names) if log is not None]
 
-    def _read_tombstones(self, damages: list[FormatError]) -> bool:
+    def _read_tombstones(self, damages: list[CorruptError]) -> bool:
         """Read the new tombstones of all logs; return whether there are any."""
         has_new = False
         changed = self._changed
@@ -304,7 +333,7 @@ class LogView:
     def _list(self) -> None:
         """List the logs again: forget the removed ones, and know the new ones."""
         listed = self.folder.names()
-        for log in self._logs.keys() - listed:
+        for log in [name for name, log in self._logs.items() if log.is_replaced or name not in listed]:
             self._forget(log)
         for log in sorted(listed - self._logs.keys()):
             self._known(log)
@@ -325,7 +354,7 @@ class LogView:
         """
         damage = self._damage
         if damage is not None:
-            raise damage
+            raise CorruptError(damage.key, f"{damage.reason}; `tensorcas repair` keeps every whole record")
 
     def find(self, key: str) -> LogEntry | None:
         """Return the blob that counts at a key, as of the last refresh."""
@@ -405,36 +434,44 @@ class LogView:
             log: The log.
             is_changed: Whether somebody has most likely changed it since the last reading.
             skips: Whether to read only the summaries of records that have one.
+
+        Raises:
+            FileNotFoundError: It is gone, or another state of it is in its place.
         """
         if not is_changed:
             found = os.lstat(log.path)
-            if found.st_size == log.end and (found.st_dev, found.st_ino) == log.file:
+            if 0 < log.end == found.st_size and (found.st_dev, found.st_ino) == log.file:
                 return
         descriptor = open_file(log.path)
         try:
             found = os.fstat(descriptor)
             size = found.st_size
-            if log.file != (found.st_dev, found.st_ino):
-                # Another file is in the place of the one that this process has synced.
-                log.is_synced, log.durable = False, 0
-                log.file = found.st_dev, found.st_ino
-                log.is_original = size >= HEADER_BYTES and is_original(descriptor)
+            file = found.st_dev, found.st_ino
+            if log.file not in (None, file) or size < log.end or not _has_last(log, descriptor):
+                raise _replaced(log)
+            if log.file is None:
+                log.file = file
+                head = os.pread(descriptor, HEADER_BYTES, 0)
+                log.is_original = len(head) == HEADER_BYTES and inode_in(head) == inode_of(descriptor)
+                # Later: somebody may have appended before the mark was read.
+                log.least_end, size = max(log.least_end, marked_end(log.id, head)), os.fstat(descriptor).st_size
+            if log.end == 0 and log.may_have_index:
+                log.may_have_index = False
+                self._read_index(log, descriptor, size)
             if self._salvages:
                 self._salvage(log, descriptor, size)
                 return
-            if log.end == 0 and log.may_have_index and size >= _INDEXED_BYTES:
-                log.may_have_index = False
-                self._read_index(log, descriptor, size)
-            if size < log.end:
-                raise CorruptError(f"{FOLDER}/{log.id}.log", f"it ends before byte {log.end}")
+            if 0 < log.end == size:
+                return
             if skips and log.end:
                 summaries, end = read_summaries(log.id, descriptor, log.end, size)
                 for summary in summaries:
                     self._skip(log, summary)
+                    log.last = summary.offset, summary.check
                 log.end = end
                 if end == size:
                     return
-            reader = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log", metas=log.metas)
+            reader = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log", metas=log.metas, durable=log.least_end)
             records, end, damage = reader.records(log.end, size, skips=skips)
             log.metas = reader.metas(end)
         finally:
@@ -444,6 +481,7 @@ class LogView:
                 self._add(log, record)
             else:
                 self._skip(log, record)
+            log.last = record.offset, record.check
         log.end = end
         if damage is not None:
             raise damage
@@ -452,10 +490,10 @@ class LogView:
         """Read every whole record of a log, and note what is lost."""
         key = f"{FOLDER}/{log.id}.log"
         damages: list[LogDamage] = []
-        records, lost = LogReader(log.id, descriptor, key).salvage(size)
+        records, lost = LogReader(log.id, descriptor, key, durable=log.least_end).salvage(size)
         reason: str | None = None
         try:
-            if not check_header(log.id, os.pread(descriptor, HEADER_BYTES, 0), key) and records:
+            if not check_header(log.id, os.pread(descriptor, HEADER_BYTES, 0), key):
                 reason = "its header is damaged"
         except CorruptError as error:
             reason = error.reason
@@ -463,8 +501,9 @@ class LogView:
             damages.append(LogDamage(key=key, start=0, n_bytes=min(HEADER_BYTES, size), reason=reason))
         for record in records:
             self._add(log, record)
-        if size < log.closed_at:
-            lost.append((size, log.closed_at))
+        if size < log.least_end:
+            begin = lost.pop()[0] if lost and lost[-1][1] == size else size
+            lost.append((begin, log.least_end))
         for start, stop in lost:
             before = max((record.written_s for record in records if record.offset < start), default=None)
             after = min((record.written_s for record in records if record.offset >= stop), default=None)
@@ -491,33 +530,41 @@ class LogView:
     def _read_dead(self, log: _KnownLog) -> bool:
         """Read new tombstones; return whether there are any."""
         try:
-            size = os.lstat(log.dead_path).st_size
-            # Shorter: the log is gone, and a deletion that came too late has created the file again.
-            if size <= log.n_dead_bytes:
+            found = os.lstat(log.dead_path)
+            size, file = found.st_size, (found.st_dev, found.st_ino)
+            if size == log.n_dead_bytes and log.dead_file in (None, file):
                 return False
             descriptor = open_file(log.dead_path)
-        except FileNotFoundError:  # if it was removed, its log was removed before
+        except FileNotFoundError:
+            if log.n_dead_bytes:
+                raise _replaced(log) from None
             return False
+        n_last = len(log.last_dead)
         try:
-            data = os.pread(descriptor, size - log.n_dead_bytes, log.n_dead_bytes)
+            data = os.pread(descriptor, max(0, size - log.n_dead_bytes) + n_last, log.n_dead_bytes - n_last)
         finally:
             os.close(descriptor)
+        if log.dead_file not in (None, file) or size < log.n_dead_bytes or data[:n_last] != log.last_dead:
+            raise _replaced(log)
         lost: list[int] | None = [] if self._salvages else None
-        found, n_bytes = read_tombstones(log.id, data, f"{FOLDER}/{log.id}.dead", lost=lost)
+        places, n_bytes = read_tombstones(log.id, data[n_last:], f"{FOLDER}/{log.id}.dead", lost=lost)
         log.lost_tombstones += [log.n_dead_bytes + at for at in lost or ()]
-        for offset, row in found:
-            if row == CLOSED:
+        for place in places:
+            if place.row == CLOSED:
                 log.is_closed = True
-                log.closed_at = max(log.closed_at, offset)
-                if offset == 0:
+                log.least_end = max(log.least_end, place.record)
+                if place.record == 0:
                     self.failed.add(log.id)
             else:
-                log.dead.add((offset, row))
-                entry = log.entries.pop((offset, row), None)
-                if entry is not None:
+                log.dead.add(place)
+                entry = log.entries.get((place.record, place.row))
+                if entry is not None and entry.check == place.check:
+                    del log.entries[place.record, place.row]
                     self._remove(entry)
                     if entry.row.is_commit:
                         log.deleted.add(entry.key)
+        if n_bytes:
+            log.dead_file, log.last_dead = file, data[n_last:][n_bytes - TOMBSTONE.size : n_bytes]
         log.n_dead_bytes += n_bytes
         return n_bytes > 0
 
@@ -530,7 +577,7 @@ class LogView:
         entries, dead, offset = log.entries, log.dead, record.offset
         for row in record.rows:
             place = offset, row.number
-            if place in dead:
+            if dead and (*place, record.check) in dead:
                 if row.is_commit:
                     log.deleted.add(row.key)
                 continue
@@ -544,7 +591,7 @@ class LogView:
                 self._n_unread_bytes += row.size
                 if self._n_unread_bytes > _MOST_UNREAD_BYTES:
                     self._read_words()
-            self._add_entry(log, LogEntry(log.id, offset, row, record.written_s, data))
+            self._add_entry(log, LogEntry(log.id, offset, row, record.written_s, data, record.check))
 
     def _skip(self, log: _KnownLog, summary: SkippedRecord) -> None:
         """Note a record without reading its meta: most processes never need most records of others."""
@@ -668,21 +715,23 @@ class LogView:
             log = self._known(name)
             if log.end == record.offset or (log.end == 0 and record.offset == HEADER_BYTES):
                 self._add(log, record)
-                log.end = record.end
+                log.last, log.end = (record.offset, record.check), record.end
 
     def open_logs(self, *, below: int) -> list[str]:
         """Return the logs of fewer bytes that are not closed, the smallest first; a salvaging view returns none."""
         if self._salvages:  # the known end of a log may lie behind a torn tail
             return []
         with self._lock:
-            found = [log for log in self._logs.values() if not log.is_closed and 0 < log.end < below]
+            found = [
+                log for log in self._logs.values() if not log.is_closed and max(1, log.least_end) <= log.end < below
+            ]
             return [log.id for log in sorted(found, key=lambda log: log.end)]
 
     def open_end(self, name: str) -> int | None:
         """Return the end of the last record that counts; None if the log is closed or gone."""
         with self._lock:
             log = self._logs.get(name)
-            return None if log is None or log.is_closed else log.end
+            return None if log is None or log.is_ended else log.end
 
     def undurable(self, names: Iterable[str] | None = None) -> list[UndurableLog]:
         """Return those of some logs, by default of all, whose known records or tombstones may not be durable."""
@@ -844,22 +893,26 @@ class LogView:
             index = read_index(log.id, read_at(file, 0, os.fstat(file).st_size))
         finally:
             os.close(file)
-        if index is None or index.end > size or len(index.records) == 0:
+        if index is None:
+            return
+        log.least_end = max(log.least_end, index.end)
+        if index.end > size or size < _INDEXED_BYTES or self._salvages or len(index.records) == 0:
             return
         reader = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log")
         try:
             last = reader.record(int(index.records[-1]), index.end)
         except CorruptError:
             return
-        if last is None:
+        if last is None or last.check != index.checks[-1].tobytes():
             return
+        log.last = last.offset, last.check
         log.index, log.written, log.end = index, index, index.end
         self._has_indexes = True
         log.consumed.update(index.consumed)
         log.n_unnamed_dead_bytes = log.n_dead_bytes
         for blob in index.committed():
-            if (blob.record, blob.row.number) not in log.dead:
-                self._add_entry(log, LogEntry(log.id, blob.record, blob.row, blob.written_s, None))
+            if (blob.record, blob.row.number, blob.check) not in log.dead:
+                self._add_entry(log, LogEntry(log.id, blob.record, blob.row, blob.written_s, None, blob.check))
 
     def _read_indexed(self, wanted: Callable[[LogIndex], list[int]]) -> None:
         """Read the records that the indexes of all logs name.
@@ -934,17 +987,17 @@ class LogView:
         """Read an indexed log without its index."""
         if log.index is None:
             return
-        before = log.index, log.end, self._skipped.forget(log.id), list(log.entries.values())
+        before = log.index, (log.end, log.last), self._skipped.forget(log.id), list(log.entries.values())
         for entry in before[3]:
             self._remove(entry)
         log.entries.clear()
-        log.index, log.end = None, 0
+        log.index, log.end, log.last = None, 0, None
         try:
             self._read_log(log, skips=False)
         except CorruptError as error:
             self._damage, self._changed = error, None
         except BaseException:
-            log.index, log.end, skipped, entries = before
+            log.index, (log.end, log.last), skipped, entries = before
             self._skipped.restore(log.id, skipped)
             for entry in entries:
                 self._add_entry(log, entry)
@@ -975,7 +1028,7 @@ class LogView:
             if any(not entry.row.is_commit and entry.key.startswith(_COMMITS) for entry in entries):
                 return
             blobs = (
-                IndexedBlob(entry.record, entry.row, entry.written_s, log.words.get(place, b""))
+                IndexedBlob(entry.record, entry.row, entry.written_s, entry.check, log.words.get(place, b""))
                 for place, entry in zip(places, entries, strict=True)
             )
             index = before.extended(blobs, self.folder.existing(log.consumed), end)
@@ -986,13 +1039,38 @@ class LogView:
                 log.index = index
                 log.single_reads.update(place[0] for place in places)
             data = index_bytes(name, index)
+        path = self.folder.index_path(name)
         with contextlib.suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-            descriptor = os.open(self.folder.index_path(name), flags, 0o666)
+            # A file of its own: a copy of the store by hard links may have the old one.
+            try:  # noqa: SIM105 -- `contextlib.suppress` makes three calls
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             try:
                 write_all(descriptor, data)
             finally:
                 os.close(descriptor)
+
+
+def _has_last(log: _KnownLog, descriptor: int) -> bool:
+    """Tell whether the last known record of a log still lies in the open file."""
+    if log.last is None:
+        return True
+    at, check = log.last
+    return record_check(os.pread(descriptor, HEAD_BYTES, at)) == check
+
+
+def _replaced(log: _KnownLog) -> FileNotFoundError:
+    """Note that another state of a log is in the place of the known one, such as one from a backup."""
+    log.is_replaced = True
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), log.path)
+
+
+def _lost(log: _KnownLog) -> CorruptError:
+    """Return the error for a log that lacks bytes that have been durable."""
+    reason = f"its records from byte {log.end} to byte {log.least_end} are damaged, or it ends before them"
+    return CorruptError(f"{FOLDER}/{log.id}.log", reason)
 
 
 def _between(before: float | None, after: float | None) -> str:

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 from tensorcas_mlflow.backends._local import write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
-from tensorcas_mlflow.backends._log_folder import WRITE_LOG, SyncError, is_at, is_original, sync_open
-from tensorcas_mlflow.backends._log_records import LogBlob, Record, encode_record
+from tensorcas_mlflow.backends._log_folder import WRITE_LOG, SyncError, is_original, stat_at, sync_open
+from tensorcas_mlflow.backends._log_records import MARK_AT, LogBlob, Record, encode_record, mark
 from tensorcas_mlflow.backends._log_view import LogView
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.base.threads import Lock
@@ -80,7 +80,11 @@ class LogWriter:
 
     def is_current(self) -> bool:
         """Tell whether another record may be appended."""
-        return self.is_usable and self.end < _FULL_BYTES and is_at(self.descriptor, self._path)
+        if not self.is_usable or self.end >= _FULL_BYTES:
+            return False
+        found = stat_at(self.descriptor, self._path)
+        # A second name belongs to a copy of the store. An earlier state may have been written over the file.
+        return found is not None and found.st_nlink == 1 and found.st_size == self.end
 
     def append(self, blobs: Sequence[LogBlob], consumed: Iterable[str], *, syncs: bool) -> Record:
         """Append one record, not durably.
@@ -155,6 +159,10 @@ class LogWriter:
             self.is_usable = self.is_sound = False
             raise SyncError(self.id, error) from error
         self._durable = max(self._durable, reached)
+        try:  # noqa: SIM105 -- `contextlib.suppress` makes three calls
+            os.pwrite(self.descriptor, mark(self.id, self._durable), MARK_AT)
+        except OSError:  # the commit is durable all the same
+            pass
 
     def close(self) -> None:
         """Let others append to the log, once nobody syncs it."""
@@ -186,7 +194,9 @@ def _adopted(view: LogView) -> tuple[str, int, int] | None:
             view.refresh()
             end = view.open_end(log)
             is_at_end = end is not None and os.fstat(descriptor).st_size == end
-            if end is not None and is_at_end and is_at(descriptor, path) and is_original(descriptor):
+            at_path = stat_at(descriptor, path)
+            is_alone = at_path is not None and at_path.st_nlink == 1
+            if end is not None and is_at_end and is_alone and is_original(descriptor):
                 with view.marking_failures():
                     sync_open(log, descriptor)
                 os.lseek(descriptor, end, os.SEEK_SET)

@@ -288,19 +288,20 @@ class LoggedBackend(LocalBackend):
         self._unsynced[log] = _Unsynced(end, before.keys.union(blob.key for blob in blobs))
 
     def _check_written(self) -> None:
-        """Check that the written blobs still exist: another process may have rewritten a log with a failed sync.
+        """Check that the written blobs still exist.
+
+        Another process may have rewritten a log with a failed sync, or put an earlier state of the store back.
 
         Raises:
-            OSError: The disk has lost one, and its save has not given up yet.
+            OSError: One is lost, and its save has not given up yet.
         """
         if not self._unsynced:
             return
         with self._holding:
-            removed = {log: self._unsynced[log] for log in self._unsynced.keys() - self._view.logs()}
-        keys = sorted(frozenset[str]().union(*(unsynced.keys for unsynced in removed.values())))
+            keys = sorted(frozenset[str]().union(*(unsynced.keys for unsynced in self._unsynced.values())))
         for key, entry in zip(keys, self._view.find_each(keys), strict=True):
             if entry is None:
-                raise OSError(errno.EIO, f"the disk has lost {key}; save again")
+                raise OSError(errno.EIO, f"the disk has lost {key}, or the store was put back; save again")
 
     def _forget_written(self, keys: Iterable[str]) -> None:
         """Forget that some blobs are written, so that no commit checks them; the caller holds the lock."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tensorcas_mlflow.backends._log_digests import with_digests
 from tensorcas_mlflow.backends._log_folder import FOLDER, LogFolder, open_file, read_at, sync_file
 from tensorcas_mlflow.backends._log_reader import LogReader
-from tensorcas_mlflow.backends._log_records import LogBlob, Record, tombstone
+from tensorcas_mlflow.backends._log_records import LogBlob, Place, Record, tombstone
 from tensorcas_mlflow.backends._log_view import LogEntry, LogView, UndurableLog
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.base.threads import Lock
@@ -45,10 +45,10 @@ class Logs:
         self.folder = LogFolder(top)
         self.view = LogView(self.folder, salvages=salvages)
         self._lock = Lock()
-        self._metas: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        """Metas of the records read last, by log and record."""
-        self._blobs: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
-        """Blobs in metas read last, by log, record and row."""
+        self._metas: OrderedDict[bytes, bytes] = OrderedDict()
+        """Metas of the records read last, by the digests of the records."""
+        self._blobs: OrderedDict[tuple[str, Place], bytes] = OrderedDict()
+        """Blobs in metas read last, by log and place."""
         self._settled = Settled()
 
     def make(self) -> None:
@@ -85,7 +85,7 @@ class Logs:
         """Return a blob that lies in a meta."""
         if entry.data is not None:
             return self._with_digests(entry, entry.data)
-        place = entry.log, entry.record, entry.row.number
+        place = entry.log, entry.place
         with self._lock:
             blob = self._blobs.get(place)
             if blob is not None:
@@ -111,11 +111,10 @@ class Logs:
 
     def _meta(self, entry: LogEntry) -> bytes:
         """Return the meta of the record that holds a blob."""
-        place = entry.log, entry.record
         with self._lock:
-            meta = self._metas.get(place)
+            meta = self._metas.get(entry.check)
             if meta is not None:
-                self._metas.move_to_end(place)
+                self._metas.move_to_end(entry.check)
                 return meta
         key = f"{FOLDER}/{entry.log}.log"
         descriptor, _ = self.open(entry)
@@ -123,10 +122,10 @@ class Logs:
             record = LogReader(entry.log, descriptor, key).record(entry.record, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
-        if record is None:
+        if record is None or record.check != entry.check:
             raise CorruptError(key, f"the record at byte {entry.record} is damaged")
         with self._lock:
-            self._metas[place] = record.meta
+            self._metas[entry.check] = record.meta
             if len(self._metas) > _MAX_METAS:
                 self._metas.popitem(last=False)
         return record.meta
@@ -203,14 +202,14 @@ class Logs:
             # Somebody else may have deleted the lower versions, not durably.
             if len(versions) == 1 and entry.row.is_commit and self.sync(self.view.undurable_deletions(key)):
                 continue
-            line = tombstone(entry.log, entry.record, entry.row.number)
+            line = tombstone(entry.log, entry.place)
             self.folder.append_dead(entry.log, line, durable=durable or len(versions) > 1)
             # A log may have been rewritten meanwhile: then the blob is in another one by now.
             self.view.refresh()
 
     def take_back(self, log: str, record: Record) -> None:
         """Delete the ref of a refused commit, the first blob of its record, not durably; before `LogWriter.leave`."""
-        self.folder.append_dead(log, tombstone(log, record.offset, 0), durable=False)
+        self.folder.append_dead(log, tombstone(log, record.place(0)), durable=False)
 
     # --- removing logs
 

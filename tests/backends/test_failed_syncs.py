@@ -13,6 +13,7 @@ import pytest
 
 from tensorcas_mlflow.backends import LoggedBackend, _log_writer
 from tensorcas_mlflow.backends._locked_file import LockedFile
+from tensorcas_mlflow.backends._log_records import HEADER_BYTES
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 
 _fsync = os.fsync
@@ -25,15 +26,19 @@ class Disk:
         self._rng = rng
         self._rate = rng.choice([0.05, 0.15, 0.3])
         self._evicts = rng.choice([0, 0.5])
-        self._synced: defaultdict[str, int] = defaultdict(int)
+        self._synced: dict[str, int] = {}
         self._lost: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
 
     def sync(self, descriptor: int) -> None:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if "/logs/+staging-" in path:  # the header of a new log
+            if self._rng.random() < self._rate:
+                raise OSError(errno.EIO, "no disk")
+            return
         if not path.endswith((".log", ".dead")):
             _fsync(descriptor)
             return
-        start, stop = self._synced[path], os.fstat(descriptor).st_size
+        start, stop = self._durable(path), os.fstat(descriptor).st_size
         self._synced[path] = stop
         if self._rng.random() >= self._rate:
             return
@@ -46,10 +51,14 @@ class Disk:
 
     def cut_power(self, folder: Path) -> None:
         for path in (*folder.glob("*.log"), *folder.glob("*.dead")):
-            data, synced = bytearray(path.read_bytes()), self._synced[str(path)]
+            data, synced = bytearray(path.read_bytes()), self._durable(str(path))
             for start, stop in self._lost[str(path)]:
                 data[start:stop] = bytes(max(0, stop - start))
             path.write_bytes(data[: self._rng.choice([synced, self._rng.randint(synced, max(synced, len(data)))])])
+
+    def _durable(self, path: str) -> int:
+        """Return the size of a file at its last sync; a log gets its name after the sync of its header."""
+        return self._synced.get(path, HEADER_BYTES if path.endswith(".log") else 0)
 
 
 class Process:

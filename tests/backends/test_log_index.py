@@ -14,9 +14,10 @@ import pytest
 
 from tensorcas_mlflow.backends import LoggedBackend, _log_view, _log_writer
 from tensorcas_mlflow.backends._log_index import LogIndex, index_bytes, read_index
+from tensorcas_mlflow.backends._log_records import HEADER_BYTES, MARK_AT
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.maintenance import plan_gc, verify
+from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify
 from tensorcas_mlflow.store import Store
 
 N_STEPS = 120
@@ -134,15 +135,29 @@ def test_a_damaged_index_is_ignored(root: Path, damage: Callable[[bytes], bytes]
     assert all(log.index is None for log in view_of(store)._logs.values())
 
 
-def test_an_index_that_is_newer_than_its_log_is_ignored(root: Path) -> None:
+@pytest.mark.parametrize("part", [2, 100], ids=["half", "almost all"])
+def test_an_index_that_is_newer_than_its_log_proves_the_loss(
+    root: Path, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = the_file(root, "log")
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    whole = path.read_bytes()
+    # The mark in the header does not tell of it.
+    path.write_bytes(whole[:MARK_AT] + bytes(HEADER_BYTES - MARK_AT) + whole[HEADER_BYTES : len(whole) // part])
     the_file(root, "dead").unlink()
+    if part == 100:  # smaller than any log with an index
+        monkeypatch.undo()
+
+    with pytest.raises(CorruptError, match="tensorcas repair"):
+        load(Store.open(root), 0)
+    with pytest.raises(CorruptError, match="tensorcas repair"):
+        save(Store.open(root), N_STEPS)
+    assert [problem.key for problem in verify(Store.open(root)).problems] == [f"logs/{path.name}"]
+    plan_repair(Store.open(root)).execute()
     store = Store.open(root)
     there = [step for step in range(N_STEPS) if load(store, step)]
-
     assert there == list(range(len(there)))
-    assert 0 < len(there) < N_STEPS
+    assert len(there) < N_STEPS
+    assert verify(store, full=True).problems == ()
 
 
 def test_damage_of_an_indexed_record_is_an_error_of_a_read_and_of_verify(root: Path) -> None:

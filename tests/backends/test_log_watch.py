@@ -154,5 +154,5 @@ def test_watching_process_reports_damage_at_every_look(tmp_path: Path) -> None:
     os.truncate(backend._view.folder.log_path(entry.log), 100)
 
     for _ in range(2):
-        with pytest.raises(CorruptError, match="it ends before byte"):
+        with pytest.raises(CorruptError, match="tensorcas repair"):
             backend.stat("refs/@none")

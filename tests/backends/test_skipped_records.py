@@ -277,6 +277,7 @@ def summary_of(offset: int, keys: bytes) -> _log_records.SkippedRecord:
         durable_before=0,
         keys=keys,
         words=keys[:4],
+        check=b"",
     )
 
 

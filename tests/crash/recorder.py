@@ -96,7 +96,17 @@ class Recorder:
     def installed(self) -> Iterator[Recorder]:
         """Watch."""
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("write", "ftruncate", "fsync", "link", "mkdir", "rmdir", "utime", *LOOKS - {"fdopen"}):
+            for name in (
+                "write",
+                "pwrite",
+                "ftruncate",
+                "fsync",
+                "link",
+                "mkdir",
+                "rmdir",
+                "utime",
+                *LOOKS - {"fdopen"},
+            ):
                 patch.setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))
             for name in ("rename", "replace"):
                 patch.setattr(os, name, self._rename(name, getattr(os, name)))
@@ -213,6 +223,21 @@ class Recorder:
                 at = _fstat(descriptor).st_size if appends else os.lseek(descriptor, 0, os.SEEK_CUR)
                 n = real(descriptor, view[: max(1, len(view) // 3)] if self.short_writes else view)
                 self._did(Wrote(self._node(_fstat(descriptor)), at, bytes(view[:n])))
+                return n
+
+            with self._lock:
+                return int(self._call("write", act))
+
+        return call
+
+    def _pwrite(self, real: Callable[[int, Any, int], int]) -> Callable[[int, Any, int], int]:
+        def call(descriptor: int, data: Any, at: int) -> int:
+            if self._place_of(descriptor) is None:
+                return real(descriptor, data, at)
+
+            def act() -> int:
+                n = real(descriptor, data, at)
+                self._did(Wrote(self._node(_fstat(descriptor)), at, bytes(memoryview(data)[:n])))
                 return n
 
             with self._lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import random
 import shutil
@@ -45,7 +46,7 @@ _SWITCHES = frozenset(
 )
 _CHANGES = frozenset({"write", "unlink", "link", "rename", "ftruncate", "mkdir"})
 _current = threading.local()
-_real_uuid4 = uuid.uuid4
+_names_before = itertools.count(1)
 
 
 @dataclass(eq=False)
@@ -262,10 +263,13 @@ def _patched() -> Iterator[None]:
 
 
 def _drawn() -> uuid.UUID:
-    """Draw a name that depends on the process and its past only, so that a schedule determines the run."""
+    """Draw a name that depends on the process and its past only, so that a schedule determines the run.
+
+    Names drawn before the processes begin come first: then two sweeps at once each count the blobs of the old log.
+    """
     process: Process | None = getattr(_current, "process", None)
     if process is None:
-        return _real_uuid4()
+        return uuid.UUID(int=next(_names_before), version=4)
     process.n_drawn += 1
     return uuid.UUID(int=random.Random(f"{process.name}/{process.n_drawn}").getrandbits(128), version=4)
 
