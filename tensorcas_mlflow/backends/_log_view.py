@@ -718,17 +718,15 @@ class LogView:
                 log.last, log.end = (record.offset, record.check), record.end
 
     def open_logs(self, *, below: int) -> list[str]:
-        """Return the logs of fewer bytes that are not closed, the smallest first; a salvaging view returns none."""
+        """Return the logs of fewer bytes that have not ended, the smallest first; a salvaging view returns none."""
         if self._salvages:  # the known end of a log may lie behind a torn tail
             return []
         with self._lock:
-            found = [
-                log for log in self._logs.values() if not log.is_closed and max(1, log.least_end) <= log.end < below
-            ]
+            found = [log for log in self._logs.values() if 0 < log.end < below and not log.is_ended]
             return [log.id for log in sorted(found, key=lambda log: log.end)]
 
     def open_end(self, name: str) -> int | None:
-        """Return the end of the last record that counts; None if the log is closed or gone."""
+        """Return the end of the last record that counts; None if the log has ended or is gone."""
         with self._lock:
             log = self._logs.get(name)
             return None if log is None or log.is_ended else log.end

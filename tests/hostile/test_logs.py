@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -155,6 +156,20 @@ def test_a_replaced_checkpoint_is_not_loaded_while_its_replacement_is_cut_off(tm
     for opened in (store, Store.open(tmp_path)):
         with pytest.raises(FormatError, match=f"logs/{path.stem}.log.*tensorcas repair"):
             opened.ref(target(1).key)
+
+
+def test_blobs_that_are_written_after_a_log_was_cut_do_not_hide_the_loss(folder: Path) -> None:
+    path = the_file(folder, "log")
+    os.truncate(path, records_of(folder)[-1].offset)
+    backend = LoggedBackend(folder / ".tensorcas")
+    for number in range(20):
+        backend.put_all([(f"packs/{number}", [os.urandom(1000)])])
+        with contextlib.suppress(FormatError):
+            backend.missing([f"packs/{number}"])
+
+    with pytest.raises(FormatError, match=f"logs/{path.stem}.log"):
+        list(LoggedBackend(folder / ".tensorcas").list("refs"))
+    assert [problem.key for problem in verify(Store.open(folder)).problems] == [f"logs/{path.name}"]
 
 
 @pytest.mark.parametrize("n_lost", [0, 1, 20, 10_000])

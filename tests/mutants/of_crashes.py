@@ -144,10 +144,10 @@ MUTANTS = (
         fault="an fsync of a file that fails once",
         test="test_a_commit_fails_if_any_of_its_fsyncs_failed_once[files-fsync]",
         definition="NewFile.sync",
-        before="os.fsync(self._descriptor)",
+        before="os.fsync(self.descriptor)",
         after="""
             with __import__('contextlib').suppress(OSError):
-                os.fsync(self._descriptor)
+                os.fsync(self.descriptor)
         """,
     ),
     Mutant(
@@ -185,8 +185,57 @@ MUTANTS = (
         fault="a power cut, and another file in the place of a log that was synced",
         test="test_another_file_in_the_place_of_a_synced_log_is_synced_too",
         definition="LogView._read_log",
-        before="log.is_synced, log.durable = False, 0",
+        before="log.file not in (None, file)",
+        after="False",
+    ),
+    Mutant(
+        fault="a power cut that loses a save whose blobs another process has deleted",
+        test="test_commit_in_the_place_of_a_lost_and_deleted_one_stays[deleted]",
+        definition="LogView._add",
+        before="(*place, record.check) in dead",
+        after="any(each[:2] == place for each in dead)",
+    ),
+    Mutant(
+        fault="a backup that is copied over the log of an open process",
+        test="test_open_processes_go_on_with_a_store_that_was_put_back[over_it]",
+        definition="LogWriter.is_current",
+        before="found.st_size == self.end",
+        after="True",
+    ),
+    Mutant(
+        fault="a backup, and other saves at the places of the known ones",
+        test="test_process_that_did_not_look_finds_what_others_saved_after_the_store_was_put_back[over_it-looked-at]",
+        definition="LogView._read_log",
+        before="not _has_last(log, descriptor)",
+        after="False",
+    ),
+    Mutant(
+        fault="a backup in the place of a store with blobs for the next commit",
+        test="test_commit_whose_blobs_went_with_the_state_before_is_refused[in_its_place]",
+        definition="LoggedBackend.promote",
+        before="self._check_written()",
         after="pass",
+    ),
+    Mutant(
+        fault="a deletion in a store with a snapshot by hard links",
+        test="test_snapshot_by_hard_links_and_its_original_do_not_change_each_other[logs-original]",
+        definition="LogFolder.locked_dead",
+        before="_is_its_own(descriptor, path)",
+        after="True",
+    ),
+    Mutant(
+        fault="a snapshot by hard links that is taken during a save",
+        test="test_snapshot_that_is_taken_during_a_save_does_not_change[files]",
+        definition="LocalBackend.promote",
+        before="found.st_nlink > 1",
+        after="False",
+    ),
+    Mutant(
+        fault="a withdrawal in a store with a snapshot by hard links",
+        test="test_ref_of_a_store_with_a_snapshot_is_withdrawn[files]",
+        definition="LocalBackend.withdraw",
+        before="not self._has_name_of(found)",
+        after="False",
     ),
     Mutant(
         fault="a sync of a log that fails, and a list of refs",
@@ -206,7 +255,7 @@ MUTANTS = (
         fault="a sync of tombstones that fails, and a second one that succeeds without the bytes",
         test="test_failed_sync_of_a_tombstone_is_known_to_every_process",
         definition="LogFolder.append_dead",
-        before="write_all(descriptor, tombstone(log, 0, CLOSED))",
+        before="write_all(descriptor, closing(log, 0))",
         after="pass",
     ),
     Mutant(
