@@ -82,9 +82,9 @@ def collect(options: Namespace) -> int:
         bytes_before = disk_bytes(store.backend)
         with recorded(options, store, "collect") as record:
             planned = plan
-            if orphans.drop():
-                planned = plan_with()
-            with ProgressBar("rewriting", is_quiet=options.quiet) as watch:
+            with ProgressBar("collecting", is_quiet=options.quiet) as watch:
+                if orphans.drop():
+                    planned = plan_with()
                 report = planned.execute(watch=watch)
             record.summary = str(report)
         # The record is a file of the store, too.

@@ -171,7 +171,8 @@ def repair(options: Namespace) -> int:
     report: RepairReport | None = None
     if not options.dry_run and (plan.is_empty or confirm("Repair?", yes=options.yes, as_json=is_json(options))):
         with recorded(options, store, "repair") as record:
-            report = plan.execute()
+            with ProgressBar("repairing", is_quiet=options.quiet):
+                report = plan.execute()
             record.summary, record.outcome = str(report), "done" if report.is_whole else "problems"
     if is_json(options):
         say_json(

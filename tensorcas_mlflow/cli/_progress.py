@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
-from tensorcas_mlflow.base import config
+from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.base.text import size_text
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
 _PATIENCE_S = 1.0
 """Shorter work shows no bar."""
 _PAUSE_S = 0.1
+_TICK_S = 1.0
+"""A bar is drawn again after this long, also if the work says nothing."""
 _PARTS = 1000
 
 
@@ -38,33 +43,51 @@ class ProgressBar:
         self._begun = self._shown = time.monotonic()
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
+        self._last: Progress | None = None
+        self._drawing = threads.Lock()
+        self._ended = threading.Event()
+        self._ticks: Future[None] | None = None
 
     def __enter__(self) -> ProgressBar:
+        if self._is_shown:
+            self._ticks = threads.start(self._tick, "progress bar")
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._ticks is not None:
+            self._ticks.result()
         if self._bar is not None:
             self._bar.stop()
 
     def __call__(self, progress: Progress) -> None:
         """Show the state of the work."""
+        self._last = progress
         now = time.monotonic()
-        if not self._is_shown or now - self._begun < _PATIENCE_S or now - self._shown < _PAUSE_S:
-            return
-        self._shown = now
-        if self._bar is None or self._task is None:
-            self._bar = _bar()
-            self._task = self._bar.add_task(self._what, total=_PARTS, figures="")
-            self._bar.start()
-        share = share_of(progress)
-        elapsed_s = now - self._begun
-        self._bar.update(
-            self._task,
-            total=None if share is None else _PARTS,
-            completed=_PARTS * (share or 0.0),
-            figures=figures_text(progress, elapsed_s),
-        )
-        self._bar.refresh()
+        if self._is_shown and now - self._begun >= _PATIENCE_S and now - self._shown >= _PAUSE_S:
+            self._draw(now)
+
+    def _tick(self) -> None:
+        """Draw the bar while the work says nothing, such as before its first bytes are done."""
+        while not self._ended.wait(_TICK_S):
+            self._draw(time.monotonic())
+
+    def _draw(self, now: float) -> None:
+        with self._drawing:
+            self._shown = now
+            if self._bar is None or self._task is None:
+                self._bar = _bar()
+                self._task = self._bar.add_task(self._what, total=_PARTS, figures="")
+                self._bar.start()
+            elapsed_s, last = now - self._begun, self._last
+            share = None if last is None else share_of(last)
+            self._bar.update(
+                self._task,
+                total=None if share is None else _PARTS,
+                completed=_PARTS * (share or 0.0),
+                figures=f"{time_text(elapsed_s)} so far" if last is None else figures_text(last, elapsed_s),
+            )
+            self._bar.refresh()
 
     def bytes(self, n_done: int, n_all: int) -> None:
         """Show the bytes done, and in all."""
@@ -112,7 +135,7 @@ def _bar() -> RichProgress:
         BarColumn(bar_width=30),
         TextColumn("{task.fields[figures]}"),
         console=Console(stderr=True, highlight=False, no_color=not config.has_colors()),
-        auto_refresh=False,  # a thread of its own would be one more than `base.threads` starts
+        auto_refresh=False,  # `_tick` draws it again, in a thread of `base.threads`
         redirect_stdout=False,
         redirect_stderr=False,
         transient=True,

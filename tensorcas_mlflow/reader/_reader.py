@@ -18,6 +18,7 @@ from tensorcas_mlflow.adapter import Array, NotFilled, adapter_for, adapter_name
 from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.base.digest import digest, digest_of
 from tensorcas_mlflow.base.tensors import Offsets, Spec
+from tensorcas_mlflow.base.text import count_text
 from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import Numbers, Specs
@@ -231,7 +232,7 @@ class CheckpointReader(Mapping[str, Any]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<CheckpointReader of {self.label}: {len(self)} tensors>"
+        return f"<CheckpointReader of {self.label}: {count_text(len(self), 'tensor')}>"
 
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()

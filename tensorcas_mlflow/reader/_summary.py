@@ -86,7 +86,7 @@ class Summary:
 
     def _headings(self) -> list[str]:
         dtypes = ", ".join(f"{name} {size_text(n_bytes)}" for name, (_, n_bytes) in self.dtypes.items())
-        lines = [f"{self.label}: {self.n_tensors} tensors, {size_text(self.n_bytes)} ({dtypes})"]
+        lines = [f"{self.label}: {count_text(self.n_tensors, 'tensor')}, {size_text(self.n_bytes)} ({dtypes})"]
         if self.left_out:
             # The import of the file formats takes longer than a summary; most checkpoints leave nothing out.
             from tensorcas_mlflow.file_formats import EXAMPLE_INPUT, OTHER_FILE, left_out_parts

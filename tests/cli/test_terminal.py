@@ -208,6 +208,25 @@ def test_long_work_shows_a_bar_at_a_terminal(root: Path, tmp_path: Path) -> None
             assert set(re.findall(r" of ([\d.]+ \w+), \d+%", told)) == {"800.0 KB"}
 
 
+def test_work_that_says_nothing_shows_a_bar_too(root: Path) -> None:
+    silent = f"""
+import time
+import tensorcas_mlflow.cli._progress as p
+import tensorcas_mlflow.maintenance._optimize as o
+p._PATIENCE_S = p._PAUSE_S = 0.0
+p._TICK_S = 0.05
+execute = o._execute
+def slow(*arguments):
+    time.sleep(0.5)
+    return execute(*arguments)
+o._execute = slow
+{PROGRAM}"""
+    status, told = at_terminal("optimize", "--yes", "--root", root, program=silent)
+
+    assert status == 0
+    assert re.search(r"optimizing .*0:00 so far", told)
+
+
 def test_quiet_dumb_terminals_and_short_work_have_no_bar(root: Path) -> None:
     words = ["verify", "--full", root]
     for told in (

@@ -15,6 +15,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from tensorcas_mlflow.base import threads
+from tensorcas_mlflow.base.text import content_text, count_text, freed_text
 from tensorcas_mlflow.errors import TensorCasError, without_secrets
 from tensorcas_mlflow.integration.server_app._catalog import Place
 from tensorcas_mlflow.integration.server_app._links import add_links
@@ -171,11 +172,11 @@ def _summary(action: str, said: str) -> str:
                 f"{each.get('checkpoint') or each.get('key')}: {each.get('reason')}" for each in report["problems"]
             ]
             found = "; ".join(problems[:10]) or "no problem found"
-            return f"{report['n_refs']} checkpoints and files, {report['n_chunks']} chunks: {found}"
+            return f"{content_text(report['n_refs'])}, {count_text(report['n_chunks'], 'chunk')}: {found}"
         done = report["report"] or {}
         if action == "collect":
-            deleted = f"{done['n_packs']} packs and {done['n_manifests']} manifests"
-            return f"deleted {deleted}, freed {done['freed_bytes']:,} bytes"
+            deleted = f"{count_text(done['n_packs'], 'pack')} and {count_text(done['n_manifests'], 'manifest')}"
+            return f"deleted {deleted}, {freed_text(done['bytes_before'], done['bytes_after'])}"
         return ", ".join(
             f"{name.replace('_', ' ')} {value:,}" for name, value in done.items() if isinstance(value, int)
         )
