@@ -113,7 +113,25 @@ class StoreNotFoundError(NotFoundError):
             )
         return (
             f"there is no store at {self.uri!r} or above it: name the right one in TENSORCAS_STORE, log a first model "
-            f"or checkpoint there, or create an empty one with `tensorcas init {self.uri}`"
+            f"or checkpoint there, or create an empty one with `tensorcas init {self.uri}`; for one that was moved see "
+            "docs/deploy.md, Move a store"
+        )
+
+
+class StoreLostError(StoreNotFoundError):
+    """A place without a store, where a run has logged checkpoints or models."""
+
+    def __init__(self, uri: str, run_id: str) -> None:
+        super().__init__(uri)
+        self.args = (self.uri, run_id)
+        self.run_id = run_id
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run_id!r} has logged checkpoints or models, and there is no store at {self.uri!r} or above it "
+            "any more: it was moved or deleted, or is not mounted. Put it back, or a symbolic link in its place, or "
+            "change the artifact locations in MLflow's database (docs/deploy.md, Move a store); `tensorcas init` there "
+            "creates an empty store"
         )
 
 

@@ -28,6 +28,9 @@ NEW_BYTES_TAG = "tensorcas.new_bytes"
 SHARES_WITH_TAG = "tensorcas.shares_with"
 """Tag: the runs and models that share most bytes with a model."""
 
+FIGURES = "tensorcas"
+"""First part of the names of metrics."""
+
 _NO_METRIC = re.compile(r"[^A-Za-z0-9_. /-]")
 """Characters that MLflow refuses in a metric's name."""
 
@@ -55,7 +58,7 @@ def figure_name(series: str, figure: str) -> str:
         series: Part of the name that tells the series of a run apart; none for the default name or "".
         figure: The figure.
     """
-    return "tensorcas/" + ("" if series in ("", DEFAULT_NAME) else f"{_NO_METRIC.sub('_', series)}/") + figure
+    return f"{FIGURES}/" + ("" if series in ("", DEFAULT_NAME) else f"{_NO_METRIC.sub('_', series)}/") + figure
 
 
 def log_figures(

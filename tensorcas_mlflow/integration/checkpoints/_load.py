@@ -12,11 +12,11 @@ from mlflow.entities import Run
 from tensorcas_mlflow.adapter import adapter_for, adapter_named
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
-from tensorcas_mlflow.errors import CorruptError, StoreNotFoundError
+from tensorcas_mlflow.errors import CorruptError, StoreLostError, StoreNotFoundError
 from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._policy import pickle_forbidden_by
-from tensorcas_mlflow.integration.checkpoints._find import all_series_of, series_of
+from tensorcas_mlflow.integration.checkpoints._find import all_series_of, check_not_lost, series_of
 from tensorcas_mlflow.integration.checkpoints._series import run_to_read
 from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
 from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
@@ -156,12 +156,15 @@ def list_checkpoints(run_id: str | Run | None = None, *, name: str | None = None
 
     Raises:
         NotFoundError: There is no such run, or TENSORCAS_STORE names a place without a store.
+        StoreLostError: The run has logged checkpoints or models, and its store is gone.
         BackendError: The storage failed.
         TensorCasError: An earlier save in the background failed, and no call has raised its error yet.
     """
     saves.wait()
     try:
         return CheckpointList(_records(run_id, name))
+    except StoreLostError:
+        raise
     except StoreNotFoundError:
         if config.store_uri() is not None:
             raise  # the checkpoints may be in the store named by the setting
@@ -174,6 +177,8 @@ def list_before_logging(run_id: str | Run | None, name: str | None = None) -> li
     saves.wait()
     try:
         return _records(run_id, name)
+    except StoreLostError:
+        raise
     except StoreNotFoundError:
         return []
 
@@ -181,7 +186,7 @@ def list_before_logging(run_id: str | Run | None, name: str | None = None) -> li
 def _records(run_id: str | Run | None, name: str | None) -> list[CheckpointRecord]:
     run = run_to_read(run_id)
     every_series = all_series_of(run) if name is None else [series_of(run, name)]
-    return [
+    found = [
         CheckpointRecord(
             run_id=run.run_id,
             name=series.name,
@@ -193,6 +198,9 @@ def _records(run_id: str | Run | None, name: str | None) -> list[CheckpointRecor
         for series in every_series
         for checkpoint in series.checkpoints()
     ]
+    if not found:
+        check_not_lost(run)
+    return found
 
 
 @translate_errors()
