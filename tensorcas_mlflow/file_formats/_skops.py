@@ -6,6 +6,7 @@ path in the schema stays the same from one save to the next.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -38,7 +39,10 @@ def list_skops(source: ByteSource, members: Sequence[FileRange]) -> Listing:
         FormatError: The file is malformed. A `struct.error` and a `zlib.error` say the same.
     """
     by_name = {member.name: member for member in members}
-    schema = strict_json(read_member(source, by_name[_SCHEMA], _MAX_SCHEMA_BYTES))
+    text = read_member(source, by_name[_SCHEMA], _MAX_SCHEMA_BYTES)
+    if zlib.crc32(text) != by_name[_SCHEMA].crc32:
+        raise FormatError("its schema does not have its CRC-32")
+    schema = strict_json(text)
     table = LocationTable(source)
     seen = {_SCHEMA}
     for path, node in _nodes(schema):

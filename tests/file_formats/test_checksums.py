@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import scipy.io
+import skops.io
 
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.file_formats import open_listing
@@ -75,6 +76,7 @@ SAMPLES: Mapping[str, Callable[[], Sample]] = {
     "npz, deflated": lambda: (npz({"w": ARRAY}, compressed=True), by_numpy),
     "npz, deflated padded records": lambda: (npz({"w": PADDED}, compressed=True), by_numpy),
     "zip": lambda: (zip_of({"m.safetensors": safetensors.numpy.save({"w": ARRAY})}), by_zipfile),
+    "skops": lambda: (skops.io.dumps({"w": ARRAY}), skops.io.loads),
     "hdf5, Fletcher-32": lambda: (h5(fletcher32=True), by_h5py),
     "hdf5, gzip": lambda: (h5(compression="gzip"), by_h5py),
     "hdf5, gzip, Fletcher-32": lambda: (h5(compression="gzip", fletcher32=True), by_h5py),
