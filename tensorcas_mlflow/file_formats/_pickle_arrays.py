@@ -147,8 +147,8 @@ def _unit(state: tuple[Symbol, ...]) -> str:
     data = state[8][1]
     if type(data) is not tuple or len(data) != 4 or type(data[1]) is not int:
         return ""
-    unit = short_bytes(data[0])
-    unit = data[0] if unit is None else unit.decode("ascii")
+    raw = short_bytes(data[0])
+    unit = data[0] if raw is None else raw.decode("ascii")
     if type(unit) is not str or not _UNIT.fullmatch(unit) or not 0 < data[1] < 1 << 31:
         raise FormatError("a time of no known unit")
     return f"[{data[1] if data[1] > 1 else ''}{unit}]"

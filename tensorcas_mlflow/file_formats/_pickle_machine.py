@@ -458,7 +458,7 @@ def _text(data: bytes) -> str:
 
 def _quoted(line: bytes) -> Symbol:
     """Read a string of Python 2 as `_pushes_string` does."""
-    data: bytes = codecs.escape_decode(line[1:-1])[0]
+    data = codecs.escape_decode(line[1:-1])[0]
     with contextlib.suppress(UnicodeDecodeError):
         return data.decode()
     return data
