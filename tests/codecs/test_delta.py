@@ -359,7 +359,13 @@ def decoded_by(core: Any, stored: bytes, base: bytes) -> tuple[bytes, bytes]:
     """Return the status of a delta in the core's decoder, which compares no digest, and what it decodes to."""
     reads = np.array([(0, len(stored), 0, 0), (0, len(base), 1, 0)], READ)
     nothing = np.zeros(16, "u1")
-    links = np.array([(0, len(stored), 0, DELTA.number, 0, nothing), (0, len(base), 1, RAW.number, 0, nothing)], LINK)
+    links = np.array(
+        [
+            (0, len(stored), 0, len(base), DELTA.number, 0, nothing),
+            (0, len(base), 1, len(base), RAW.number, 0, nothing),
+        ],
+        LINK,
+    )
     chunks = np.array([(0, 0, len(base), 0, 2, np.zeros(32, "u1"))], CHUNK)
     parts = np.array([(0, 2, 0, 1)], PART)
     made = bytearray(len(base))
