@@ -41,6 +41,7 @@ def decoding(n_threads: int) -> Callable[[], object]:
     links["n_stored"] = len(payloads[0])
     ends = links[n_links - 1 :: n_links]
     ends["codec"], ends["n_stored"], ends["begin"] = ZSTD.number, len(payloads[1]), ends["begin"] + len(payloads[0])
+    links["n_bytes"] = n_bytes
     chunks["block"], chunks["n_bytes"], chunks["n_links"] = NOWHERE, n_bytes, n_links
     chunks["first_link"] = np.arange(n_chunks) * n_links
     parts["first_read"] = parts["first_chunk"] = np.arange(n_chunks)
