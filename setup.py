@@ -6,6 +6,7 @@ test of the compiler can tell, and pyproject.toml cannot ask for one.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from glob import glob
 from pathlib import Path
@@ -28,6 +29,15 @@ WAYS_TO_LINK = (["-Wl,--exclude-libs,ALL", "-l:libzstd.a"], ["-lzstd"])
 
 class BuildCore(build_ext):
     """Compiler of the extension, with libzstd where it can be linked."""
+
+    def run(self) -> None:
+        """Build the extension; a wheel without it is one for every machine, and its tag says so."""
+        super().run()
+        if not any(map(os.path.exists, self.get_outputs())):
+            self.distribution.ext_modules = []
+            wheel = self.distribution.get_command_obj("bdist_wheel", create=False)
+            if wheel is not None:
+                wheel.root_is_pure = True
 
     def build_extension(self, ext: Extension) -> None:
         """Build the extension."""

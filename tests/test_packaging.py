@@ -191,6 +191,8 @@ def test_package_without_a_compiler_is_built_without_the_compiled_loops(tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     [wheel] = tmp_path.glob("*.whl")
     assert {name for name in names_in(wheel) if ".dist-info/" not in name} == package_files()
+    assert wheel.name.split("-")[2:] == ["py3", "none", "any.whl"]
+    assert b"Root-Is-Purelib: true" in read_metadata(wheel, "WHEEL")
 
 
 @pytest.mark.long
