@@ -143,6 +143,8 @@ class _KnownLog:
     """The last known tombstone."""
     dead_file: tuple[int, int] | None = None
     """Device and inode of the file of the tombstones that was read."""
+    dead_ns: int = 0
+    """Time of the last change of that file: others may have put back some tombstones, and written as many."""
     last: tuple[int, bytes] | None = None
     """Offset of the last known record, and the begin of its digest."""
     is_replaced: bool = False
@@ -532,7 +534,7 @@ class LogView:
         try:
             found = os.lstat(log.dead_path)
             size, file = found.st_size, (found.st_dev, found.st_ino)
-            if size == log.n_dead_bytes and log.dead_file in (None, file):
+            if size == log.n_dead_bytes and log.dead_file in (None, file) and log.dead_ns in (0, found.st_ctime_ns):
                 return False
             descriptor = open_file(log.dead_path)
         except FileNotFoundError:
@@ -546,6 +548,7 @@ class LogView:
             os.close(descriptor)
         if log.dead_file not in (None, file) or size < log.n_dead_bytes or data[:n_last] != log.last_dead:
             raise _replaced(log)
+        log.dead_ns = found.st_ctime_ns
         lost: list[int] | None = [] if self._salvages else None
         places, n_bytes = read_tombstones(log.id, data[n_last:], f"{FOLDER}/{log.id}.dead", lost=lost)
         log.lost_tombstones += [log.n_dead_bytes + at for at in lost or ()]
@@ -1082,9 +1085,9 @@ def _between(before: float | None, after: float | None) -> str:
     return f"; they were written{' and'.join(filter(None, (begin, end)))}" if begin or end else ""
 
 
-def _version(entry: LogEntry) -> int:
-    """Return the version of a blob."""
-    return entry.row.version
+def _version(entry: LogEntry) -> tuple[int, float]:
+    """Return the version of a blob, and its time: a backup that was copied over a store may bring a version again."""
+    return entry.row.version, entry.written_s
 
 
 def _last(versions: list[LogEntry]) -> LogEntry:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import LoggedBackend, _log_records, _log_view, _log_writer
+from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.errors import BackendError, CorruptError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, verify
@@ -158,6 +159,43 @@ def test_process_that_did_not_look_finds_what_others_saved_after_the_store_was_p
         0: None, 1: 1, 2: None, 3: 4, 4: 5, 5: 6, 6: 7, 7: None,
     }  # fmt: skip
     assert steps(reader) == {1, 3, 4, 5, 6}
+
+
+@pytest.mark.parametrize("has_generation", [True, False], ids=["all", "changed-files"])
+def test_process_that_did_not_look_finds_other_deletions_in_as_many_bytes(has_generation: bool, tmp_path: Path) -> None:
+    root, backup = tmp_path / "store", tmp_path / "backup"
+    store = Store.init(root, logs=True)
+    for step in range(4):
+        save(store, step)
+    drop(store, 0)
+    shutil.copytree(root, backup)
+    drop(store, 1)
+    if not has_generation:
+        (backup / ".tensorcas" / "logs" / "generation").unlink()
+    over_it(backup, root)
+    drop(Store.open(root), 2)
+
+    assert steps(store) == steps(Store.open(root)) == {1, 3}
+
+
+def test_later_save_counts_if_a_backup_brings_an_earlier_one_of_its_version_again(tmp_path: Path) -> None:
+    root, backup = tmp_path / "store", tmp_path / "backup"
+    store = Store.init(root, logs=True)
+    save(store, 0)
+    held = Store.open(root)
+    assert steps(held) == {0}
+    shutil.copytree(root, backup)
+    drop(store, 0)
+    end_process(store)
+    with LockedFile.alone_in(str(next(root.rglob("*.log")))):
+        save(store, 0, content=1)  # a new log, since another process has the old one
+    (logs,) = root.rglob("logs")
+    shutil.copy2(next((backup / ".tensorcas" / "logs").glob("*.log")), logs)
+    for path in logs.glob("*.dead"):
+        path.unlink()
+
+    for each in (held, store, Store.open(root)):
+        assert load(each, 0) == 1
 
 
 def begin(backend: LoggedBackend, name: str) -> tuple[str, str]:
