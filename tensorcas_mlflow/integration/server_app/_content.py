@@ -485,7 +485,7 @@ class Sender:
             tensors=[TensorLine(spec.name, spec.dtype or "bytes", spec.shape, spec.n_bytes) for spec in largest],
             before=self._previous(place, surveyed, ref),
             relatives=relatives,
-            lineage_error=known.error if self.access.is_admin or known.error is None else "it cannot be computed",
+            lineage_error=self._failure(known, "it cannot be computed"),
             is_pending=known.value is None and known.error is None,
             page=page,
         )
@@ -523,7 +523,7 @@ class Sender:
             after=_step_line(*after),
             has_values=values,
             page=page,
-            error=known.error,
+            error=self._failure(known, "they cannot be compared"),
             is_pending=found is None and known.error is None,
         )
         if found is None:
@@ -574,8 +574,7 @@ class Sender:
             known = self._site.figures.get(key, compute, fresh_s=_HEALTH_FRESH_S, wait_s=_WAIT_S)
             line = self._store_line(place)
             if known.value is None or known.error is not None:
-                error = known.error if self.access.is_admin or known.error is None else "its state cannot be read"
-                waiting.append(line._replace(error=error, at_s=None))
+                waiting.append(line._replace(error=self._failure(known, "its state cannot be read"), at_s=None))
                 is_pending = is_pending or known.error is None
             if known.value is not None:
                 stores.append(self._store_health(line._replace(at_s=known.at_s), known.value))
@@ -593,6 +592,10 @@ class Sender:
 
     # Parts
 
+    def _failure(self, known: Known[Any], in_short: str) -> str | None:
+        """Return the reason why something could not be computed; only administrators read names of blobs and paths."""
+        return known.error if self.access.is_admin or known.error is None else in_short
+
     def _store_line(self, place: Place) -> StoreLine:
         known = self.known(place)
         surveyed, is_admin = known.value, self.access.is_admin
@@ -604,7 +607,7 @@ class Sender:
             needed_bytes=surveyed.by_run.needed_bytes if is_admin and surveyed is not None else None,
             n_damaged=0 if surveyed is None else surveyed.n_damaged,
             at_s=known.at_s,
-            error=known.error if is_admin or known.error is None else "it cannot be read",
+            error=self._failure(known, "it cannot be read"),
         )
 
     def _store_health(self, line: StoreLine, health: Health) -> StoreHealth:

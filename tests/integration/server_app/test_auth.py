@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import importlib
+import json
 import time
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -249,3 +251,50 @@ def test_reader_gets_no_place_and_no_total_of_a_store(client: FlaskClient, made:
 
     assert experiment["name"] == "open experiment"
     assert (store["uri"], store["needed_bytes"]) == (None, None)
+
+
+def test_reader_learns_that_a_page_failed_and_an_administrator_learns_why(
+    client: FlaskClient, made: dict[str, str], tmp_path: Path
+) -> None:
+    experiment = mlflow.get_experiment_by_name("open experiment")
+    assert experiment is not None
+    store = Store.open(experiment.artifact_location)
+    before = {info.key for info in store.backend.list("packs")}
+    states = [make_state(11, names=("damaged",)), make_state(12, names=("damaged",))]
+    run_id = log_steps(experiment.artifact_location, "open experiment", "damaged run", *states)
+    damaged = {info.key for info in store.backend.list("packs")} - before
+    for key in damaged:
+        store.backend.delete(key)
+    give_up = time.monotonic() + 30
+    while not (steps := checkpoints_of(client, run_id, ANN)) and time.monotonic() < give_up:
+        time.sleep(0.5)
+    one, other = (f"{each['store']}:{each['key']}" for each in steps[:2])
+    diff = f"diff?a={quote(one)}&b={quote(other)}&values=1"
+    while (reason := get_json_as(client, diff, ADMIN)["error"]) is None and time.monotonic() < give_up:
+        time.sleep(0.2)
+    checkpoint = f"checkpoint?store={quote(steps[0]['store'])}&key={quote(steps[0]['key'])}"
+    answers = {
+        user: [
+            client.get(f"/tensorcas/{page}{ending}", headers=headers(user)).text
+            for page in (
+                diff,
+                checkpoint,
+                f"run?id={run_id}",
+                f"experiment?id={made['open']}",
+                "health?",
+                "?",
+                "models?",
+            )
+            for ending in ("", "&format=json")
+        ]
+        for user in (ADMIN, ANN)
+    }
+
+    assert damaged
+    assert "packs/" in reason or "chunk" in reason
+    assert json.loads(answers[ADMIN][1])["error"] == reason
+    assert "they cannot be compared" in answers[ANN][0]
+    assert json.loads(answers[ANN][1])["error"] == "they cannot be compared"
+    for told in answers[ANN]:
+        for secret in ("packs/", "manifests/", "Errno", "No such file", str(tmp_path.parent), reason):
+            assert secret not in unescape(told)
