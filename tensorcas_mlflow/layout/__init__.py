@@ -107,6 +107,7 @@ if TYPE_CHECKING:
         PACK_NAME_BYTES,
         RAW_ALIGNMENT,
         STORED_DIGEST_BYTES,
+        TABLE_BASE_BYTES,
         TABLE_ENTRY,
         TABLE_MAGIC,
         TARGET_BYTES,
@@ -204,7 +205,7 @@ _NAMES = {
     "_manifest": "KEPT_HEADER MAX_BYTES Manifest",
     "_manifest_arrow": "MANIFEST_SCHEMA",
     "_pack": (
-        "DELTA ENTRY FOOTER_BYTES MAX_DEPTH MAX_ENTRIES PACK_MAGIC PACK_NAME_BYTES RAW_ALIGNMENT "
+        "DELTA ENTRY FOOTER_BYTES MAX_DEPTH MAX_ENTRIES PACK_MAGIC PACK_NAME_BYTES RAW_ALIGNMENT TABLE_BASE_BYTES "
         "STORED_DIGEST_BYTES TABLE_ENTRY TABLE_MAGIC TARGET_BYTES Base Entries Packed PackWriter Payload "
         "PayloadGroup as_rows bases_of decode_chunk is_base_of is_delta is_possible payload_of read_table "
         "sizes_text"

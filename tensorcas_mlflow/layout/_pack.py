@@ -49,6 +49,7 @@ Entries = np.ndarray[Any, np.dtype[np.void]]
 
 _BASE = np.dtype([("row", "<u4"), *_BASE_FIELDS])
 """The base of one entry, in a table of version 2."""
+TABLE_BASE_BYTES = _BASE.itemsize
 DELTA = 3
 """The number of the codec `delta`: the only one with another chunk needed for decoding."""
 MAX_DEPTH = 64

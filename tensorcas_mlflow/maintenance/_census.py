@@ -326,6 +326,11 @@ class Census:
         self._loaded = {key: size} if says_something else {}
         self._n_new = self._new_bytes = 0
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the loaded or written censuses."""
+        return sum(self._loaded.values())
+
     def drop(self) -> None:
         """Delete the loaded censuses from the store; the next collection reads all manifests and packs again."""
         for old in self._loaded:

@@ -35,10 +35,12 @@ from tensorcas_mlflow.maintenance._optimize_encode import (
     BLOCK_BYTES,
     Block,
     Encoders,
+    SavedCopy,
     blocks_of_group,
     blocks_of_plain,
     payloads_of,
     read_by_digest,
+    saved_copies,
     units_of,
     work_of,
 )
@@ -79,7 +81,12 @@ def write_unit(
     """
     digests = unique_rows(np.concatenate([block.flat for block in blocks]))[0]
     is_done = done_chunks.are_done(digests)
-    packs, _ = done_chunks.find(digests[is_done])
+    saved = saved_copies(store, digests[~is_done])
+    bases_saved = [copy.base for copy in saved.values() if copy.base is not None]
+    needed = np.concatenate(
+        [digests[is_done], np.frombuffer(b"".join(bases_saved), np.uint8).reshape(-1, DIGEST_BYTES)]
+    )
+    packs, _ = done_chunks.find(needed)
     bases = done_chunks.with_bases(name for name in packs if name is not None)
     with p.protected(store.backend, digests[~is_done], bases):
         relied = frozenset(done_chunks.there(bases))
@@ -88,7 +95,7 @@ def write_unit(
         while (block := next(waiting, None)) is not None:
             name, writer = p.new_pack_name(store.backend), PackWriter()
             some = chain([block], waiting)
-            payloads = _until_full(store, done_chunks, some, relied, name, effort, on_done, encoders)
+            payloads = _until_full(store, done_chunks, some, relied, saved, name, effort, on_done, encoders)
             first = next(payloads, None)
             if first is None:
                 break
@@ -105,6 +112,7 @@ def _until_full(
     done_chunks: DoneChunks,
     blocks: Iterator[Block],
     relied: frozenset[str],
+    saved: Mapping[bytes, SavedCopy],
     pack: str,
     effort: Effort,
     on_done: Callable[[int], None],
@@ -114,7 +122,7 @@ def _until_full(
     n_bytes = 0
     taken: set[bytes] = set()
     for block in blocks:
-        work = work_of(block, done_chunks, relied, taken)
+        work = work_of(block, done_chunks, relied, taken, saved)
         for payload in payloads_of(store, work, pack, effort, encoders):
             n_bytes += memoryview(payload.data).nbytes
             yield payload
@@ -124,23 +132,52 @@ def _until_full(
             return
 
 
-def collect(store: Store, done_chunks: DoneChunks, *, max_waste: float = DEFAULT_MAX_WASTE) -> None:
+def collect(
+    store: Store, done_chunks: DoneChunks, *, max_waste: float = DEFAULT_MAX_WASTE, least_bytes: int = 0
+) -> GcPlan:
     """Collect garbage by the rules of every collection: above all, old copies of optimized chunks.
 
-    The inputs of a recipe that goes are garbage when it is gone, so they take a second collection.
+    If old copies lie in packs that stay for others, the new ones may take more room than this frees. Then the others
+    move, too, now or in another round. If not even that frees enough, the new copies go. The inputs of a recipe that
+    goes are garbage when it is gone, so they take a second collection.
+
+    Args:
+        store: Store to collect.
+        done_chunks: Chunks that are done; it forgets the new packs.
+        max_waste: See `plan_gc`.
+        least_bytes: Bytes that the collection must free for the new packs to stay.
+
+    Returns:
+        The last collection.
     """
     n_recipes = -1
     while n_recipes:
         done_chunks.refresh()
-        report = plan_gc(
-            store,
-            max_waste=max_waste,
-            prefer=done_chunks.optimized_packs(),
-            avoid=done_chunks.wasteful,
-            avoid_recipes=done_chunks.slow_recipes,
-        ).execute()
-        n_recipes = report.n_recipes
+        plan = _plan_collection(store, done_chunks, max_waste)
+        # More rounds free more if packs are to be replaced. A collection keeps packs with damaged chunks anyway.
+        is_judged = done_chunks.new_packs and not done_chunks.gives_room_later and not done_chunks.n_left
+        if is_judged and plan.freed_bytes < least_bytes:
+            done_chunks.max_waste = 0.0
+            done_chunks.refresh()
+            plan = _plan_collection(store, done_chunks, 0.0)
+            if plan.freed_bytes < least_bytes and not done_chunks.gives_room_later:
+                undo = plan_gc(store, max_waste=max_waste, avoid=done_chunks.new_packs)
+                plan = max(plan, undo, key=lambda each: each.freed_bytes)
+                done_chunks.is_undone = plan is undo
+        n_recipes = plan.execute().n_recipes
+        done_chunks.new_packs.clear()
     done_chunks.refresh()
+    return plan
+
+
+def _plan_collection(store: Store, done_chunks: DoneChunks, max_waste: float) -> GcPlan:
+    return plan_gc(
+        store,
+        max_waste=max_waste,
+        prefer=done_chunks.optimized_packs(),
+        avoid=done_chunks.wasteful,
+        avoid_recipes=done_chunks.slow_recipes,
+    )
 
 
 WINDOW = 32
@@ -169,11 +206,15 @@ class OptimizeReport:
     """New recipes: they make tensors of others, so that no pack need hold them."""
     n_left: int
     """Chunks of the plan that stayed as they were: they cannot be read, or a collector is about to move them."""
+    is_undone: bool = False
+    """Whether the new packs are gone again, because they would have taken more room than they save."""
 
     def __str__(self) -> str:
         recipes = f" and {count_text(self.n_recipes, 'recipe')}" if self.n_recipes else ""
         written = f"wrote {size_text(self.written_bytes)} of new packs{recipes}"
         done = f"{written}; {freed_text(self.bytes_before, self.bytes_after)}"
+        if self.is_undone:
+            return f"{done}; they would have taken more room than they save, so they are gone again"
         chunks = count_text(self.n_left, "chunk")
         left = f"; {chunks} left as before: `tensorcas verify --full` reports damaged ones"
         return done + left if self.n_left else done
@@ -211,7 +252,11 @@ class OptimizePlan(PrintedPlan):
             return f"nothing to optimize in {content_text(self.n_refs)}"
         chunks = count_text(self.n_chunks, "chunk")
         what = f"{chunks} of {size_text(self.n_bytes)}, encoded in {size_text(self.n_stored_bytes)}"
-        return f"to optimize: {what}, in {len(self.labels)} of {content_text(self.n_refs)}"
+        meanwhile = size_text(min(self.n_stored_bytes, COLLECT_BYTES + UNIT_BYTES))
+        return (
+            f"to optimize: {what}, in {len(self.labels)} of {content_text(self.n_refs)}; "
+            f"takes up to {meanwhile} more meanwhile"
+        )
 
     def execute(self, *, engine: Engine | None = None, watch: Watcher = ignore) -> OptimizeReport:
         """Execute the plan, then collect the copies that it replaced.
@@ -357,7 +402,9 @@ def in_order(refs: Sequence[Ref]) -> list[Ref]:
 def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> OptimizeReport:
     store, done_chunks, effort = plan.store, plan.done_chunks, plan.effort
     bytes_before = disk_bytes(store.backend)
+    pack_bytes, census_bytes = done_chunks.n_bytes, plan.gc.census.n_bytes
     done_bytes = written_bytes = waiting_bytes = 0
+    collected: GcPlan | None = None
 
     def note(n_bytes: int) -> None:
         nonlocal done_bytes
@@ -376,20 +423,25 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
                 written_bytes += n_bytes
                 waiting_bytes += n_bytes
                 if waiting_bytes >= COLLECT_BYTES:
-                    collect(store, done_chunks, max_waste=MID_WASTE)
+                    collected = collect(store, done_chunks, max_waste=MID_WASTE)
                     waiting_bytes = 0
         if written_bytes > written_before or (turn == 0 and (n_recipes or not plan.gc.is_empty)):
-            collect(store, done_chunks)
+            least_bytes = 0 if collected is not None else plan.gc.freed_bytes + written_bytes
+            collected = collect(store, done_chunks, least_bytes=least_bytes)
         # New deltas may have bases in a pack of which little else is needed. A collection can then neither delete nor
         # rewrite it, so the next round optimizes those bases too.
         if written_bytes == written_before or not done_chunks.wasteful or not done_chunks.n_left:
             break
+    # A census saves the next collection some time. It is not to cost more room than this run has gained.
+    if collected is not None and collected.census.n_bytes - census_bytes > pack_bytes - done_chunks.n_bytes:
+        collected.census.drop()
     return OptimizeReport(
         bytes_before=bytes_before,
         bytes_after=disk_bytes(store.backend),
         written_bytes=written_bytes,
         n_recipes=n_recipes,
         n_left=done_chunks.n_left,
+        is_undone=done_chunks.is_undone,
     )
 
 

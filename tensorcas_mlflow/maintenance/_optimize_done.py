@@ -65,6 +65,12 @@ class DoneChunks:
         chunk that must be shallow. Nothing should need them any more."""
         self.slow_recipes: frozenset[str] = frozenset()
         """Recipes to replace: those that make a chunk that must be shallow."""
+        self.max_waste = DEFAULT_MAX_WASTE
+        """Share of a pack that may be unneeded before the pack is wasteful."""
+        self.is_undone = False
+        """Whether the packs written last are gone again."""
+        self.new_packs: set[str] = set()
+        """Packs written since the last collection."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -159,6 +165,11 @@ class DoneChunks:
         bases = links_of(table).bases_of(wanted)
         return distinct_digests([np.ascontiguousarray(table.entries["digest"][bases])])
 
+    @property
+    def gives_room_later(self) -> bool:
+        """Whether packs or recipes are to be replaced, or chunks are to be read with few bases at the cost of room."""
+        return bool(self.wasteful or self.slow_recipes or len(self._shallow))
+
     def must_be_shallow(self, digests: Digests) -> Mask:
         """Return for each chunk whether it is to be read with `SHALLOW_DEPTH` bases at most; see `need`."""
         return is_among(digests, self._shallow)
@@ -184,11 +195,12 @@ class DoneChunks:
         total = np.bincount(table.pack, weights=stored, minlength=n)
         unneeded = np.bincount(table.pack, weights=stored * ~(wanted | is_base), minlength=n)
         stays = np.bincount(table.pack, weights=is_base, minlength=n) > 0
-        return frozenset(table.packs[at] for at in np.flatnonzero(stays & (unneeded > DEFAULT_MAX_WASTE * total)))
+        return frozenset(table.packs[at] for at in np.flatnonzero(stays & (unneeded > self.max_waste * total)))
 
     def add(self, name: str, entries: Entries) -> None:
         """Add a pack that has just been written, all of it with the effort that is wanted."""
         self._tables.entries[name] = entries
+        self.new_packs.add(name)
         self._every = None
         self._base_packs[name] = _base_packs(entries)
         self._done.append(make_table({name: entries}))

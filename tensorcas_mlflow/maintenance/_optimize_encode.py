@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,10 +26,22 @@ from tensorcas_mlflow.codecs import (
     Effort,
     Transform,
     can_shuffle,
+    codec_numbered,
     typesize_of,
 )
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import MAX_DEPTH, Base, Payload
+from tensorcas_mlflow.layout import (
+    MAX_DEPTH,
+    TABLE_BASE_BYTES,
+    TABLE_ENTRY,
+    Base,
+    Payload,
+    bases_of,
+    decode_chunk,
+    is_delta,
+    is_possible,
+    pack_key,
+)
 from tensorcas_mlflow.maintenance._optimize_done import SHALLOW_DEPTH, DoneChunks
 from tensorcas_mlflow.maintenance._optimize_tracks import Group, Plain
 from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, StoredVersion, Tree
@@ -205,6 +218,17 @@ class _Job:
     base: bytes | None
     transform: Transform
     begins_run: bool
+    is_shallow: bool
+    """Whether it is to be read with few bases, for which it may grow."""
+
+
+class SavedCopy(NamedTuple):
+    """A stored copy of a chunk that is not done."""
+
+    pack: str
+    entry: Any
+    base: bytes | None
+    """Its base if it is a delta."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +239,8 @@ class Work:
     """Bases come before their deltas."""
     outside: Mapping[bytes, Base]
     """Chunks that are done and may be bases, by digest."""
+    saved: Mapping[bytes, SavedCopy]
+    """Copies of the chunks so far, by digest."""
 
     @property
     def n_bytes(self) -> int:
@@ -274,11 +300,11 @@ def _parts_of(work: Work, n_bytes: int) -> Iterator[list[int]]:
         yield part
 
 
-def _chosen(work: Work, part: Sequence[int]) -> tuple[Sequence[_Job], Mapping[bytes, Base]]:
-    """Return some chunks of a work, and those that are done and are bases of theirs."""
+def _chosen(work: Work, part: Sequence[int]) -> tuple[Sequence[_Job], Mapping[bytes, Base], Mapping[bytes, SavedCopy]]:
+    """Return some chunks of a work, those that are done and are bases of theirs, and no other copies."""
     jobs = [work.jobs[at] for at in part]
     bases = {job.base for job in jobs if job.base is not None}
-    return jobs, {digest: base for digest, base in work.outside.items() if digest in bases}
+    return jobs, {digest: base for digest, base in work.outside.items() if digest in bases}, {}
 
 
 def _encode_in_worker(place: StoreAt, item: tuple[Work, Effort]) -> list[_Encoded | None]:
@@ -320,15 +346,18 @@ def payloads_of(
     Yields:
         Payloads, those of a version together and after all their bases, without chunks that cannot be read.
     """
-    made = _encode_all(store, work, effort) if encoders is None else encoders.encode(work, effort)
+    encoded = _encode_all(store, work, effort) if encoders is None else encoders.encode(work, effort)
+    made = [
+        None if each is None else _Made(each, job.base if each[0] is DELTA else None)
+        for job, each in zip(work.jobs, encoded, strict=True)
+    ]
     depths: dict[bytes, int] = {}
-    for job, encoded in zip(work.jobs, made, strict=True):
-        if encoded is None:
-            continue
-        codec, typesize, data = encoded
+    before = -1
+    for at, each in _with_saved(store, work, made, effort):
+        job, (codec, typesize, data) = work.jobs[at], each.encoded
         base = None
-        if codec is DELTA and job.base is not None:
-            base = work.outside.get(job.base) or Base(pack=pack, digest=job.base, depth=depths[job.base])
+        if each.base is not None:
+            base = work.outside.get(each.base) or Base(pack=pack, digest=each.base, depth=depths[each.base])
         depths[job.digest] = 0 if base is None else base.depth + 1
         yield Payload(
             digest=job.digest,
@@ -336,13 +365,167 @@ def payloads_of(
             codec=codec,
             typesize=typesize,
             data=data,
-            begins_row=job.begins_run,
+            begins_row=job.begins_run or at != before + 1,
             base=base,
             effort=int(effort),
         )
+        before = at
 
 
-def work_of(block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[bytes]) -> Work:
+class _Made(NamedTuple):
+    """Encoding of a chunk, and the base that it needs."""
+
+    encoded: _Encoded
+    base: bytes | None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its payload, and of its row in the table of a pack."""
+        return _row_bytes(memoryview(self.encoded[2]).nbytes, self.base)
+
+
+def _row_bytes(n_stored: int, base: bytes | None) -> int:
+    return n_stored + TABLE_ENTRY.itemsize + (0 if base is None else TABLE_BASE_BYTES)
+
+
+def _with_saved(store: Store, work: Work, made: Sequence[_Made | None], effort: Effort) -> Iterator[tuple[int, _Made]]:
+    """Leave chunks as they were saved where all that depend on each other take no more room so.
+
+    Yields:
+        Chunks by number, each after its base, and what to store of them.
+    """
+    bases, order = _saved_order(work, made)
+    saved_bytes = {
+        at: _row_bytes(int(work.saved[work.jobs[at].digest].entry["stored_bytes"]), base) for at, base in bases.items()
+    }
+    kept: set[int] = set()
+    in_full: dict[int, _Made] = {}
+    for members in _groups_of(work, made, bases):
+        stay = [at for at in members if at in bases]
+        now = sum(each.n_bytes for at in members if (each := made[at]) is not None)
+        least = sum(saved_bytes[at] for at in stay)
+        if not stay or least > now or any(work.jobs[at].is_shallow for at in members):
+            continue
+        # A base that nobody keeps is lost to these; they are stored in full.
+        others = {at: _encode_in_full(store, work.jobs[at], effort) for at in members if at not in bases}
+        if least + sum(each.n_bytes for each in others.values() if each is not None) <= now:
+            kept.update(members)
+            in_full |= {at: each for at, each in others.items() if each is not None}
+    copies = _read_saved(store, work, {at: bases[at] for at in order if at in kept and at in bases}, effort)
+    found = [(at, each) for at, each in enumerate(made) if at not in kept and each is not None]
+    found += [(at, copy) for at in order if at in kept and (copy := copies.get(at) or in_full.get(at)) is not None]
+    # Raw chunks are aligned, which takes room behind others. They have no bases.
+    yield from sorted(found, key=lambda each: each[1].encoded[0] is not RAW)
+
+
+def _saved_order(work: Work, made: Sequence[_Made | None]) -> tuple[dict[int, bytes | None], list[int]]:
+    """Find the chunks that can stay as they were saved.
+
+    Returns:
+        The base of each of them, which is among the chunks or done; and the numbers of all chunks, each after its base.
+    """
+    numbers = {job.digest: at for at, job in enumerate(work.jobs) if made[at] is not None}
+    bases: dict[int, bytes | None] = {}
+    depths: dict[int, int] = {}
+    after: dict[int, list[int]] = {}
+    ready: deque[int] = deque()
+    for digest, at in numbers.items():
+        copy = work.saved.get(digest)
+        if copy is None or copy.entry["raw_bytes"] != work.jobs[at].n_bytes:
+            ready.append(at)
+        elif copy.base is None or copy.base in work.outside:
+            bases[at] = copy.base
+            ready.append(at)
+        elif (base := numbers.get(copy.base)) is not None:
+            bases[at] = copy.base
+            after.setdefault(base, []).append(at)
+        else:
+            ready.append(at)
+    order: list[int] = []
+    while ready:
+        at = ready.popleft()
+        named = bases.get(at)
+        if named is not None:
+            outside = work.outside.get(named)
+            depths[at] = 1 + (depths[numbers[named]] if outside is None else outside.depth)
+            if depths[at] > MAX_DEPTH:
+                del bases[at]
+        if at not in bases or named is None:
+            depths[at] = 0
+        order.append(at)
+        ready.extend(after.pop(at, ()))
+    for ring in after.values():  # two copies, each of which needs the other
+        for at in ring:
+            del bases[at]
+            order.append(at)
+    return bases, order
+
+
+def _groups_of(work: Work, made: Sequence[_Made | None], bases: Mapping[int, bytes | None]) -> Iterator[Sequence[int]]:
+    """Yield the readable chunks that depend on each other, in the new encodings or the saved ones."""
+    numbers = {job.digest: at for at, job in enumerate(work.jobs)}
+    first = list(range(len(made)))
+
+    def root(at: int) -> int:
+        while first[at] != at:
+            first[at] = at = first[first[at]]
+        return at
+
+    for at, each in enumerate(made):
+        for base in (None if each is None else each.base, bases.get(at)):
+            if base is not None and base in numbers:
+                first[root(at)] = root(numbers[base])
+    groups: dict[int, list[int]] = {}
+    for at, each in enumerate(made):
+        if each is not None:
+            groups.setdefault(root(at), []).append(at)
+    yield from groups.values()
+
+
+def _encode_in_full(store: Store, job: _Job, effort: Effort) -> _Made | None:
+    """Encode one chunk without a base; None if it cannot be read."""
+    raws = read_by_digest(store, np.frombuffer(job.digest, np.uint8).reshape(1, -1), [job.n_bytes])
+    return _Made(_encode_plain(raws[job.digest], job, effort), None) if raws else None
+
+
+def _read_saved(store: Store, work: Work, bases: Mapping[int, bytes | None], effort: Effort) -> dict[int, _Made]:
+    """Read payloads as they were saved, and check what they decode to; encode a chunk in full whose payload is bad."""
+    jobs = {at: work.jobs[at] for at in bases}
+    n_bytes = {job.digest: job.n_bytes for job in jobs.values()}
+    n_bytes |= {base: jobs[at].n_bytes for at, base in bases.items() if base is not None and base not in work.outside}
+    digests = np.frombuffer(b"".join(n_bytes), np.uint8).reshape(-1, DIGEST_BYTES)
+    raws: dict[bytes, Buffer] = {**read_by_digest(store, digests, list(n_bytes.values()))}
+    named = {base: jobs[at].n_bytes for at, base in bases.items() if base is not None and base in work.outside}
+    raws |= read_bases(store.backend, [(work.outside[base], size) for base, size in named.items()])
+    made: dict[int, _Made] = {}
+    for at, base in bases.items():
+        pack, entry, _ = work.saved[jobs[at].digest]
+        stored = memoryview(bytearray(int(entry["stored_bytes"])))
+        try:
+            store.backend.read_into(pack_key(pack), int(entry["offset"]), stored)
+            decode_chunk(entry, stored, None if base is None else raws.get(base))
+            made[at] = _Made((codec_numbered(int(entry["codec"])), int(entry["typesize"]), stored), base)
+        except (NotFoundError, FormatError):
+            if (raw := raws.get(jobs[at].digest)) is not None:
+                made[at] = _Made(_encode_plain(raw, jobs[at], effort), None)
+    return made
+
+
+def saved_copies(store: Store, digests: Digests) -> dict[bytes, SavedCopy]:
+    """Return a copy of each of some chunks, as the catalog knows it."""
+    places = store.catalog.find(digests)
+    found: dict[bytes, SavedCopy] = {}
+    for at in np.flatnonzero(places.found & is_possible(places.entries)).tolist():
+        entry = places.entries[at]
+        [base] = bases_of(entry.reshape(1)) if is_delta(entry) else [None]
+        digest = None if base is None else base.digest
+        found[digests[at].tobytes()] = SavedCopy(places.packs[int(places.pack[at])], entry, digest)
+    return found
+
+
+def work_of(
+    block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[bytes], saved: Mapping[bytes, SavedCopy]
+) -> Work:
     """Find the chunks of a block that are not done, and their bases.
 
     Args:
@@ -350,6 +533,7 @@ def work_of(block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[
         done_chunks: Chunks that are done.
         relied: Packs in which chunks that are done may be bases.
         taken: Digests of the chunks in the pack of this block; this call adds those of the block.
+        saved: Copies of chunks that are not done; see `saved_copies`.
     """
     n_versions, n_places, _ = block.digests.shape
     packs, depth = done_chunks.find(block.flat)
@@ -393,10 +577,18 @@ def work_of(block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[
                     base=base,
                     transform=block.tree.transforms[stored.hop] if base is not None else Transform.PLAIN,
                     begins_run=before != place - 1,
+                    is_shallow=bool(is_shallow[version * n_places + place]),
                 )
             )
             before = place
-    return Work(jobs, outside)
+    mine = {job.digest: copy for job in jobs if (copy := saved.get(job.digest)) is not None}
+    others = sorted({copy.base for copy in mine.values() if copy.base is not None} - outside.keys())
+    if others:
+        packs, depth = done_chunks.find(np.frombuffer(b"".join(others), np.uint8).reshape(-1, DIGEST_BYTES))
+        for at, (digest, name) in enumerate(zip(others, packs, strict=True)):
+            if name is not None and name in relied:
+                outside[digest] = Base(pack=name, digest=digest, depth=int(depth[at]))
+    return Work(jobs, outside, mine)
 
 
 def _encode(raw: Buffer, base: Buffer | None, job: _Job, effort: Effort) -> _Encoded:

@@ -121,7 +121,7 @@ class DeltaChoice:
     """Estimated cost of decoding one of them; see `MAX_PASSES`."""
 
 
-Codings = tuple["tuple[PlaneCoding, ...]", "tuple[PlaneCoding, ...] | None", Transform, int]
+Codings = tuple["tuple[PlaneCoding, ...] | None", "tuple[PlaneCoding, ...] | None", Transform, int]
 """Codings of chunks without a base; codings, transform and unit of their deltas."""
 
 
@@ -168,10 +168,12 @@ def choose(
         effort: Encoding effort.
         codings_for: Returns kept codings for the chosen base, or makes them. The base itself is chosen anew.
     """
-    if memoryview(sample).nbytes < _LEAST_SAMPLE_BYTES or not _has_words(itemsize, is_float=is_float):
+    if memoryview(sample).nbytes < _LEAST_SAMPLE_BYTES or itemsize not in WORD_BYTES:
         depth = bases[0].depth if bases else None
-        return _unsampled(itemsize, is_float=is_float, depth=depth, max_depth=max_depth, effort=effort)
-    plain = estimate_share(sample, itemsize)
+        return _unsampled(itemsize, depth=depth, max_depth=max_depth, effort=effort)
+    # Bytes may be of anything, such as images, and Zstandard finds more in them than their entropy tells.
+    is_bytes = itemsize == 1 and not is_float
+    plain, bytes_codings = _bytes_in_full(sample, effort) if is_bytes else (estimate_share(sample, itemsize), None)
     shares = [estimate_share(sample, itemsize, base=base.data) for base in bases]
     passes = [passes_of(share) if is_float else 1.0 for share in shares]
     left = [max_depth - base.depth - 1 for base in bases]
@@ -191,7 +193,7 @@ def choose(
             if is_grouped:
                 at_any_cost = effort is Effort.SMALL
                 transform, unit = choose_transform(sample, itemsize, base.data, codings, at_any_cost=at_any_cost)
-        return choose_codings(sample, itemsize), codings, transform, unit
+        return bytes_codings if is_bytes else choose_codings(sample, itemsize), codings, transform, unit
 
     plain_codings, codings, transform, unit = codings_for((None if base is None else base.depth, is_grouped), make)
     delta = None
@@ -207,12 +209,18 @@ def choose(
     )
 
 
-def _has_words(itemsize: int, *, is_float: bool) -> bool:
-    return itemsize in WORD_BYTES and (itemsize > 1 or is_float)
+def _bytes_in_full(sample: Buffer, effort: Effort) -> tuple[float, tuple[PlaneCoding, ...] | None]:
+    """Encode a part of a chunk of bytes: return the share of its size, and codings unless Zstandard's matches win."""
+    data = memoryview(sample).cast("B")
+    begin = max(0, len(data) - _LEAST_SAMPLE_BYTES) // 2
+    part = data[begin : begin + _LEAST_SAMPLE_BYTES]
+    codings = choose_codings(part, 1)
+    best, planes = memoryview(encode_best(part, 1)[2]).nbytes, len(PLANES.encode_as(part, 1, codings, effort))
+    return min(best, planes) / len(part), codings if planes < best else None
 
 
 def _unsampled(
-    itemsize: int, *, is_float: bool, depth: int | None, max_depth: int, effort: Effort, passes: float = 1.0
+    itemsize: int, *, depth: int | None, max_depth: int, effort: Effort, passes: float = 1.0
 ) -> EncodingChoice:
     """Return the choice for a tensor without words, or with chunks too small for a sample; see `choose`.
 
@@ -221,7 +229,7 @@ def _unsampled(
         passes: See `DeltaChoice`.
     """
     delta = None
-    if depth is not None and max_depth > 0 and _has_words(itemsize, is_float=is_float):
+    if depth is not None and max_depth > 0 and itemsize in WORD_BYTES:
         depth = min(depth, max_depth - 1)
         delta = DeltaChoice(transform=Transform.PLAIN, unit=1, codings=None, depth=depth, passes=passes)
     return EncodingChoice(itemsize=itemsize, codings=None, plain_share=0.0, delta=delta, effort=effort)
@@ -433,16 +441,9 @@ class Chooser:
         # Once the depth is decided, this tensor need not have one of its own.
         most = self._max_depth if self.depth is None or not depths else depths[0] + 1
         passes = self._max_passes if self.depth is None else None
-        if n_bytes < _LEAST_SAMPLE_BYTES or not _has_words(itemsize, is_float=is_float(dtype)):
+        if n_bytes < _LEAST_SAMPLE_BYTES or itemsize not in WORD_BYTES:
             depth = depths[0] if depths else None
-            return _unsampled(
-                itemsize,
-                is_float=is_float(dtype),
-                depth=depth,
-                max_depth=most,
-                effort=self._effort,
-                passes=self.passes,
-            )
+            return _unsampled(itemsize, depth=depth, max_depth=most, effort=self._effort, passes=self.passes)
 
         decides = self.depth is None and bool(depths)
 

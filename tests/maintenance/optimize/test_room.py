@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -10,7 +12,9 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.maintenance import plan_optimize, verify
+from tensorcas_mlflow.store import Store, protocol
+from tests.maintenance.optimize.histories import HISTORIES, bytes_on_disk, drifting, save_history
 from tests.maintenance.optimize.trainings import n_bytes_of, optimize, same
 
 
@@ -72,3 +76,92 @@ def test_fine_tunes_saved_before_their_model_and_its_copies_take_no_more_room() 
         ref = fresh.ref(RefTarget(run_id=f"run {number}", step=0).key)
         assert ref is not None
         assert same(fresh.read_tensors(fresh.manifest(ref)), each)
+
+
+def optimize_on_disk(root: Path) -> tuple[int, int]:
+    """Optimize a store; return the bytes of its files before and after."""
+    before = bytes_on_disk(root)
+    plan_optimize(Store.open(root)).execute()
+    return before, bytes_on_disk(root)
+
+
+def check_steps(root: Path, saved: Sequence[Mapping[str, Any]]) -> None:
+    store = Store.open(root)
+    assert not verify(store, full=True).problems
+    for step, state in enumerate(saved):
+        ref = store.ref(RefTarget(run_id="run", step=step).key)
+        assert ref is not None
+        assert same(store.read_tensors(store.manifest(ref)), state)
+
+
+@pytest.mark.parametrize("policy", ["fast", "balanced", "small"])
+@pytest.mark.parametrize("kind", HISTORIES)
+def test_an_optimized_history_takes_no_more_room_on_the_disk(kind: str, policy: str, tmp_path: Path) -> None:
+    saved = save_history(tmp_path, HISTORIES[kind](np.random.default_rng(0)), policy)
+    before, after = optimize_on_disk(tmp_path)
+
+    assert after <= before
+    check_steps(tmp_path, saved)
+    assert plan_optimize(Store.open(tmp_path)).n_chunks == 0
+    assert optimize_on_disk(tmp_path) == (after, after)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float64])
+def test_an_optimized_drift_of_each_dtype_takes_no_more_room_on_the_disk(dtype: Any, tmp_path: Path) -> None:
+    scale = 1.0 if np.dtype(dtype).kind == "i" else 1e-4
+    saved = save_history(tmp_path, drifting(np.random.default_rng(0), scale=scale, dtype=dtype), "balanced")
+    before, after = optimize_on_disk(tmp_path)
+
+    assert after <= before
+    check_steps(tmp_path, saved)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "embedding", "drifting", "quantized"])
+def test_a_history_that_goes_on_after_each_optimization_never_takes_more_room(kind: str, tmp_path: Path) -> None:
+    """Some steps are optimized already, and others are deltas against them."""
+    states = list(HISTORIES[kind](np.random.default_rng(0)))
+    store, n = Store.init(tmp_path, logs=False), max(2, len(states) // 4)
+    for step, state in enumerate(states):
+        with store.write_checkpoint(state, series="run") as pending:
+            pending.commit(RefTarget(run_id="run", step=step))
+        if step % n == n - 1:
+            before, after = optimize_on_disk(tmp_path)
+            assert after <= before, step
+    check_steps(tmp_path, states)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "embedding", "adam"])
+def test_a_history_with_dropped_steps_takes_no_more_room_when_optimized(kind: str, tmp_path: Path) -> None:
+    states = list(HISTORIES[kind](np.random.default_rng(0)))
+    save_history(tmp_path, iter(states), "balanced")
+    store = Store.open(tmp_path)
+    for step in range(0, len(states), 2):
+        ref = store.ref(RefTarget(run_id="run", step=step).key)
+        assert ref is not None
+        store.drop(ref)
+    before, after = optimize_on_disk(tmp_path)
+
+    assert after <= before
+    assert not verify(Store.open(tmp_path), full=True).problems
+
+
+@pytest.mark.parametrize("kind", ["sparse", "drifting", "adam", "unrelated", "quantized"])
+def test_an_optimized_history_in_logs_takes_no_more_room_on_the_disk(kind: str, tmp_path: Path) -> None:
+    saved = save_history(tmp_path, HISTORIES[kind](np.random.default_rng(0)), "balanced", logs=True)
+    before, after = optimize_on_disk(tmp_path)
+
+    assert after <= before
+    check_steps(tmp_path, saved)
+
+
+def test_new_packs_go_again_if_others_need_the_old_ones(tmp_path: Path) -> None:
+    saved = save_history(tmp_path, drifting(np.random.default_rng(0), scale=1.0), "balanced")
+    before, store = bytes_on_disk(tmp_path), Store.open(tmp_path)
+    packs = {name for name, _ in protocol.list_packs(store.backend)}
+    with protocol.protected(store.backend, np.empty((0, 32), np.uint8), packs):
+        report = plan_optimize(Store.open(tmp_path)).execute()
+
+    assert report.is_undone
+    assert "so they are gone again" in str(report)
+    assert bytes_on_disk(tmp_path) <= before
+    check_steps(tmp_path, saved)
