@@ -120,7 +120,13 @@ def load_skeleton(
         raise AdapterError(adapter, f"the skeleton cannot be read: {error}") from error
 
 
-def try_back(adapter: str, obj: object, rows: Mapping[str, Array], load: Callable[[dict[str, Array]], object]) -> None:
+def try_back(
+    adapter: str,
+    obj: object,
+    rows: Mapping[str, Array],
+    load: Callable[[dict[str, Array]], object],
+    fill: Callable[[dict[str, Array], Any], object] | None = None,
+) -> None:
     """Load an object that was just taken apart, to see that it can be loaded. This runs code that the pickle names.
 
     Args:
@@ -128,18 +134,17 @@ def try_back(adapter: str, obj: object, rows: Mapping[str, Array], load: Callabl
         obj: The object.
         rows: Its rows. Small ones are copied; zeros, which take no memory, stand for large ones.
         load: Loads the object from rows.
+        fill: Fills the object that was loaded from the same rows, if they are small.
 
     Raises:
-        AdapterError: The object cannot be loaded.
+        AdapterError: The object cannot be loaded, or not be filled.
     """
     is_small = sum(row.nbytes for row in rows.values()) <= _MAX_COPIED_BYTES
+    copies = {
+        name: np.array(row, order="C") if is_small else np.zeros(row.shape, row.dtype) for name, row in rows.items()
+    }
     try:
-        load(
-            {
-                name: np.array(row, order="C") if is_small else np.zeros(row.shape, row.dtype)
-                for name, row in rows.items()
-            }
-        )
+        copy = load(copies)
     except AdapterError as error:
         # Code that fails on zeros may accept the values.
         if is_small or isinstance(error.__cause__, TypeError | AttributeError | ImportError):
@@ -148,6 +153,17 @@ def try_back(adapter: str, obj: object, rows: Mapping[str, Array], load: Callabl
                 f"a {type(obj).__name__} can be pickled but not loaded again, so it is not stored "
                 f"({error.reason}): store what it is made from, such as a state dict or its arrays, instead",
             ) from error
+    if fill is None or not is_small:
+        return
+    try:
+        fill(copies, copy)
+    except AdapterError as error:
+        raise AdapterError(
+            adapter,
+            f"a {type(obj).__name__} is not stored, since a load with into= could not fill one like it "
+            f"({error.reason}): mend that, store what it is made from, or set TENSORCAS_TRY_FILL=false to store what "
+            "only a load without into= restores",
+        ) from error
 
 
 class _SkeletonPickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -157,6 +157,15 @@ def logs_metrics() -> bool:
     return _flag("TENSORCAS_LOG_METRICS", default=True)
 
 
+def tries_fill() -> bool:
+    """Tell whether a save refuses a state that could not fill a live one: TENSORCAS_TRY_FILL, by default yes.
+
+    Raises:
+        ValueError: It is neither true nor false.
+    """
+    return _flag("TENSORCAS_TRY_FILL", default=True)
+
+
 def writes_pages() -> bool:
     """Tell whether a page shows the history of each series in MLflow's UI: TENSORCAS_PAGES, by default yes.
 

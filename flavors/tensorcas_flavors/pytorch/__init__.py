@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,11 +31,12 @@ from tensorcas_flavors.pytorch._layout import (
     torch_types,
 )
 from tensorcas_flavors.pytorch._modules import fill_weights
-from tensorcas_flavors.pytorch._objects import is_tensor, own_tensors
+from tensorcas_flavors.pytorch._objects import is_live, is_tensor, own_tensors
 from tensorcas_flavors.pytorch._pickle import dump, load
 from tensorcas_flavors.pytorch._tensors import as_array, convert, pytorch_error
 from tensorcas_flavors.pytorch._tree import TreeWriter, find_opaque, read_stored
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array, CheckTensors, NotFilled, ReadTensors, StoredTensor
+from tensorcas_mlflow.base import config
 
 if TYPE_CHECKING:
     import torch
@@ -72,8 +75,9 @@ class PyTorchAdapter(Adapter):
     Options:
         strict: With ``original`` only; True by default. For a module as in ``load_state_dict``, and its submodules must
             be of the stored classes. All entries of a mapping must be stored; stored entries that it does not name are
-            left out. With False, values that only a pickle can restore stay as they are in ``original``. Shapes must
-            fit in any case.
+            left out, and no tensor may lose digits in the dtype of ``original``. With False, torch rounds such
+            tensors, and values that only a pickle can restore stay as they are in ``original``. Shapes must fit in any
+            case.
         device: Device for the tensors of a new model, or for the weights.
         dtype: A floating point or complex dtype, or its name. Such tensors of a new model, or such weights, are
             converted to it as by ``Module.to``; an optimizer's step counts are not. ``device`` and ``dtype`` are
@@ -85,24 +89,22 @@ class PyTorchAdapter(Adapter):
 
     @classmethod
     def accepts(cls, model: object) -> bool:
-        """Take tensors, modules, optimizers and the like, and nests of dicts, lists and tuples that hold one."""
-        if "torch" not in sys.modules:
-            return False
-        if not issubclass(type(model), Mapping | list | tuple):
-            return _is_live(model) or is_tensor(model)
+        """Take tensors, modules, and objects that have a state dict; and nests of dicts, lists and tuples with such."""
         stack: list[Any] = [model]
-        seen = {id(model)}
+        seen: set[int] = set()
         while stack and len(seen) < _MAX_CONTAINERS:
             part = stack.pop()
-            for value in part.values() if issubclass(type(part), Mapping) else part:
-                if type(value) in _ATOMS:
-                    continue
-                if issubclass(type(value), Mapping | list | tuple):
-                    if id(value) not in seen:
-                        seen.add(id(value))
-                        stack.append(value)
-                elif _is_live(value) or is_tensor(value):
-                    return True
+            kind = type(part)
+            if kind in _ATOMS:
+                continue
+            if is_live(part) or _descends(part, _LIVE):
+                return "torch" in sys.modules or find_spec("torch") is not None
+            if issubclass(kind, Mapping | list | tuple):
+                if id(part) not in seen:
+                    seen.add(id(part))
+                    stack += part.values() if issubclass(kind, Mapping) else part
+            elif is_tensor(part):
+                return True
         return False
 
     def module_for_ranks(self, model: Any) -> str | None:
@@ -130,7 +132,8 @@ class PyTorchAdapter(Adapter):
         if kept is not None:
             return kept
         rows = ModelRows()
-        tree = TreeWriter(rows)
+        fills = config.tries_fill()
+        tree = TreeWriter(rows, model, fills=fills)
         try:
             node = tree.node(model, "")
             beyond = tree.beyond()
@@ -145,7 +148,8 @@ class PyTorchAdapter(Adapter):
         tail = len(text).to_bytes(8, "little") if pickled else b""
         arrays = rows.arrays | {SKELETON: np.frombuffer(pickled + text + tail, dtype=np.uint8)}
         if not kinds <= _COME_BACK:
-            try_back(self.name, model, arrays, self.reconstruct)
+            fill = partial(self.reconstruct, strict=False)
+            try_back(self.name, model, arrays, self.reconstruct, fill if fills else None)
             _COME_BACK.update(kinds)
         if plain is not None:
             plain.keep(model, rows, arrays[SKELETON])
@@ -162,9 +166,10 @@ class PyTorchAdapter(Adapter):
                 modules, tensors and other objects. All else that only a pickle can restore must be equal. A module
                 keeps its mode (``training``), ``requires_grad``, hooks, and attributes that name a device or a dtype;
                 an object with ``state_dict`` keeps everything outside of it. Names may have the prefix of
-                ``DataParallel`` or ``torch.compile`` on either side. One warning names all tensors that a conversion
-                may have rounded. Everything that can be checked is checked before anything changes; if torch refuses
-                later, the object is filled in part.
+                ``DataParallel`` or ``torch.compile`` on either side. An optimizer's entries keep their dtypes, and go
+                to the parameters of their names where the modules are filled too. With ``strict=False`` one warning
+                names all tensors that a conversion may have rounded. Everything that can be checked is checked before
+                anything changes; if torch refuses later, the object is filled in part.
             options: See the class.
 
         Raises:
@@ -358,10 +363,6 @@ _SPREAD = {
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
 }
 """Classes of parts of tensors, and of modules that hold them."""
-
-
-def _is_live(value: object) -> bool:
-    return _descends(value, _LIVE)
 
 
 def _is_spread(model: Any) -> bool:

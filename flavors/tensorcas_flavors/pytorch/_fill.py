@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Mapping, MutableMapping, Set
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,24 @@ from tensorcas_flavors.pytorch._objects import (
     is_part,
     is_tensor,
     live_facts_and_parts,
+    named_tensors,
     own_tensors,
+    parameters_of,
     set_state,
+    tensors_of,
     unwrap,
+)
+from tensorcas_flavors.pytorch._optimizers import (
+    Stored,
+    check_groups,
+    check_shapes,
+    has_own_format,
+    in_live_order,
+    is_of_torch,
+    load_state,
+    replaced_by,
+    stored_names,
+    with_live_keys,
 )
 from tensorcas_flavors.pytorch._tensors import (
     Copy,
@@ -37,6 +52,7 @@ from tensorcas_flavors.pytorch._tensors import (
     dtype_name,
     pytorch_error,
     refusal,
+    some,
     without_memory,
 )
 from tensorcas_flavors.pytorch._tree import (
@@ -149,11 +165,16 @@ def plan_filling(original: Any, stored: Any, *, strict: bool, has_values: bool =
             f"a {type(original).__name__} cannot be filled: give a module, another object with load_state_dict(), "
             "or a mapping or list of such"
         )
-    plan = FillPlan(strict=strict)
+    plan = FillPlan(original, strict=strict)
     try:
         filled = plan.part(original, stored, "")
     except RecursionError as error:
         raise pytorch_error("the object to fill is nested too deep") from error
+    if plan.rounded and strict:
+        raise pytorch_error(
+            f"stored tensors would lose digits in the live object: {', '.join(some(plan.rounded))}. Give it tensors of "
+            "the stored dtypes, as by model.float(), or strict=False to let torch round them"
+        )
     if has_values:
         check_memory(plan.copies)
     return plan, filled
@@ -172,14 +193,19 @@ class _Given:
 class FillPlan:
     """Plan for filling one object."""
 
-    def __init__(self, *, strict: bool) -> None:
+    def __init__(self, original: Any, *, strict: bool) -> None:
+        self._original = original
+        self._named: Mapping[str, Any] | None = None
         self._strict = strict
         self._steps: list[Callable[[], object]] = []
-        self._rounded: list[str] = []
+        self.rounded: list[str] = []
+        """Tensors that lose digits, with both dtypes."""
         self._given: dict[int, _Given] = {}
         """Stored value of each mutable part, by identity; a part gets one value only."""
         self._filling: dict[int, _Given] = {}
         """First part that gets a stored value, by identity of the value."""
+        self._storages: tuple[set[int | None], set[int | None]] = set(), set()
+        """Storages of the tensors of the module that is being filled: the live ones, and the stored ones."""
         self.copies: list[Copy] = []
         """The copies into live memory, as far as they are known before."""
         self.replaced: list[Copy] = []
@@ -211,7 +237,7 @@ class FillPlan:
         except AdapterError as error:
             error.add_note("the code of the live object refused, so the object may be filled in part: load a new one")
             raise
-        warn_of_rounding(self._rounded)
+        warn_of_rounding(self.rounded)
 
     def _once(self, target: Any, stored: Any, path: str, plan: Callable[[Any, Any, str], Any]) -> Any:
         """Plan for a mutable part, unless that is done; return the value in its place afterwards."""
@@ -234,6 +260,8 @@ class FillPlan:
         if is_live(live):
             self._once(live, stored, path, self._live)
             return target
+        if is_tensor(target) and is_tensor(stored) and self._is_view(target, stored):
+            return stored.to(target.device)
         if is_tensor(target) and not isinstance(stored, PickleOnly):
             return self._once(target, stored, path, self._tensor)
         if type(stored) in _ATOMS:
@@ -451,6 +479,14 @@ class FillPlan:
         if new is not old and new is not _NOT_THERE:
             self._steps.append(lambda: holder.__setitem__(name, new))
 
+    def _is_view(self, target: torch.Tensor, stored: torch.Tensor) -> bool:
+        """Tell whether an attribute is a view of a parameter where the stored one has memory of its own.
+
+        A module that never ran may have such a view in the place of values that it will compute.
+        """
+        of_live, of_stored = self._storages
+        return bool(of_live) and _storage(target) in of_live and _storage(stored) not in of_stored
+
     def _live(self, target: Any, stored: Any, path: str) -> None:
         import torch
 
@@ -462,11 +498,15 @@ class FillPlan:
             beside = stored.beside if isinstance(stored, StoredObject) else {}
             state, beside = self._tensors_of_classes(target, state, beside, path)
             filling = ModuleFilling(target, state, beside, where=where, strict=self._strict)
-            self._rounded += [f"{path}.{text}" if path else text for text in filling.rounded]
+            self.rounded += [f"{path}.{text}" if path else text for text in filling.rounded]
             self.copies += filling.filled(f"{path}." if path else "")
             self._steps.append(filling.execute)
             if isinstance(stored, StoredObject) and stored.modules.entry is not None:
+                of_live = {_storage(tensor) for _, tensor in tensors_of(filling.modules.items())}
+                of_stored = {_storage(each) for each in (*state.values(), *beside.values()) if is_tensor(each)}
+                before, self._storages = self._storages, (of_live, of_stored)
                 self._modules(filling.modules, stored.modules.entry, path)
+                self._storages = before
             return
         if isinstance(target, torch.optim.lr_scheduler.LRScheduler) and isinstance(state, dict):
             # Its load_state_dict() updates the given attributes and keeps the rest.
@@ -482,15 +522,48 @@ class FillPlan:
             raise pytorch_error(
                 f"the state of {where} holds a {opaque.kind}, which only a pickle can restore: {REMEDY}"
             )
-        if isinstance(target, torch.optim.Optimizer):
-            self._check_groups(target, state, where)
-            own, keys = (
-                {key for group in groups for key in group if key not in _OF_SCHEDULERS}
-                for groups in (target.param_groups, state["param_groups"])
-            )
-            self._check_class(target, stored, own, keys, where)
-            self.replaced += _replaced_by(target, state, where)
-        self._steps.append(lambda: _load_state(target, state, where))
+        if isinstance(target, torch.amp.GradScaler) and state and not target.is_enabled():
+            raise pytorch_error(f"{where} is a GradScaler that is not enabled, and takes no state: enable it first")
+        state = self._in_order(target, stored, with_live_keys(state, self._live_tensors, where), where)
+        self._steps.append(lambda: load_state(target, state, where))
+
+    def _in_order(self, target: Any, stored: Any, state: Any, where: str) -> Any:
+        """Check the state of an optimizer; return it with its parameters in the order of the live one's."""
+        import torch
+
+        own = parameters_of(target)
+        if own is None:
+            return state
+        parameters = [Stored(name=name, shape=shape) for name, shape in getattr(stored, "parameters", ())]
+        if not isinstance(target, torch.optim.Optimizer) or has_own_format(target):
+            if len(parameters) == len(own):
+                # Nobody knows the format, so only the same order is certain to fit.
+                groups = [{"params": list(group["params"])} for group in target.param_groups]
+                in_live_order(target, groups, parameters, self._live_tensors(), where)
+            return state
+        check_groups(target, state, where)
+        groups = state["param_groups"]
+        keys, stored_keys = (
+            {key for group in some for key in group if key not in _OF_SCHEDULERS}
+            for some in (target.param_groups, groups)
+        )
+        self._check_class(target, stored, keys, stored_keys, where)
+        named = self._live_tensors()
+        if not any(each.name for each in parameters):
+            names, named = stored_names(groups, target, named)
+            shapes = [each.shape for each in parameters] or [None] * len(names)
+            parameters = [Stored(name=name, shape=shape) for name, shape in zip(names, shapes, strict=True)]
+        groups = in_live_order(target, groups, parameters, named, where, entries=state["state"])
+        state = dict(state, param_groups=groups)
+        check_shapes(target, state, where)
+        self.replaced += replaced_by(target, state, where)
+        return state
+
+    def _live_tensors(self) -> Mapping[str, Any]:
+        """Return the parameters and buffers of the modules to fill, by their paths."""
+        if self._named is None:
+            self._named = named_tensors(self._original)
+        return self._named
 
     def _tensors_of_classes(
         self, module: torch.nn.Module, state: Mapping[str, Any], beside: Mapping[str, Any], path: str
@@ -519,27 +592,13 @@ class FillPlan:
         is_other = all(only) and "verbose" not in only[0] | only[1]
         kind = type(target)
         stored_kind = stored.kind if isinstance(stored, StoredObject) else ""
-        if all(name.startswith("torch.optim.") for name in (kind.__module__, stored_kind)):
+        if is_of_torch(kind) and stored_kind.startswith("torch.optim."):
             is_other = kind.__name__ != _kind(stored)
         if is_other and self._strict:
             raise pytorch_error(
                 f"{where} is a {kind.__name__}, and the stored state is that of "
                 f"{f'a {_kind(stored)}' if stored_kind else f'one with {_some(sorted(map(str, only[1])))}'}: "
                 f"give one of the same class, or {REMEDY}"
-            )
-
-    def _check_groups(self, optimizer: torch.optim.Optimizer, state: Any, where: str) -> None:
-        try:
-            stored = [len(group["params"]) for group in state["param_groups"]]
-        except (KeyError, TypeError, IndexError) as error:
-            raise pytorch_error(f"{where} is an optimizer, and no state of an optimizer was stored there") from error
-        own = [len(group["params"]) for group in optimizer.param_groups]
-        if len(own) != len(stored):
-            raise pytorch_error(f"{where}: loaded state dict has a different number of parameter groups")
-        if own != stored:
-            raise pytorch_error(
-                f"{where}: loaded state dict contains a parameter group that doesn't match the size of optimizer's "
-                f"group: stored are {stored} parameters, and it has {own}"
             )
 
     def _tensor(self, target: torch.Tensor, stored: Any, path: str) -> torch.Tensor:
@@ -560,7 +619,7 @@ class FillPlan:
         if reason is not None:
             raise pytorch_error(f"{where} {reason}")
         if loses(stored.dtype, target.dtype):
-            self._rounded.append(f"{path} ({dtype_name(stored)} to {dtype_name(target)})")
+            self.rounded.append(f"{path} ({dtype_name(stored)} to {dtype_name(target)})")
         if refusal(target) is None and refusal(stored) is None:
             self.copies.append(Copy(where=_name(path), target=target, source=stored))
         self._steps.append(lambda: copy_into(target, stored, where))
@@ -630,40 +689,12 @@ class FillPlan:
         return known
 
 
-def _replaced_by(optimizer: torch.optim.Optimizer, state: Any, where: str) -> Iterator[Copy]:
-    """Yield the tensors of an optimizer that its ``load_state_dict`` replaces with stored ones as they are."""
-    import torch
-
-    kind = type(optimizer)
-    hooks = (optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks)
-    if not kind.__module__.startswith("torch.optim.") or any(hooks) or not isinstance(state.get("state"), Mapping):
-        return
-    if kind.load_state_dict is not torch.optim.Optimizer.load_state_dict:
-        return
-    groups = zip(optimizer.param_groups, state["param_groups"], strict=True)
-    for parameter, number in (
-        pair for own, group in groups for pair in zip(own["params"], group["params"], strict=True)
-    ):
-        entries, old = state["state"].get(number), optimizer.state.get(parameter)
-        if not isinstance(entries, Mapping) or not isinstance(old, Mapping):
-            continue
-        for key, entry in entries.items():
-            live: Any = old.get(key)
-            # Of another dtype or on another device, load_state_dict() would convert the live tensor to a new one.
-            if (
-                is_tensor(live)
-                and is_tensor(entry)
-                and live.dtype == parameter.dtype
-                and live.device == parameter.device
-            ):
-                yield Copy(where=f"{where}: state {number}, {key!r}", target=live, source=entry)
-
-
-def _load_state(target: Any, state: Any, where: str) -> None:
+def _storage(tensor: torch.Tensor) -> int | None:
+    """Return the identity of a tensor's memory; None if it has none of its own."""
     try:
-        target.load_state_dict(state)
-    except Exception as error:  # load_state_dict() is code of the object's class, which may raise anything
-        raise pytorch_error(f"{where}: {type(error).__name__}: {error}") from error
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, ValueError, NotImplementedError):  # ValueError: it is not initialized yet
+        return None
 
 
 def _replace_content(target: Any, content: Any, stored: Any) -> None:
@@ -687,7 +718,7 @@ def _replace_content(target: Any, content: Any, stored: Any) -> None:
 
 def _can_take(old: torch.Tensor, entry: torch.Tensor) -> bool:
     """Tell whether a tensor can be given the elements of another one."""
-    fits = shape_of(old) == shape_of(entry) and misfit(old, entry) is None
+    fits = old.dtype == entry.dtype and shape_of(old) == shape_of(entry) and misfit(old, entry) is None
     return fits and not is_expanded(old) and not old.is_meta
 
 

@@ -60,6 +60,8 @@ PARTLY_FILLED = "the live model is filled in part: load it again, or load a new 
 """Note of an error that comes after the model has begun to change."""
 ROOT = "the object to fill"
 """Name of the object that a caller gives, for errors; its parts are named by their path."""
+_EXTRA_STATE = "_extra_state"
+"""Last part of the name of what ``get_extra_state`` returns."""
 _PREFIXES = ("module.", "_orig_mod.")
 """Prefixes of torch's wrappers before the names of the wrapped module."""
 
@@ -167,8 +169,8 @@ class ModuleFilling:
         plain = {torch.Tensor, torch.nn.Parameter}
         for name, tensor in [*self._state.items(), *self._beside.items()]:
             target: Any = self._own[name] if name in self._beside else expected.get(name)
-            if type(tensor) not in plain and not is_tensor(tensor):
-                continue
+            if (type(tensor) not in plain and not is_tensor(tensor)) or name.endswith(_EXTRA_STATE):
+                continue  # set_extra_state() gets its value as it is
             if type(target) not in plain and (not is_tensor(target) or torch.nn.parameter.is_lazy(target)):
                 continue
             if target.is_nested and type(target) in plain and name not in self._beside:
@@ -386,7 +388,7 @@ def _check_is_state_dict(stored: Mapping[Any, Any], where: str) -> None:
 
 
 def _holds_tensors(name: Any, value: Any) -> bool:
-    if not isinstance(value, Mapping) or str(name).endswith("_extra_state"):
+    if not isinstance(value, Mapping) or str(name).endswith(_EXTRA_STATE):
         return False
     return any(map(is_tensor, value.values())) or "param_groups" in value
 

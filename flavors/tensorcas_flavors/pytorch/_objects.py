@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -78,6 +78,45 @@ def tensors_of(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterable[tuple
                     yield start + key, tensor
 
 
+def modules_in(state: Any, path: str = "", met: set[int] | None = None) -> Iterable[tuple[str, torch.nn.Module]]:
+    """Yield the modules of a nest of mappings, lists and tuples, without wrappers, each with its path."""
+    met = set() if met is None else met
+    if id(state) in met:
+        return
+    met.add(id(state))
+    if isinstance(state, Mapping):
+        parts: Any = state.items()
+    elif isinstance(state, list | tuple):
+        parts = enumerate(state)
+    else:
+        module, kind = unwrap(state), getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", ())
+        if isinstance(module, kind):
+            yield path, module
+        return
+    for key, part in parts:
+        if type(part) not in _PLAIN or isinstance(part, list | tuple | dict):
+            yield from modules_in(part, f"{path}.{key}" if path else str(key), met)
+
+
+def named_tensors(state: Any) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of the modules of a state, by all of their paths in it."""
+    return {name: tensor for path, module in modules_in(state) for name, tensor in own_tensors(module, path)}
+
+
+def parameters_of(optimizer: Any) -> list[Any] | None:
+    """Return the parameters of an optimizer, or of an object that has such groups, in order; None if it has none."""
+    groups = getattr(optimizer, "param_groups", None)
+    if not isinstance(groups, list | tuple) or not all(isinstance(group, Mapping) for group in groups):
+        return None
+    return [parameter for group in groups for parameter in group.get("params", ()) if is_tensor(parameter)]
+
+
+def bare_name(name: str) -> str:
+    """Return a name without the parts that wrappers of modules add."""
+    return ".".join(part for part in name.split(".") if part not in _ADDED)
+
+
+_ADDED = frozenset(("module", "_orig_mod"))
 PYTHON, NUMPY, LEGACY, TORCH = "random", "numpy", "numpy legacy", "torch"
 _BITS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 

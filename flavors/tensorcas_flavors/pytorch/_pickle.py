@@ -62,7 +62,7 @@ def dump(obj: object, rows: ModelRows, tree: TreeWriter) -> tuple[bytes, set[typ
         raise pytorch_error(
             f"a {type(obj).__name__} cannot be pickled: {error}. Store its state_dict() instead"
         ) from error
-    return buffer.getvalue(), pickler.kinds | pickler.of_tensors
+    return buffer.getvalue(), pickler.kinds | pickler.of_tensors | pickler.optimizers
 
 
 def load(
@@ -145,7 +145,8 @@ def parametrized(module: torch.nn.Module, state: Any) -> None:
 
 def optimizer_state(optimizer: torch.optim.Optimizer, states: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """Give an optimizer its state, then the attributes that its own pickle omits (those of LBFGS)."""
-    optimizer.__setstate__(states[0])
+    if states[0]:
+        optimizer.__setstate__(states[0])
     vars(optimizer).update(states[1])
 
 
@@ -184,6 +185,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Classes whose objects pickle as they do by themselves."""
         self.of_tensors: set[type] = set()
         """Subclasses of tensors."""
+        self.optimizers: set[type] = set()
         self._unnamed = itertools.count()
 
     def reducer_override(self, part: Any) -> Any:
@@ -228,7 +230,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             base: Any = kind.__bases__[0]
             return bare, (base,), base.__getstate__(part), None, None, parametrized
         if isinstance(part, torch.optim.Optimizer) and kind.__getstate__ is torch.optim.Optimizer.__getstate__:
-            own = part.__getstate__()
+            self.optimizers.add(kind)
+            # A wrapper of another optimizer may leave out the constructor of torch, and then cannot use its methods:
+            # __setstate__() would change the class, for all objects of it.
+            own = part.__getstate__() if "_optimizer_step_pre_hooks" in vars(part) else {}
             rest = {name: value for name, value in vars(part).items() if name not in own}
             # Hooks are no state, and a scheduler wraps step() anew by itself.
             rest = {name: value for name, value in rest.items() if name != "step" and not name.startswith(_FORGOTTEN)}

@@ -9,7 +9,7 @@ object:
   whole number, true, false or null, or an object like a node, with its numbers in place as ``{"value": …}``.
   ``metadata`` and ``attributes`` are those of an ordered dict, as JSON or as a node;
 * ``{"text": hex}`` for a text with surrogates, ``{"bytes": hex}``, ``bytearray``, ``{"dtype": name}``,
-  ``{"device": name}``;
+  ``{"device": name}``, ``{"bytesio": hex, "at": position}``;
 * ``{"deque": [node…], "maxlen": number}``, ``{"path": [class, node]}`` of `pathlib`, and ``{"plain": JSON}`` for dates,
   times and decimals as `tensorcas_flavors._facts` writes them;
 * ``{"generator": kind, "engine": name, "state": node, "seeds": node}`` for a random generator (`GeneratorState`);
@@ -21,7 +21,9 @@ object:
 * ``{"ints": row}`` and ``floats`` for a long list of numbers, with ``tuple`` if it is one;
 * ``{"ref": number}`` for an object met before; mutable objects are numbered from 0 as they are met;
 * ``{"object": class, "state": node}`` for an object with ``state_dict``, with ``beside`` for a module's tensors that
-  its state dict leaves out, and ``beyond`` with a number;
+  its state dict leaves out, ``beyond`` with a number, and ``parameters``, a list of ``[path, shape]``, for an object
+  with the groups of parameters of an optimizer: in order, each with its path in the state or null. In its state,
+  ``{"parameter": path}`` is a key that is a parameter;
 * ``{"namedtuple": class, "fields": [text…], "items": [node…]}``, which only the pickle can restore;
 * ``{"opaque": class, "beyond": number}`` for all else that only the pickle can restore.
 
@@ -40,6 +42,7 @@ bits of a float or of the two of a complex number, ``s``, a dtype, a colon and t
 
 from __future__ import annotations
 
+import io
 import math
 import pathlib
 import struct
@@ -48,7 +51,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -67,6 +70,8 @@ from tensorcas_flavors.pytorch._objects import (
     is_part,
     is_tensor,
     make_generator,
+    named_tensors,
+    parameters_of,
     tensors_of,
     torch_attributes,
     unwrap,
@@ -95,7 +100,14 @@ _IN_KEYS = _ATOMS | {float, complex, bytes, tuple, frozenset}
 class TreeWriter:
     """Writer of one tree, which makes the rows that the tree needs."""
 
-    def __init__(self, rows: ModelRows) -> None:
+    def __init__(self, rows: ModelRows, model: Any, *, fills: bool) -> None:
+        """Begin a tree.
+
+        Args:
+            rows: Takes the rows of the tree.
+            model: The whole value.
+            fills: Whether to refuse a state dict that could not fill a live object.
+        """
         import torch
 
         self.values: list[Any] = []
@@ -111,8 +123,14 @@ class TreeWriter:
         self._later: list[tuple[dict[str, Any], Callable[[], Any]]] = []
         """Nodes that refer to ``beyond``, and writers of their entries there."""
         self._rows = rows
+        self._model = model
+        self._fills = fills
+        self._names: dict[int, str] | None = None
+        self._in_state = 0
+        """Number of the objects around a part whose state dict it belongs to."""
         self._parameter = torch.nn.Parameter
         self._module = torch.nn.Module
+        self._scheduler = torch.optim.lr_scheduler.LRScheduler
         self._numbers: dict[int, int] = {}
         self._kept: list[object] = []  # numbered objects stay alive, so that no later object gets their ids
         self._writers: dict[type, Callable[[Any, str], Any]] = {
@@ -136,6 +154,7 @@ class TreeWriter:
             bytes: lambda value, path: {"bytes": value.hex()},
             bytearray: lambda value, path: self._met(value) or {"bytearray": value.hex()},
             np.ndarray: self._array,
+            io.BytesIO: self._bytesio,
             deque: self._deque,
             torch.dtype: lambda value, path: {"dtype": str(value)[6:]},
             torch.device: lambda value, path: {"device": str(value)},
@@ -245,13 +264,25 @@ class TreeWriter:
             node["factory"] = None if factory is None else getattr(factory, "__name__", None)
             if factory is not None and FACTORIES.get(node["factory"]) is not factory:
                 return self._opaque(mapping, path)
+        names: dict[Any, str] = {}
         if not (_ATOMS.issuperset(map(type, mapping)) or all(map(_is_key, mapping))):
-            return self._opaque(mapping, path)
+            names = {key: name for key in mapping if (name := self._name_of(key)) is not None}
+            if not all(key in names or _is_key(key) for key in mapping):
+                return self._opaque(mapping, path)
         met = self._met(mapping)
         if met is not None:
             return met
         prefix = path + "." if path else ""
-        node[kind.__name__] = [[self._key(key), self.node(value, f"{prefix}{key}")] for key, value in mapping.items()]
+        if names:
+            pairs = [(names.get(key), key, value) for key, value in mapping.items()]
+            node[kind.__name__] = [
+                [self._key(key) if name is None else {"parameter": name}, self.node(value, f"{prefix}{name or key}")]
+                for name, key, value in pairs
+            ]
+        else:
+            node[kind.__name__] = [
+                [self._key(key), self.node(value, f"{prefix}{key}")] for key, value in mapping.items()
+            ]
         attributes = vars(mapping) if kind is OrderedDict or kind is Counter else None
         if attributes:
             metadata = attributes.get("_metadata")
@@ -260,6 +291,18 @@ class TreeWriter:
             else:
                 node["attributes"] = self.node(dict(attributes), path)
         return node
+
+    def _name_of(self, key: Any) -> str | None:
+        """Return the path of a parameter of a module; None for anything else, and outside of state dicts."""
+        if not self._in_state or type(key) in _ATOMS or not is_tensor(key):
+            return None
+        return self._parameter_names().get(id(key))
+
+    def _parameter_names(self) -> dict[int, str]:
+        """Return the first path of each parameter and buffer of the modules of the model, by identity."""
+        if self._names is None:
+            self._names = {id(tensor): name for name, tensor in reversed(named_tensors(self._model).items())}
+        return self._names
 
     def _key(self, key: Any) -> Any:
         kind = type(key)
@@ -324,6 +367,7 @@ class TreeWriter:
         if isinstance(value, PurePath) and kind.__module__.partition(".")[0] == "pathlib":
             return {"path": [kind.__name__, self._text(str(value), path)]}
         if is_named_tuple(kind) and not getattr(value, "__dict__", None):
+            self._refuse_in_state(value, path)
             self.needs_pickle = True
             items = [self.node(part, f"{path}.{name}") for name, part in zip(kind._fields, value, strict=True)]
             return {"namedtuple": _qualname(value), "fields": list(kind._fields), "items": items}
@@ -345,7 +389,17 @@ class TreeWriter:
             state = value.state_dict()
         except Exception as error:  # state_dict() is code of the object's class, which may raise anything
             raise pytorch_error(f"the {type(value).__name__} {path!r} gives no state_dict(): {error}") from error
-        node = {"object": _qualname(value), "state": self.node(state, path)}
+        # A scheduler is filled with what a live one has in place of values that only the pickle restores.
+        is_filled = not isinstance(value, self._scheduler)
+        self._in_state += is_filled
+        try:
+            node = {"object": _qualname(value), "state": self.node(state, path)}
+        finally:
+            self._in_state -= is_filled
+        parameters = parameters_of(value)
+        if parameters is not None:
+            names = self._parameter_names()
+            node["parameters"] = [[names.get(id(each)), list(each.shape)] for each in parameters]
         if isinstance(value, self._module):
             prefix = path + "." if path else ""
             beside = []
@@ -391,6 +445,9 @@ class TreeWriter:
         seeds = self.node(state.seeds, f"{path}.seeds")
         return {"generator": state.kind, "engine": state.engine, "state": state_node, "seeds": seeds}
 
+    def _bytesio(self, value: io.BytesIO, path: str) -> Any:
+        return self._met(value) or {"bytesio": value.getvalue().hex(), "at": value.tell()}
+
     def _deque(self, values: deque[Any], path: str) -> Any:
         met = self._met(values)
         if met is not None:
@@ -399,6 +456,7 @@ class TreeWriter:
         return {"deque": nodes, "maxlen": values.maxlen}
 
     def _opaque(self, value: object, path: str) -> Any:
+        self._refuse_in_state(value, path)
         self.needs_pickle = True
         met = self._met(value)
         if met is not None:
@@ -406,6 +464,16 @@ class TreeWriter:
         node = {"opaque": _qualname(value), "beyond": None}
         self._later.append((node, lambda: self._facts(value, path)))
         return node
+
+    def _refuse_in_state(self, value: object, path: str) -> None:
+        """Refuse a part of a state dict that only a pickle can restore: no object could be filled with it."""
+        if self._in_state and self._fills:
+            raise pytorch_error(
+                f"{path!r} is a {type(value).__name__} in the state dict of a live object, which only a pickle can "
+                "restore, so into= could not fill such an object: give it plain values, tensors, arrays, bytes or a "
+                "BytesIO there (a module by get_extra_state()), or set TENSORCAS_TRY_FILL=false to store what only a "
+                "load without into= restores"
+            )
 
     def _facts(self, value: object, path: str) -> Any:
         try:
@@ -487,6 +555,15 @@ class StoredObject:
     """A module's tensors that its state dict leaves out, by dotted path."""
     modules: Beyond[list[ModuleFacts]] = field(default_factory=lambda: Beyond(number=None))
     """Attributes of a module and its submodules."""
+    parameters: list[tuple[str | None, tuple[int, ...]]] = field(default_factory=list)
+    """Path, or None, and shape of each parameter of an optimizer, in the order of its groups."""
+
+
+class ParameterKey(NamedTuple):
+    """Key of a mapping that was a parameter of a module."""
+
+    name: str
+    """Its path in the stored value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -667,6 +744,7 @@ class _TreeReader:
             "text": lambda node: bytes.fromhex(node["text"]).decode("utf-8", "surrogatepass"),
             "bytes": lambda node: bytes.fromhex(node["bytes"]),
             "bytearray": lambda node: self._number(bytearray.fromhex(node["bytearray"])),
+            "bytesio": self._bytesio,
             "dtype": lambda node: _of_kind(getattr(torch, node["dtype"]), torch.dtype),
             "device": lambda node: torch.device(_of_kind(node["device"], str)),
             "tensor": self._tensor,
@@ -812,7 +890,12 @@ class _TreeReader:
             if value is not _ABSENT:
                 beside[_of_kind(name, str)] = _of_kind(value, (self._torch.Tensor, PickleOnly))
         modules = self._later(node)
-        made = StoredObject(kind=_of_kind(node["object"], str), state=state, beside=beside, modules=modules)
+        parameters = [
+            (None if name is None else _of_kind(name, str), tuple(map(_index, _list(shape))))
+            for name, shape in _list(node.get("parameters", []))
+        ]
+        kind = _of_kind(node["object"], str)
+        made = StoredObject(kind=kind, state=state, beside=beside, modules=modules, parameters=parameters)
         self._made[place] = made
         return made
 
@@ -850,6 +933,11 @@ class _TreeReader:
         if of_tensors != []:
             of_each = {_of_kind(name, str): _of_kind(self._node(node), dict) for name, node in _list(of_tensors)}
         return ModuleFacts(path=_of_kind(path, str), kind=_of_kind(kind, str), attributes=own, of_tensors=of_each)
+
+    def _bytesio(self, node: dict[str, Any]) -> io.BytesIO:
+        made: io.BytesIO = self._number(io.BytesIO(bytes.fromhex(node["bytesio"])))
+        made.seek(_index(node["at"]))
+        return made
 
     def _deque(self, node: dict[str, Any]) -> deque[Any]:
         values: deque[Any] = self._number(deque(maxlen=node["maxlen"]))
@@ -926,6 +1014,8 @@ def _key(key: Any) -> Any:
     part = key[tag]
     if tag == "value":
         return _value(part)
+    if tag == "parameter":
+        return ParameterKey(_of_kind(part, str))
     if tag == "bytes":
         return bytes.fromhex(part)
     if tag == "text":

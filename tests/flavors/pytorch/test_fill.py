@@ -287,10 +287,15 @@ class TestMisfits:
 
         assert raw(target.weight) == raw(model.weight)
 
-    def test_a_state_dict_with_a_value_that_only_a_pickle_restores_is_refused(self) -> None:
+    def test_a_state_dict_with_a_value_that_only_a_pickle_restores_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
-        optimizer.param_groups[0]["note"] = Bomb(Path())
+        optimizer.param_groups[0]["note"] = Bomb(tmp_path / "gone off")
 
+        with pytest.raises(AdapterError, match=r"'o.param_groups.0.note' is a Bomb in the state dict of a live object"):
+            stored({"o": optimizer})
+        monkeypatch.setenv("TENSORCAS_TRY_FILL", "false")
         with pytest.raises(AdapterError, match=r"'o' holds a .*Bomb, which only a pickle can restore"):
             ADAPTER.reconstruct(stored({"o": optimizer}), {"o": optimizer})
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections import OrderedDict
+import io
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,34 @@ from tests.flavors.pytorch.models import (
     shares_storage,
     stored,
 )
+
+Pair = namedtuple("Pair", "a b")
+
+
+class Scaled(nn.Linear):
+    """Gives its scale as a file in memory, as layers of TransformerEngine do."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.scale = torch.ones(2)
+        self.history: list[float] | None = None
+
+    def get_extra_state(self) -> Any:
+        file = io.BytesIO()
+        torch.save({"scale": self.scale, "history": self.history}, file)
+        return file
+
+    def set_extra_state(self, state: Any) -> None:
+        state.seek(0)
+        vars(self).update(torch.load(state))
+
+
+class PackedScaled(Scaled):
+    def get_extra_state(self) -> Any:
+        return torch.frombuffer(bytearray(super().get_extra_state().getvalue()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Any) -> None:
+        super().set_extra_state(io.BytesIO(state.numpy().tobytes()))
 
 
 def without_its_pickle(skeleton: Array) -> Array:
@@ -126,9 +156,53 @@ class TestFilling:
     def test_extra_state_is_set(self) -> None:
         assert ADAPTER.reconstruct(stored(Noted([1, 2])), Noted()).note == [1, 2]
 
-    def test_extra_state_that_only_a_pickle_restores_is_reported_missing(self) -> None:
+    @pytest.mark.parametrize("note", [object(), argparse.Namespace(a=1), {"deep": [Pair(1, 2)]}, lambda: 1])
+    def test_extra_state_that_only_a_pickle_restores_is_refused_at_the_save(self, note: object) -> None:
+        with pytest.raises(AdapterError, match=r"'0._extra_state.* which only a pickle can restore.*get_extra_state"):
+            stored(nn.Sequential(Noted(note)))
+
+    def test_extra_state_stored_for_loads_without_a_live_object_is_reported_missing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TENSORCAS_TRY_FILL", "false")
+        rows = stored(Noted(argparse.Namespace(a=1)))
+
+        assert ADAPTER.reconstruct(rows).note.a == 1
         with pytest.raises(AdapterError, match=r'Missing key\(s\) in state_dict: "_extra_state"'):
-            ADAPTER.reconstruct(stored(Noted(object())), Noted())
+            ADAPTER.reconstruct(rows, Noted())
+
+    @pytest.mark.parametrize("strict", [True, False])
+    @pytest.mark.parametrize("as_plain", [True, False])
+    def test_extra_state_in_memory_files_is_set(self, strict: bool, as_plain: bool) -> None:
+        model, target = Scaled(), Scaled()
+        model.history, model.scale = [1.5], torch.arange(3.0)
+        rows = stored(model.state_dict() if as_plain else model)
+
+        ADAPTER.reconstruct(rows, target, strict=strict)
+
+        assert (target.history, target.scale.tolist()) == ([1.5], [0.0, 1.0, 2.0])
+        assert not as_plain or not ADAPTER.unpickles(rows)
+
+    def test_extra_state_in_a_tensor_of_another_length_is_set(self) -> None:
+        model, target = PackedScaled(), PackedScaled()
+        model.scale = torch.randn(500)
+
+        ADAPTER.reconstruct(stored(model), target)
+
+        assert torch.equal(target.scale, model.scale)
+
+    def test_extra_state_of_another_dtype_than_the_live_one_is_set_as_it_is(self) -> None:
+        target = Noted(torch.zeros(2, dtype=torch.float16))
+
+        ADAPTER.reconstruct(stored(Noted(torch.rand(2))), target)
+
+        assert target.note.dtype == torch.float32
+
+    def test_position_of_a_memory_file_comes_back(self) -> None:
+        file = io.BytesIO(b"abcdef")
+        file.seek(2)
+
+        assert round_trip({"file": file, "w": torch.ones(1)})["file"].read() == b"cdef"
 
     def test_a_lazy_module_gets_the_stored_shapes(self) -> None:
         rows = stored(nn.Linear(3, 2))
@@ -170,9 +244,19 @@ class TestFilling:
         with pytest.raises(AdapterError, match=rf'Missing key\(s\) in state_dict: "{name}"'):
             ADAPTER.reconstruct(rows, perceptron())
 
-    def test_another_dtype_is_converted_as_torch_does_with_one_warning(self, caplog: pytest.LogCaptureFixture) -> None:
+    @pytest.mark.parametrize("make", [dict, lambda model: {"m": model}])
+    def test_tensor_that_would_lose_digits_is_refused_by_name(self, make: Callable[[Any], Any]) -> None:
+        make = {dict: lambda model: dict(model.state_dict())}.get(make, make)  # type: ignore[call-overload]
+        target = nn.Linear(3, 2).half()
+        before = raw(target.weight)
+
+        with pytest.raises(AdapterError, match=r"weight \(float32 to float16\), .*strict=False to let torch round"):
+            ADAPTER.reconstruct(stored(make(nn.Linear(3, 2))), make(target))
+        assert raw(target.weight) == before
+
+    def test_another_dtype_is_converted_without_strict_with_one_warning(self, caplog: pytest.LogCaptureFixture) -> None:
         model = nn.Linear(3, 2)
-        half = ADAPTER.reconstruct(stored(model), nn.Linear(3, 2).half())
+        half = ADAPTER.reconstruct(stored(model), nn.Linear(3, 2).half(), strict=False)
 
         [record] = caplog.records
         assert record.levelname == "WARNING"
