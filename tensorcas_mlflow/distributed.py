@@ -828,7 +828,17 @@ def _is_live(value: Any) -> bool:
 
 
 def _parameter_names(optimizer: torch.optim.Optimizer, modules: Sequence[torch.nn.Module]) -> list[str]:
-    """Return the names of an optimizer's parameters in their module, in the order of the optimizer's numbers."""
+    """Return the names of an optimizer's parameters in their module, in the order of the optimizer's numbers.
+
+    Raises:
+        AdapterError: It has a format of its own, or no module of the state has its parameters.
+    """
+    if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+        raise AdapterError(
+            _FLAVOR,
+            f"a {type(optimizer).__qualname__} has a state_dict() of its own, and many ranks save the entries of an "
+            "optimizer by the names of its parameters: log the optimizer that it wraps, and its own values beside it",
+        )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for module in modules:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
@@ -858,17 +868,6 @@ def _named_optimizer(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> 
         "state": {names[number]: entry for number, entry in numbered["state"].items()},
         "param_groups": [
             {**group, "params": [names[number] for number in group["params"]]} for group in numbered["param_groups"]
-        ],
-    }
-
-
-def _numbered_optimizer(named: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the inverse of `_named_optimizer`."""
-    numbers = {name: number for number, name in enumerate(names)}
-    return {
-        "state": {numbers[name]: entry for name, entry in named.get("state", {}).items()},
-        "param_groups": [
-            {**group, "params": [numbers[name] for name in group["params"]]} for group in named["param_groups"]
         ],
     }
 
@@ -975,7 +974,8 @@ class _Filling:
             set_model_state_dict(live, filled, options=StateDictOptions(strict=self._strict))
             return live
         if isinstance(live, torch.optim.Optimizer):
-            live.load_state_dict(_numbered_optimizer(filled, _parameter_names(live, self._modules)))
+            adapter: Any = adapter_named(_FLAVOR)
+            adapter.load_optimizer(live, filled, _parameter_names(live, self._modules))
             return live
         if isinstance(live, MutableMapping):
             for key, value in live.items():

@@ -124,15 +124,14 @@ def assert_equal(value: Any, wanted: Any) -> None:
         assert value == wanted, f"{value} is not {wanted}"
 
 
-def training(seed: int, *, width: int = 64) -> dict[str, Any]:
+def training(seed: int, *, width: int = 64, order: int = 1) -> dict[str, Any]:
     """Return a live training, spread over all ranks as FSDP2 does it; in one process it is a plain one."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(30, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 3))
     if torch.distributed.is_initialized():
         fully_shard(model, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
-    optimizer = torch.optim.AdamW(
-        [{"params": model[0].parameters(), "lr": 1e-2}, {"params": [*model[1].parameters(), *model[2].parameters()]}]
-    )
+    first, others = [*model[0].parameters()], [*model[1].parameters(), *model[2].parameters()]
+    optimizer = torch.optim.NAdam([{"params": first[::order], "lr": 1e-2}, {"params": others[::order]}])
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     return {"model": model, "optimizer": optimizer, "schedule": schedule, "epoch": 0, "seen": [0, (1, 2)]}
 
@@ -192,6 +191,20 @@ def continue_training(rank: int, tracking: str, run_id: str, epochs: int) -> Non
     train(whole, epochs)
     assert_equal(values_of(state), values_of(whole))
     load_what_does_not_fit(run_id)
+
+
+def continue_in_another_order(rank: int, tracking: str, run_id: str, epochs: int) -> None:
+    """Continue with an optimizer whose parameters are in another order: each gets its own entries, in their dtypes."""
+    mlflow.set_tracking_uri(tracking)
+    state, whole = training(5, order=-1), training(0)
+    tensorcas.load_checkpoint(run_id if rank == 0 else None, into=state)
+    for epoch in range(1, state["epoch"] + 1):
+        train(whole, epoch)
+    for one, its in zip(state["model"].parameters(), whole["model"].parameters(), strict=True):
+        assert_equal(gathered(dict(state["optimizer"].state[one])), gathered(dict(whole["optimizer"].state[its])))
+    for each in (state, whole):
+        train(each, epochs)
+    assert_equal(gathered(state["model"].state_dict()), gathered(whole["model"].state_dict()))
 
 
 def load_what_does_not_fit(run_id: str) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlflow
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from mlflow.exceptions import MlflowException
 
 import tensorcas_mlflow as tensorcas
-from tensorcas_mlflow.distributed import TensorCasStorageReader, TensorCasStorageWriter
-from tensorcas_mlflow.errors import CheckpointExistsError
+from tensorcas_mlflow.adapter import adapter_named
+from tensorcas_mlflow.distributed import TensorCasStorageReader, TensorCasStorageWriter, _plain
+from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError
 from tensorcas_mlflow.layout import list_dir
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store
@@ -120,6 +124,7 @@ def test_log_checkpoint_in_all_ranks_saves_a_live_training_that_other_ranks_cont
     assert run_ranks(2, f"{STATES}:log_training", tracking, run_id, 3) == [0, 0]
     assert [record.step for record in tensorcas.list_checkpoints(run_id)] == [2, 3]
     assert run_ranks(4, f"{STATES}:continue_training", tracking, run_id, 4) == [0, 0, 0, 0]
+    assert run_ranks(2, f"{STATES}:continue_in_another_order", tracking, run_id, 4) == [0, 0]
 
     loaded = tensorcas.load_checkpoint(run_id)
     assert loaded["epoch"] == 3
@@ -137,3 +142,42 @@ def test_ranks_continue_a_training_of_one_process(tracking: str, run_id: str) ->
     tensorcas.log_checkpoint(state, step=2, run_id=run_id)
 
     assert run_ranks(2, f"{STATES}:continue_training", tracking, run_id, 3) == [0, 0]
+
+
+def test_names_of_ranks_and_dtypes_of_entries_are_kept_in_one_process() -> None:
+    def training_of(dtype: torch.dtype, order: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = torch.nn.Linear(3, 3).to(dtype)
+        return model, torch.optim.NAdam([*model.parameters()][::order])
+
+    model, optimizer = training_of(torch.bfloat16, 1)
+    model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    for entries in optimizer.state.values():
+        entries["exp_avg"] = entries["exp_avg"].float() + 1e-6
+    numbered = optimizer.state_dict()
+    names = dict(enumerate(name for name, _ in model.named_parameters()))
+    named = {
+        "state": {names[number]: entries for number, entries in numbered["state"].items()},
+        "param_groups": [dict(numbered["param_groups"][0], params=[*names.values()])],
+    }
+    adapter = adapter_named("pytorch")
+    rows = {row: np.array(array) for row, array in adapter.extract({"m": model.state_dict(), "o": named}).items()}
+    other, filled = training_of(torch.bfloat16, -1)
+
+    adapter.reconstruct(rows, {"m": other, "o": filled})
+
+    for one, its in zip(model.parameters(), other.parameters(), strict=True):
+        for key, entry in optimizer.state[one].items():
+            assert filled.state[its][key].dtype == entry.dtype
+            assert torch.equal(filled.state[its][key], entry)
+
+
+def test_optimizer_with_a_format_of_its_own_is_refused_by_ranks() -> None:
+    class Wrapper(torch.optim.SGD):
+        def state_dict(self) -> Any:
+            return {"base": super().state_dict()}
+
+    model = torch.nn.Linear(2, 2)
+
+    with pytest.raises(AdapterError, match=r"Wrapper has a state_dict\(\) of its own.*log the optimizer that it wraps"):
+        _plain({"m": model, "o": Wrapper(model.parameters(), lr=0.1)}, [model])

@@ -32,6 +32,7 @@ from tensorcas_flavors.pytorch._layout import (
 )
 from tensorcas_flavors.pytorch._modules import fill_weights
 from tensorcas_flavors.pytorch._objects import is_live, is_tensor, own_tensors
+from tensorcas_flavors.pytorch._optimizers import load_named
 from tensorcas_flavors.pytorch._pickle import dump, load
 from tensorcas_flavors.pytorch._tensors import as_array, convert, pytorch_error
 from tensorcas_flavors.pytorch._tree import TreeWriter, find_opaque, read_stored
@@ -259,6 +260,16 @@ class PyTorchAdapter(Adapter):
         place = _Options.of({"device": "cpu" if device is None else device}).device
         assert place is not None
         return fill_weights(model, stored, read, check=check, wanted=wanted, strict=strict, device=place)
+
+    def load_optimizer(self, optimizer: Any, state: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Load a state dict that has names in place of numbers; see `tensorcas_flavors.pytorch._optimizers.load_named`.
+
+        Args:
+            optimizer: A live optimizer of a class without a format of its own.
+            state: The state dict.
+            names: The names of the optimizer's parameters, in order.
+        """
+        load_named(optimizer, state, names)
 
     def unpickles(self, tensors: Mapping[str, Array]) -> bool:
         """Return True for a module or other live object, False for state dicts and nests of plain values."""

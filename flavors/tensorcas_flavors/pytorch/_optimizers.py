@@ -80,14 +80,19 @@ def check_groups(optimizer: Any, state: Any, where: str) -> None:
 
 
 def stored_names(groups: Sequence[Mapping[str, Any]], optimizer: Any, named: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the names that a state dict itself has (``param_names``), and the live tensors that have such names.
+    """Return the names that a state dict itself has, and the live tensors that have such names.
 
     Args:
         groups: The stored groups.
         optimizer: The live optimizer.
         named: The live tensors by their path in the state to fill.
     """
-    names = [name for group in groups for name in group.get("param_names") or [None] * len(group["params"])]
+    # A state that many ranks have saved has names in place of numbers.
+    names = [
+        name if isinstance(name, str) else None
+        for group in groups
+        for name in group.get("param_names") or group["params"]
+    ]
     own = [name for group in optimizer.param_groups for name in group.get("param_names") or ()]
     parameters = parameters_of(optimizer) or []
     if len(own) == len(parameters):
@@ -267,6 +272,20 @@ def load_state(target: Any, state: Any, where: str) -> None:
                 f"{where}: load_state_dict() of a {type(target).__name__} did not take {odd}: load the state without "
                 "into= (or original=), and give it to the object by its own means"
             )
+
+
+def load_named(optimizer: Any, state: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Load a state dict that has names in place of numbers, each entry into the parameter of its name.
+
+    Raises:
+        AdapterError: The groups have other parameters, or the optimizer refuses.
+    """
+    where = f"the {type(optimizer).__name__}"
+    check_groups(optimizer, state, where)
+    groups = state["param_groups"]
+    stored = [Stored(name=name, shape=None) for group in groups for name in group["params"]]
+    live = dict(zip(names, parameters_of(optimizer) or [], strict=True))
+    load_state(optimizer, dict(state, param_groups=in_live_order(optimizer, groups, stored, live, where)), where)
 
 
 def _optimizers_in(target: Any) -> list[Any]:
