@@ -70,7 +70,7 @@ from tensorcas_flavors.pytorch._objects import (
     is_part,
     is_tensor,
     make_generator,
-    named_tensors,
+    modules_in,
     parameters_of,
     tensors_of,
     torch_attributes,
@@ -126,6 +126,7 @@ class TreeWriter:
         self._model = model
         self._fills = fills
         self._names: dict[int, str] | None = None
+        self._submodules: dict[int, list[tuple[str, torch.nn.Module]]] = {}
         self._in_state = 0
         """Number of the objects around a part whose state dict it belongs to."""
         self._parameter = torch.nn.Parameter
@@ -301,8 +302,19 @@ class TreeWriter:
     def _parameter_names(self) -> dict[int, str]:
         """Return the first path of each parameter and buffer of the modules of the model, by identity."""
         if self._names is None:
-            self._names = {id(tensor): name for name, tensor in reversed(named_tensors(self._model).items())}
+            self._names = {}
+            for path, module in modules_in(self._model):
+                start = path + "." if path else ""
+                for name, tensor in tensors_of(self._modules_of(module)):
+                    self._names.setdefault(id(tensor), start + name)
         return self._names
+
+    def _modules_of(self, module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+        """Return a module and its submodules, under each of their names."""
+        found = self._submodules.get(id(module))
+        if found is None:
+            found = self._submodules[id(module)] = list(module.named_modules(remove_duplicate=False))
+        return found
 
     def _key(self, key: Any) -> Any:
         kind = type(key)
@@ -403,7 +415,7 @@ class TreeWriter:
         if isinstance(value, self._module):
             prefix = path + "." if path else ""
             beside = []
-            modules = list(value.named_modules(remove_duplicate=False))
+            modules = self._modules_of(value)
             for name, part in tensors_of(modules):
                 if name not in state:
                     beside.append([name, self.node(part, prefix + name)])

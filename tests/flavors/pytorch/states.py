@@ -50,6 +50,22 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
         ],
         milestones=[2],
     ),
+    "multiplicative": lambda optimizer: torch.optim.lr_scheduler.MultiplicativeLR(optimizer, lambda epoch: 0.95),
+    "linear": lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+    "polynomial": lambda optimizer: torch.optim.lr_scheduler.PolynomialLR(optimizer, 6),
+    "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+    "restarts": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
+    "momentum cycle": lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.001, 0.1),
+    "scaled cycle": lambda optimizer: torch.optim.lr_scheduler.CyclicLR(
+        optimizer, 0.001, 0.1, cycle_momentum=False, scale_fn=lambda cycle: 0.9**cycle
+    ),
+    "chained": lambda optimizer: torch.optim.lr_scheduler.ChainedScheduler(
+        [
+            torch.optim.lr_scheduler.ConstantLR(optimizer, 0.1),
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ]
+    ),
+    "averaged": lambda optimizer: torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.05),
     "plateau": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
 }
 

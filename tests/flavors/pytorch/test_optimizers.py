@@ -135,6 +135,33 @@ class TestDtypes:
         assert [entry["moment"].dtype for entry in filled.state.values()] == [torch.float32] * 4
         assert not any("_as_stored" in repr(hook) for hook in filled._optimizer_load_state_dict_pre_hooks.values())
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_scaler_and_moving_average_of_weights_continue_bit_for_bit(self, dtype: torch.dtype) -> None:
+        def begun(seed: int) -> dict[str, Any]:
+            model = network(dtype, seed)
+            average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True).float()
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0 + seed, growth_interval=2)
+            return {"m": model, "o": made("NAdam", model), "e": average, "s": scaler}
+
+        def go_on(state: dict[str, Any], n_steps: int) -> None:
+            for _ in range(n_steps):
+                state["o"].zero_grad()
+                loss = state["m"](torch.ones(2, 3, dtype=dtype)).float().pow(2).sum()
+                state["s"].scale(loss).backward()
+                state["s"].step(state["o"])
+                state["s"].update()
+                state["e"].update_parameters(state["m"])
+
+        state, target = begun(0), begun(1)
+        go_on(state, 3)
+
+        ADAPTER.reconstruct(stored(state), target)
+
+        go_on(state, 3)
+        go_on(target, 3)
+        for name in state:
+            assert exactly(dict(target[name].state_dict()), dict(state[name].state_dict()))
+
     def test_average_that_casts_on_its_own_is_refused_by_name(self) -> None:
         average = Average(network(torch.float32))
 
