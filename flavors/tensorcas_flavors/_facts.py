@@ -54,7 +54,7 @@ from tensorcas_flavors._pickle_tree import (
     ReferenceNode,
     read_pickle_tree,
 )
-from tensorcas_flavors._pickling import TakeOut, dump_skeleton
+from tensorcas_flavors._pickling import OF_ARRAYS, TakeOut, ViewOf, dump_skeleton
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
 from tensorcas_mlflow.errors import AdapterError, FormatError
@@ -80,6 +80,7 @@ _COLLECTIONS = frozenset((deque, OrderedDict, defaultdict))
 _MAKES_CLASS = frozenset(
     ("cloudpickle.cloudpickle:_make_skeleton_class", "cloudpickle.cloudpickle:_make_skeleton_enum")
 )
+_OF_BUFFER = "numpy._core.numeric:_frombuffer"
 _MAKES_VALUES = frozenset(
     (
         "numpy:dtype",
@@ -433,19 +434,20 @@ class Facts(NamedTuple):
     """Keys of parts that cannot be filled, since their owner pickles a state of its own."""
 
 
-def facts_of(adapter: str, obj: object, take_out: TakeOut) -> Facts:
+def facts_of(adapter: str, obj: object, take_out: TakeOut, *, view_of: ViewOf | None = None) -> Facts:
     """Return the facts of an object.
 
     Args:
         adapter: The adapter's name, for errors.
         obj: Anything that can be pickled.
         take_out: As `dump_skeleton` has it.
+        view_of: Likewise.
 
     Raises:
         AdapterError: Something in the object cannot be pickled.
     """
     memo: dict[int, object] = {}
-    return facts_of_skeleton(dump_skeleton(adapter, obj, take_out, memo=memo), memo)
+    return facts_of_skeleton(dump_skeleton(adapter, obj, take_out, view_of=view_of, memo=memo), memo)
 
 
 def facts_of_skeleton(skeleton: Array, memo: Mapping[int, object]) -> Facts:
@@ -680,7 +682,7 @@ class _Walk:
         key: Any = reference
         facts: Sequence[Any] = ()
         if type(reference) is not tuple:
-            self._tokens.append(repr(reference))
+            self._tokens.append(f"array {reference}")
         elif reference[0] == MEMBER:
             key = reference[1:3]
             self._tokens.append(repr(reference))
@@ -720,7 +722,7 @@ class _Walk:
     def _live(self, part: PickleNode) -> Any:
         return None if part.number is None else self._memo.get(part.number)
 
-    def _elements(self, visit: _Visit, elements: Sequence[Any], holder: Any = None) -> list[_Step]:
+    def _elements(self, visit: _Visit, elements: Sequence[Any], holder: Any = None) -> list[_Visit]:
         """Return visits of elements; ``holder`` is the container, or the place of the tuple, that can be changed."""
         return [
             _Visit(
@@ -750,6 +752,10 @@ class _Walk:
     def _visit_call(self, visit: _Visit) -> list[_Step]:
         node, live = visit.part, self._live(visit.part)
         how, function, args, *keywords = node.args
+        if _name_of(function) == _OF_BUFFER and type(args) is tuple and type(args[0]) is PickleNode:
+            # A writable array is pickled as a bytearray, a read-only one as bytes.
+            args = (*args[0].elements, *args[1:])
+            node.args = (how, function, args)  # keeps the tuple, whose id is a number of the walk
         kind = type(live)
         closed = _Visit(None, visit.path, False, None, visit.in_class)
         if isinstance(live, FunctionType) and visit.in_class:
@@ -767,6 +773,10 @@ class _Walk:
         steps: list[_Step] = [closed._replace(part=function)]
         if opened and _is_named_tuple(kind) and type(args) is tuple:
             steps += self._elements(opened, args, None if node.is_shared else visit.place)
+        elif opened and _name_of(function) in OF_ARRAYS and type(args) is tuple:
+            held = OF_ARRAYS[_name_of(function)]
+            for i, each in enumerate(self._elements(visit, args)):
+                steps.append(each._replace(is_open=i in held))
         else:
             steps.append(closed._replace(part=args))
         steps += [closed._replace(part=each) for each in keywords]

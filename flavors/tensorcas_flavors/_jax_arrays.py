@@ -59,7 +59,7 @@ def is_spread(part: Any) -> bool:
 
 def is_row(part: Any) -> bool:
     """Tell whether an array becomes a row: every array of JAX, and those of numpy with elements of plain dtypes."""
-    if type(part) is not np.ndarray:
+    if type(part) is not np.ndarray and type(part) is not np.memmap:
         return is_jax_array(part)
     if part.dtype.hasobject:
         return False
@@ -83,8 +83,8 @@ def take_array(name: str, part: Any) -> tuple[Array, Kind]:
     Raises:
         AdapterError: The array is deleted, is a tracer, or has elements on devices of other processes.
     """
-    if type(part) is np.ndarray:
-        return part, Kind(NUMPY)
+    if isinstance(part, np.ndarray):
+        return np.asarray(part), Kind(NUMPY)
     import jax
 
     _check_alive(name, part)

@@ -30,6 +30,7 @@ _NOT_AS_OTHERS = (io.TextIOWrapper, memoryview)
 _MAX_COPIED_BYTES = 16 << 20
 TakeOut = Callable[[object], object | None]
 TakeBuffer = Callable[[pickle.PickleBuffer], bool]
+ViewOf = Callable[[Array], Array | None]
 
 
 def dump_skeleton(
@@ -38,6 +39,7 @@ def dump_skeleton(
     take_out: TakeOut,
     *,
     take_buffer: TakeBuffer | None = None,
+    view_of: ViewOf | None = None,
     memo: dict[int, object] | None = None,
 ) -> Array:
     """Pickle an object without the parts that ``take_out`` and ``take_buffer`` claim.
@@ -50,6 +52,8 @@ def dump_skeleton(
             alive until this returns: pickling may have made one, and the next object would get its id.
         take_buffer: Called for every buffer that an object offers out of band (pickle protocol 5); returns whether it
             keeps the buffer. It must keep or copy the bytes, in order. Without it all buffers stay in the pickle.
+        view_of: Returns a plain array with the memory of one of a subclass, which is pickled in its place (see
+            `reduce_array`), or None to pickle it as a whole; it must keep both alive.
         memo: Receives the objects that the pickle remembers, by their numbers there.
 
     Returns:
@@ -61,7 +65,7 @@ def dump_skeleton(
     buffer = io.BytesIO(MAGIC)
     buffer.seek(len(MAGIC))
     try:
-        pickler = _SkeletonPickler(buffer, take_out, take_buffer)
+        pickler = _SkeletonPickler(buffer, take_out, take_buffer, view_of)
         pickler.dump(obj)
         if memo is not None:
             memo.update(pickler.memo.copy().values())
@@ -169,7 +173,10 @@ def try_back(
 class _SkeletonPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Cloudpickle's pickler with less Python for every object, which dominates saves of small models."""
 
-    def __init__(self, file: io.BytesIO, take_out: TakeOut, take_buffer: TakeBuffer | None) -> None:
+    def __init__(
+        self, file: io.BytesIO, take_out: TakeOut, take_buffer: TakeBuffer | None, view_of: ViewOf | None
+    ) -> None:
+        self._view_of = view_of
         # The pickler looks here once per object. Cloudpickle's table is a ChainMap, which is written in Python.
         self.dispatch_table: dict[type, Any] = {}
         for table in reversed(cloudpickle.Pickler.dispatch_table.maps):
@@ -186,6 +193,8 @@ class _SkeletonPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, part: Any) -> Any:
         kind = type(part)
         if kind is not FunctionType and not issubclass(kind, type):
+            if self._view_of is not None and issubclass(kind, np.ndarray) and kind is not np.ndarray:
+                return reduce_array(part, self._view_of)
             return NotImplemented  # as cloudpickle does for all but functions and classes
         reduced = super().reducer_override(part)
         if kind is not FunctionType and isinstance(reduced, tuple) and len(reduced) > 2:
@@ -193,6 +202,74 @@ class _SkeletonPickler(cloudpickle.Pickler):  # type: ignore[misc]
             # differ from the first.
             reduced[2][0].pop("__slotnames__", None)
         return reduced
+
+
+def reduce_array(array: Any, view_of: ViewOf) -> Any:
+    """Return how pickle stores an array of a subclass: its class, a plain array with its memory, and all else.
+
+    Returns:
+        NotImplemented for a class that pickles in a way of its own.
+    """
+    kind, view = type(array), view_of(array)
+    if view is None:
+        return NotImplemented
+    if kind is np.memmap:
+        return view.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    if kind is np.ma.MaskedArray:
+        fill_value = array._fill_value
+        # numpy computes it on the first access, and then keeps it.
+        if fill_value is not None and repr(fill_value) == repr(np.ma.core._check_fill_value(None, array.dtype)):
+            fill_value = None
+        mask = None if array._mask is np.ma.nomask else array._mask
+        value = None if fill_value is None else np.asarray(fill_value)[()]
+        return masked_array, (view, mask, value, array._hardmask, array._optinfo)
+    if issubclass(kind, np.ma.MaskedArray) or kind.__reduce_ex__ is not np.ndarray.__reduce_ex__:
+        return NotImplemented
+    if kind.__reduce__ is np.ndarray.__reduce__:
+        is_plain = kind.__setstate__ is np.ndarray.__setstate__
+        attributes = getattr(array, "__dict__", None) or None
+        return (array_of_class, (kind, view, attributes)) if is_plain else NotImplemented
+    reduced = array.__reduce__()
+    function, _, state = reduced if len(reduced) == 3 else (None, None, None)
+    is_extended = function is np.ndarray.__reduce__(np.empty(0))[0] and type(state) is tuple and len(state) > 4
+    if not is_extended or type(state[4]) is not bytes or len(state[4]) != array.nbytes:
+        return NotImplemented
+    return array_of_state, (kind, view, state[:4], state[5:])
+
+
+def view_of_map(array: Array) -> Array | None:
+    """Return a plain array with the memory of one that maps a file; None for any other."""
+    return np.ndarray.view(array, np.ndarray) if type(array) is np.memmap else None
+
+
+def array_of_class(kind: Any, plain: Array, attributes: dict[str, Any] | None) -> Any:
+    """Return an array of a subclass in the memory of a plain one. Pickles name this function."""
+    made = plain.view(kind)
+    if attributes:
+        vars(made).update(attributes)
+    return made
+
+
+def array_of_state(kind: Any, plain: Array, head: Any, more: Any) -> Any:
+    """Return an array of a subclass that extends numpy's state of an array. Pickles name this function."""
+    made = np.ndarray.__new__(kind, (0,))
+    made.__setstate__((*head, plain.tobytes("F" if head[3] else "C"), *more))
+    return made
+
+
+def masked_array(data: Array, mask: Array | None, fill_value: Any, is_hard: bool, info: dict[str, Any]) -> Any:
+    """Return a masked array in the memory of its parts. Pickles name this function."""
+    made: Any = np.ma.MaskedArray(data, mask=np.ma.nomask if mask is None else mask, hard_mask=is_hard, copy=False)
+    made._fill_value = None if fill_value is None else np.array(fill_value, dtype=made.dtype)
+    made._optinfo.update(info)
+    return made
+
+
+OF_ARRAYS = {
+    f"{__name__}:{function.__name__}": held
+    for function, held in ((array_of_class, (1, 2)), (array_of_state, (1,)), (masked_array, (0, 1, 4)))
+}
+"""The functions for arrays of subclasses, each with the positions of the arguments that a live array holds itself."""
 
 
 def _reduce_ordered_dict(part: OrderedDict[Any, Any]) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from tensorcas_flavors._pickling import (
     pinned_packages,
     try_back,
 )
-from tensorcas_flavors.generic._parts import JAX, StoredParts, TakenParts
+from tensorcas_flavors.generic._parts import JAX, StoredParts, TakenPart, TakenParts
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
 from tensorcas_mlflow.base.content_cuts import MIN_BYTES, content_cuts
 from tensorcas_mlflow.errors import AdapterError
@@ -156,7 +156,9 @@ class GenericAdapter(Adapter):
     def _take_apart(self, model: Any) -> tuple[TakenParts, Array, dict[int, object]]:
         parts = TakenParts(model)
         memo: dict[int, object] = {}
-        skeleton = dump_skeleton(self.name, model, parts.take_out, take_buffer=parts.take_buffer, memo=memo)
+        skeleton = dump_skeleton(
+            self.name, model, parts.take_out, take_buffer=parts.take_buffer, view_of=parts.view_of, memo=memo
+        )
         return parts, skeleton, memo
 
     def _fill(self, original: Any, tensors: Mapping[str, Array]) -> None:
@@ -180,7 +182,7 @@ class GenericAdapter(Adapter):
             if _has_same_bits(part.live, values):
                 continue
             if not part.is_held or key in facts.fixed or not part.live.flags.writeable:
-                raise misfit(self.name, f"{part.name!r} differs, and cannot be changed in place")
+                raise misfit(self.name, f"{part.name!r} differs, and {_why_fixed(part, key in facts.fixed)}")
             changed.append((part.live, values))
         overlap = _may_overlap(part.live for part in parts.parts.values())
         before = [live.copy() for live, _ in changed] if overlap else []
@@ -193,6 +195,15 @@ class GenericAdapter(Adapter):
                 live[...] = values
             raise misfit(self.name, "arrays that share memory in it are stored with different values")
         fill_values()
+
+
+def _why_fixed(part: TakenPart, is_fixed: bool) -> str:
+    """Return why the memory of a part cannot be written to."""
+    if is_fixed or not part.is_held or part.live.flags.writeable:
+        return "cannot be changed in place"
+    if isinstance(part.live.base, np.memmap):
+        return f"maps the file {part.live.base.filename} for reading alone: map it with mode='r+' or 'c'"
+    return "is read-only in it"
 
 
 def _has_same_bits(one: Array, other: Array) -> bool:

@@ -103,12 +103,13 @@ def name_parts(model: object, min_bytes: int) -> PartNames:
             child_pattern = f"{pattern}.{star}" if pattern else star
             if kind not in of_jax:
                 of_jax[kind] = is_jax_array(child)
-            if kind in _SERIES or of_jax[kind] or (kind is np.ndarray and not child.dtype.hasobject):
+            if kind in _SERIES or of_jax[kind] or (issubclass(kind, np.ndarray) and not child.dtype.hasobject):
                 names[id(child)] = child_path
                 if kind is np.ndarray and child.nbytes <= MAX_MEMBER_BYTES:
                     kin.setdefault((child_pattern, child.dtype), []).append(id(child))
-            else:
-                pending.append((child_path, child_pattern, child))
+                if kind is np.ndarray or not issubclass(kind, np.ndarray):
+                    continue
+            pending.append((child_path, child_pattern, child))
     families: dict[int, str] = {}
     taken: dict[str, int] = {}
     for (pattern, _), members in kin.items():
@@ -225,6 +226,9 @@ class TakenParts:
         self._refs: dict[int, Reference] = {}
         self._kept: list[object] = []
         self._taken: set[str] = set()
+        self._views: dict[int, Array] = {}
+        self._of_files: set[int] = set()
+        """Ids of the views of memory maps."""
         self._numbers = {_ARRAYS: 0, _BYTES: 0, _BUFFERS: 0}
         self._is_value: dict[type, bool] = {}
         self._is_of_jax: dict[type, bool] = {}
@@ -237,6 +241,8 @@ class TakenParts:
             return self._take_array(part)  # type: ignore[arg-type]
         if kind is str or kind is bytes or kind is bytearray:
             return self._take_bytes(part) if len(part) >= MIN_BYTES_BYTES else None  # type: ignore[arg-type]
+        if kind is np.memmap:
+            return self._take_array(self.view_of(part))  # type: ignore[arg-type]
         try:
             is_value = self._is_value[kind]
         except KeyError:
@@ -254,6 +260,18 @@ class TakenParts:
         name = self._number(_BUFFERS)
         self.parts[name] = TakenPart(name, array, False)
         return True
+
+    def view_of(self, array: Array) -> Array:
+        """Return the plain array that is stored in place of one of a subclass, under its name; see `dump_skeleton`."""
+        view = self._views.get(id(array))
+        if view is None:
+            view = self._views[id(array)] = np.ndarray.view(array, np.ndarray)
+            self._kept.append(array)
+            if id(array) in self._names:
+                self._names[id(view)] = self._names[id(array)]
+            if type(array) is np.memmap:
+                self._of_files.add(id(view))
+        return view
 
     def rows(self) -> dict[str, Array]:
         """Return the rows."""
@@ -274,7 +292,9 @@ class TakenParts:
         except KeyError:
             is_storable = self._is_storable[dtype] = _is_storable(dtype)
         row = array if is_storable else _bytes_of(array)
-        facts: tuple[Any, ...] = (None if flags.c_contiguous else memory_order(array), flags.writeable)
+        # How a file is mapped is no property of the array.
+        is_writeable = flags.writeable or id(array) in self._of_files
+        facts: tuple[Any, ...] = (None if flags.c_contiguous else memory_order(array), is_writeable)
         if row is not array or dtype.names is not None or dtype.metadata is not None:
             # Equal dtypes may differ in metadata, titles and alignment, so the pickle keeps the dtype itself.
             facts += (dtype, array.shape)

@@ -195,7 +195,7 @@ class JaxAdapter(Adapter):
         def take_out(part: Any) -> str | None:
             kind = type(part)
             if kind not in is_array:
-                is_array[kind] = kind is np.ndarray or is_jax_array(part)
+                is_array[kind] = kind is np.ndarray or kind is np.memmap or is_jax_array(part)
             if not is_array[kind] or not is_row(part):
                 return None
             name = known.get(id(part))

@@ -322,8 +322,14 @@ class FillPlan:
         return deque(values, stored.maxlen) if isinstance(stored, deque) else type(stored)(values)
 
     def _array(self, target: Any, stored: Any, path: str) -> Any:
+        is_file = type(target) is np.memmap
+        if is_file and not target.flags.writeable and not _has_same_bits(target, stored):
+            raise pytorch_error(
+                f"{_where(path)} maps the file {target.filename} for reading alone, and other values are stored: map "
+                f"it with mode='r+' or 'c', or {REMEDY}"
+            )
         if target.dtype != stored.dtype or target.shape != stored.shape or not target.flags.writeable:
-            return stored
+            return target if is_file and not target.flags.writeable else stored
         self.copies.append(Copy(where=_name(path), target=target, source=stored))
         self._steps.append(lambda: np.copyto(target, stored))
         return target

@@ -24,8 +24,10 @@ import cloudpickle
 import numpy as np
 
 from tensorcas_flavors._facts import Facts, facts_of, is_taken, take_value
+from tensorcas_flavors._pickling import ViewOf
 from tensorcas_flavors.pytorch._kinds import is_subclass, reduction, taken_apart
 from tensorcas_flavors.pytorch._tensors import geometry, pytorch_error, refusal
+from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base import dtypes
 
 if TYPE_CHECKING:
@@ -207,12 +209,20 @@ _PLAIN = frozenset((type(None), bool, int, float, str, bytes, tuple, list, dict)
 _PART = "part"
 
 
-def facts_and_parts(value: object, is_part: Callable[[Any], bool]) -> tuple[Facts, list[Any]]:
+def plain_view(array: Array) -> Array:
+    """Return a plain array with the memory of one of a subclass."""
+    return np.ndarray.view(array, np.ndarray)
+
+
+def facts_and_parts(
+    value: object, is_part: Callable[[Any], bool], view_of: ViewOf = plain_view
+) -> tuple[Facts, list[Any]]:
     """Return the facts of an object and its parts.
 
     Args:
         value: Anything that can be pickled.
         is_part: Tells of each object in it whether it is a part.
+        view_of: As `tensorcas_flavors._pickling.dump_skeleton` has it.
 
     Returns:
         The facts, and the parts in the order of their numbers. ``fixed`` has the numbers of parts that cannot be filled
@@ -224,7 +234,7 @@ def facts_and_parts(value: object, is_part: Callable[[Any], bool]) -> tuple[Fact
     if is_tensor(value):
         value = reduction(value)  # type: ignore[arg-type]
     taker = _Taker(value, is_part)
-    return facts_of("pytorch", value, taker.take_out), taker.parts
+    return facts_of("pytorch", value, taker.take_out, view_of=view_of), taker.parts
 
 
 def live_facts_and_parts(value: object, is_part: Callable[[Any], bool]) -> tuple[Facts, list[Any]]:
@@ -313,8 +323,8 @@ class _Taker:
 
 
 def is_array(part: Any) -> bool:
-    """Tell whether a value is a numpy array that can be a row."""
-    if type(part) is not np.ndarray:
+    """Tell whether a value is a numpy array, or one that maps a file, that can be a row."""
+    if type(part) is not np.ndarray and type(part) is not np.memmap:
         return False
     try:
         dtypes.dtype_name(part.dtype)

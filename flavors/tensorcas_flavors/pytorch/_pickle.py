@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from tensorcas_flavors._pickling import MAGIC, load_skeleton
+from tensorcas_flavors._pickling import MAGIC, load_skeleton, reduce_array
 from tensorcas_flavors.pytorch._kinds import as_made, of_class, put_together, reduction, taken_apart, why_refused
 from tensorcas_flavors.pytorch._layout import ARRAY, ELSEWHERE, ModelRows, check_row
 from tensorcas_flavors.pytorch._tensors import name_of, pytorch_error, refusal, row_dtype
@@ -184,7 +184,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.kinds: set[type] = set()
         """Classes whose objects pickle as they do by themselves."""
         self.of_tensors: set[type] = set()
-        """Subclasses of tensors."""
+        """Subclasses of tensors and of arrays."""
         self.optimizers: set[type] = set()
         self._unnamed = itertools.count()
 
@@ -224,6 +224,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.of_tensors.add(kind)
             function, arguments, *state = reduction(part)
             return restore_subclass, (function, arguments), *state
+        if isinstance(part, np.ndarray):
+            if kind is np.memmap:
+                return self._array(self._tree.view_of(part))
+            self.of_tensors.add(kind)
+            return reduce_array(part, self._tree.view_of)
         if isinstance(part, torch.jit.ScriptModule):
             raise pytorch_error(f"a {kind.__name__} is TorchScript: store the module that was scripted or traced")
         if isinstance(part, torch.nn.Module) and torch.nn.utils.parametrize.is_parametrized(part):

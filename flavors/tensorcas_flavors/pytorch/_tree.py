@@ -72,6 +72,7 @@ from tensorcas_flavors.pytorch._objects import (
     make_generator,
     modules_in,
     parameters_of,
+    plain_view,
     tensors_of,
     torch_attributes,
     unwrap,
@@ -132,6 +133,8 @@ class TreeWriter:
         self._parameter = torch.nn.Parameter
         self._module = torch.nn.Module
         self._scheduler = torch.optim.lr_scheduler.LRScheduler
+        self._views: dict[int, Array] = {}
+        self._kept_arrays: list[Array] = []
         self._numbers: dict[int, int] = {}
         self._kept: list[object] = []  # numbered objects stay alive, so that no later object gets their ids
         self._writers: dict[type, Callable[[Any, str], Any]] = {
@@ -156,6 +159,7 @@ class TreeWriter:
             bytearray: lambda value, path: self._met(value) or {"bytearray": value.hex()},
             np.ndarray: self._array,
             io.BytesIO: self._bytesio,
+            np.memmap: lambda value, path: self._array(self.view_of(value), path),
             deque: self._deque,
             torch.dtype: lambda value, path: {"dtype": str(value)[6:]},
             torch.device: lambda value, path: {"device": str(value)},
@@ -343,6 +347,13 @@ class TreeWriter:
         # The order of a set of texts differs from process to process.
         return {type(values).__name__: sorted(map(self._inner_key, values), key=repr)}
 
+    def view_of(self, array: Array) -> Array:
+        """Return the plain array that is stored in place of one of a subclass, the same one each time."""
+        if id(array) not in self._views:
+            self._views[id(array)] = plain_view(array)
+            self._kept_arrays.append(array)
+        return self._views[id(array)]
+
     def _array(self, array: Array, path: str) -> Any:
         try:
             dtype = dtypes.dtype_name(array.dtype)
@@ -479,7 +490,7 @@ class TreeWriter:
 
     def _refuse_in_state(self, value: object, path: str) -> None:
         """Refuse a part of a state dict that only a pickle can restore: no object could be filled with it."""
-        if self._in_state and self._fills:
+        if self._in_state and self._fills and not is_tensor(value):  # a live tensor of a class takes its parts
             raise pytorch_error(
                 f"{path!r} is a {type(value).__name__} in the state dict of a live object, which only a pickle can "
                 "restore, so into= could not fill such an object: give it plain values, tensors, arrays, bytes or a "
@@ -489,7 +500,7 @@ class TreeWriter:
 
     def _facts(self, value: object, path: str) -> Any:
         try:
-            facts, parts = facts_and_parts(value, is_part)
+            facts, parts = facts_and_parts(value, is_part, self.view_of)
         except AdapterError:
             return None  # it cannot be pickled, and the pickle of the whole will raise that
         start = elsewhere(path)

@@ -19,6 +19,7 @@ from tensorcas_flavors._pickling import (
     named_modules,
     pinned_packages,
     try_back,
+    view_of_map,
 )
 from tensorcas_flavors.sklearn._checks import check_objects
 from tensorcas_flavors.sklearn._facts import model_facts, read_facts, with_facts
@@ -165,7 +166,7 @@ class SklearnAdapter(Adapter):
         odd: set[int] = set()
         while True:
             parts = TakenEstimatorParts(graph, odd)
-            skeleton = dump_skeleton(self.name, model, parts.take_out)
+            skeleton = dump_skeleton(self.name, model, parts.take_out, view_of=view_of_map)
             more_odd = {id(trees[i]) for _, trees in parts.trees.values() for i in odd_trees(trees)}
             if not more_odd:
                 return parts, skeleton

@@ -6,6 +6,7 @@ the skeleton as JSON:
 
 * ``sizes``: the number of members of each ensemble, by its path;
 * ``numbers``: names of the rows that repeat fitted numbers for readers of tensors;
+* ``aliases``: by path the name of an array to which another path leads, too: a copy may have two arrays there;
 * ``attributes`` and ``items``: by pattern the number of objects and items, and the facts of their slots.
 
 A slot is an attribute of an object, or an item of a container. Its fact is
@@ -51,6 +52,7 @@ from tensorcas_flavors._facts import (
     read_tail,
     with_tail,
 )
+from tensorcas_flavors._pickling import view_of_map
 from tensorcas_flavors.sklearn._parts import RANDOM, TakenEstimatorParts
 from tensorcas_flavors.sklearn._walk import SpaceTree, is_space_tree, n_members
 from tensorcas_mlflow.adapter import Array
@@ -112,6 +114,7 @@ class ModelFacts:
 
     sizes: dict[str, int] = field(default_factory=dict)
     numbers: list[str] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
     attributes: dict[str, list[Any]] = field(default_factory=dict)
     items: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -140,6 +143,7 @@ def model_facts(adapter: str, model: Any, parts: TakenEstimatorParts) -> ModelFa
     return ModelFacts(
         sizes={path: n_members(ensemble) for path, ensemble in graph.ensembles.items()},
         numbers=list(graph.numbers),
+        aliases={path: name for path, name in graph.aliases.items() if name in parts.arrays},
         attributes=attributes,
         items={pattern: [len(held), _as_one([slot.fact for slot in held])] for pattern, held in slots.items.items()},
     )
@@ -401,7 +405,7 @@ class _Walk:
             if key not in self._scalars:
                 self._scalars[key] = self._encode(part)
             return self._scalars[key]
-        if kind is np.ndarray and part.dtype != object:
+        if (kind is np.ndarray or kind is np.memmap) and part.dtype != object:
             return {_OTHER: ["array", _digest(*_contents(part))]}
         if id(part) in self._number_rows:
             return {_NUMBERS: [self._number_rows[id(part)], type(part[0]) is not float]}
@@ -533,7 +537,9 @@ class _Walk:
 
     def _digest_of(self, part: Any) -> str:
         """Return a digest of a value's pickle without the parts that are rows."""
-        facts = facts_of(self._adapter, part, lambda held: "row" if id(held) in self._filled else None)
+        facts = facts_of(
+            self._adapter, part, lambda held: "row" if id(held) in self._filled else None, view_of=view_of_map
+        )
         return _digest(facts.rest.encode(), json.dumps([slot.fact for slot in facts.slots]).encode())
 
 

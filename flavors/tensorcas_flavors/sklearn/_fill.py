@@ -52,6 +52,7 @@ class ModelFill:
         self._trees: list[tuple[Any, Any]] = []
         has_seeds = SEEDS in tensors
         self._changes = list(plan_changes(adapter, model, parts, facts, tensors, has_seeds=has_seeds))
+        self._aliases = facts.aliases
         self._check_names(parts, facts.numbers)
         self._find_arrays(parts)
         self._find_trees(parts)
@@ -94,9 +95,20 @@ class ModelFill:
         beside = (SKELETON, SEEDS, STRINGS, *numbers)
         stored = {name for name in self._tensors if name not in beside and not name.endswith(ROWS)}
         stored |= self._boosters.keys()
-        differing = [name for name in sorted(live ^ stored) if not name.startswith(RANDOM)]
+        differing = [
+            name
+            for name in sorted(live ^ stored)
+            if not name.startswith(RANDOM)
+            and not (name in parts.arrays and self._aliases.get(name) in stored)
+            and not (name in stored and self._is_copy(name, self._graph.aliases.get(name)))
+        ]
         if differing:
             raise self._misfit(f"only one of the two has {', '.join(map(repr, differing[:5]))}")
+
+    def _is_copy(self, name: str, other: str | None) -> bool:
+        """Tell whether two stored arrays are equal, so that one live array in both places can have their values."""
+        one, two = (self._tensors.get(each) for each in (name, other or ""))
+        return one is not None and two is not None and one.dtype == two.dtype and one.tobytes() == two.tobytes()
 
     def _find_arrays(self, parts: TakenEstimatorParts) -> None:
         found: list[tuple[Array, Array]] = []
@@ -104,7 +116,7 @@ class ModelFill:
             if name.startswith(UNNAMED):
                 self._check_equal(name, live)
             elif not name.startswith(RANDOM):
-                found.append((live, self._tensors[name]))
+                found.append((live, self._tensors[name if name in self._tensors else self._aliases[name]]))
         for name, members in parts.families.items():
             stored = list(split_family(self._adapter, self._tensors, name))
             if len(stored) != len(members):
@@ -118,6 +130,8 @@ class ModelFill:
             if not fits or packed(live.dtype) != values.dtype:
                 ours, theirs = (f"{array.dtype} of shape {array.shape}" for array in (live, values))
                 raise self._misfit(f"an array of {ours} cannot take one of {theirs}")
+            if None in self._graph.places[id(live)] and not live.flags.writeable:
+                raise self._misfit(f"an array of {live.dtype} of shape {live.shape} is read-only in it")
             self._arrays[id(live)] = live, unpack(values, "F" if is_fortran(live) else "C", live.dtype)
 
     def _find_trees(self, parts: TakenEstimatorParts) -> None:

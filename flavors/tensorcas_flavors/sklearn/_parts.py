@@ -148,12 +148,12 @@ class TakenEstimatorParts:
 
     def tensors(self) -> dict[str, Array]:
         """Return the parts as named arrays."""
-        tensors = {name: _pack(array) for name, array in self.arrays.items()}
+        tensors = {name: _pack(np.asarray(array)) for name, array in self.arrays.items()}
         for name, members in self.families.items():
             if len({member.shape for member in members}) == 1:
-                tensors[name] = _pack(np.stack(members))
+                tensors[name] = np.asarray(_pack(np.stack(members)))
             else:
-                tensors[name] = _pack(np.concatenate(members))
+                tensors[name] = np.asarray(_pack(np.concatenate(members)))
                 tensors[name + ROWS] = np.array([len(member) for member in members], dtype=np.int64)
         tensors.update({name: read_trees(trees) for name, (_, trees) in self.trees.items()})
         if self.seeds:
@@ -164,7 +164,7 @@ class TakenEstimatorParts:
         return tensors
 
     def _taker(self, kind: type) -> Callable[[Any], Reference | None] | None:
-        if kind is np.ndarray:
+        if kind is np.ndarray or kind is np.memmap:
             return self._take_array
         if kind is int:
             return self._take_seed if self.graph.seeds else None

@@ -197,6 +197,8 @@ class Graph:
     """The named arrays; they stay alive, so that no array that pickling makes gets the id of one that it drops."""
     names: dict[int, str] = field(default_factory=dict)
     """Name of each array that an attribute, key or position leads to."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Name of the array at each further path that leads to a named one."""
     families: dict[int, str] = field(default_factory=dict)
     """Name of the family of each array that is one of many small similar ones."""
     places: dict[int, list[LivePlace | None]] = field(default_factory=dict)
@@ -222,6 +224,11 @@ class Graph:
         """Return the fitted numbers as arrays: 0-d, or 1-d for a family."""
         rows = {name: np.array([number for _, number in found]) for name, found in self.numbers.items()}
         return {name: row if len(row) > 1 else row.reshape(()) for name, row in rows.items()}
+
+
+def is_plain_array(part: object) -> bool:
+    """Tell whether an object is an array without a class of its own; one that maps a file is."""
+    return type(part) is np.ndarray or type(part) is np.memmap
 
 
 def is_storable(dtype: np.dtype[Any]) -> bool:
@@ -289,13 +296,15 @@ def walk(model: object, reserved: Collection[str]) -> Graph:
             continue
         if isinstance(part, (*_LEAVES, *_CODE)):
             continue
-        is_array = type(part) is np.ndarray and part.dtype != object
+        is_array = is_plain_array(part) and part.dtype != object  # type: ignore[attr-defined]
         if is_array:
             graph.places.setdefault(id(part), []).append(place)
         if id(part) in visited:
             if isinstance(part, tuple):
                 # Replacing an array here would leave the tuple's other holders with the old one.
-                graph.places.update({id(value): [None] for value in part if type(value) is np.ndarray})
+                graph.places.update({id(value): [None] for value in part if is_plain_array(value)})
+            elif id(part) in graph.names:
+                graph.aliases[path] = graph.names[id(part)]
             continue
         visited.add(id(part))
         if is_booster(part):

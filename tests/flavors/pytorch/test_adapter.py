@@ -25,11 +25,10 @@ class TestAccepts:
         assert ADAPTER.accepts(model)
         assert ADAPTER.accepts(model.state_dict())
         assert ADAPTER.accepts({"w": torch.ones(2)})
+        assert ADAPTER.accepts(torch.ones(2))
         assert ADAPTER.accepts(torch.compile(model))
 
-    @pytest.mark.parametrize(
-        "other", [None, 3, {}, [], {"w": np.ones(2)}, {"a": [1, {"b": None}]}, torch.ones(2), nn.Linear]
-    )
+    @pytest.mark.parametrize("other", [None, 3, {}, [], {"w": np.ones(2)}, {"a": [1, {"b": None}]}, nn.Linear])
     def test_other_objects_are_not_accepted(self, other: object) -> None:
         assert not ADAPTER.accepts(other)
 

@@ -1,4 +1,4 @@
-"""Random modules are filled as ``load_state_dict`` fills them, or stay unchanged."""
+"""Random modules are filled as ``load_state_dict`` fills them, or stay unchanged. A strict fill rounds nothing."""
 
 from __future__ import annotations
 
@@ -78,6 +78,18 @@ def contents(module: nn.Module) -> dict[str, Any]:
     return {name: (tensor.dtype, raw(tensor)) for name, tensor in module.state_dict().items()}
 
 
+def is_cast(module: nn.Module, source: nn.Module) -> bool:
+    own = module.state_dict()
+    return any(own[name].dtype != tensor.dtype for name, tensor in source.state_dict().items() if name in own)
+
+
+def holds_numbers_of(module: nn.Module, source: nn.Module) -> bool:
+    own = module.state_dict()
+    return all(
+        torch.equal(own[name].to(tensor.dtype), tensor) for name, tensor in source.state_dict().items() if name in own
+    )
+
+
 @pytest.mark.parametrize("way", ["into new memory", "into live memory", "load_into"])
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.filterwarnings("ignore")
@@ -97,14 +109,17 @@ def test_random_module_is_filled_as_by_torch_or_stays_unchanged(
         is_refused = False
     except RuntimeError:
         is_refused = True
+    may_not_round = strict and way != "load_into"
+    is_rounded = not is_refused and not holds_numbers_of(expected, source)
     try:
         if way == "load_into":
             Checkpoint.of(source).fill(live, strict=strict)
         else:
             ADAPTER.reconstruct(stored(source), original=live, strict=strict)
     except AdapterError:
-        assert is_refused or structure != seed
+        assert is_refused or structure != seed or (may_not_round and is_cast(expected, source))
         assert contents(live) == before
     else:
         assert not is_refused
+        assert not (may_not_round and is_rounded)
         assert contents(live) == contents(expected)

@@ -26,11 +26,13 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils import Bunch
 
+from tensorcas_mlflow.errors import AdapterError
 from tests.flavors.sklearn.cases import ADAPTER, round_trip, without_pickle
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -98,6 +100,41 @@ def test_any_copy_of_a_model_is_filled_with_any_other(name: str, saved: str, liv
     ADAPTER.reconstruct(without_pickle(ADAPTER.extract(COPIES[saved](name, 0))), original)
 
     assert np.array_equal(original.predict(data), fitted(name, 0).predict(data))
+
+
+def neighbours(seed: int) -> KNeighborsClassifier:
+    return KNeighborsClassifier(algorithm="kd_tree").fit(
+        np.random.default_rng(seed).normal(size=(60, 5)), np.arange(60) % 2
+    )
+
+
+def in_two_arrays(model: Any) -> Any:
+    """Return a model whose data is no longer the very array in its tree, as after `joblib.load`."""
+    model._fit_X = model._fit_X.copy()
+    return model
+
+
+@pytest.mark.parametrize("saved", [neighbours, lambda seed: in_two_arrays(neighbours(seed))], ids=["one", "two"])
+@pytest.mark.parametrize("live", [neighbours, lambda seed: in_two_arrays(neighbours(seed))], ids=["one", "two"])
+def test_one_array_in_two_places_fills_two_equal_ones_and_back(saved: Any, live: Any) -> None:
+    original = live(1)
+    data = np.random.default_rng(3).normal(size=(40, 5))
+
+    ADAPTER.reconstruct(without_pickle(ADAPTER.extract(saved(0))), original)
+
+    assert np.array_equal(original.kneighbors(data)[0], neighbours(0).kneighbors(data)[0])
+    assert np.array_equal(original._fit_X, neighbours(0)._fit_X)
+
+
+def test_two_different_arrays_do_not_fill_one() -> None:
+    model, original = in_two_arrays(neighbours(0)), neighbours(1)
+    model._fit_X += 1
+    before = original._fit_X.copy()
+
+    with pytest.raises(AdapterError, match="only one of the two has '_tree/data'"):
+        ADAPTER.reconstruct(without_pickle(ADAPTER.extract(model)), original)
+
+    assert np.array_equal(original._fit_X, before)
 
 
 def test_items_of_a_bunch_come_back_and_its_attributes_are_those_of_the_live_one() -> None:
