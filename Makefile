@@ -5,7 +5,7 @@ DEMO := .venv/.demo
 DEMO_STAMP := $(DEMO)/.installed
 
 .PHONY: help venv postgresql object-servers torchtitan demo test test-long test-all stress check format clean
-.PHONY: bench bench-smoke docs
+.PHONY: bench bench-smoke docs canary
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -61,6 +61,16 @@ check: $(STAMP) ## lint, formatting, types, layers; changes nothing
 format: $(STAMP) ## format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+CANARY := .venv/.canary
+
+canary: ## test the integration with the newest MLflow and frameworks, below .venv. CANARY_CONSTRAINTS="FILE" caps some
+	.ci/libzstd
+	$(PYTHON) -m venv $(CANARY)
+	$(CANARY)/bin/python -m pip install -q --disable-pip-version-check --upgrade --upgrade-strategy eager \
+		$(addprefix -c ,$(CANARY_CONSTRAINTS)) -e ".[all,dev]" mlflow torch scikit-learn xgboost pyarrow numpy
+	$(CANARY)/bin/python -m pip list | grep -iE '^(mlflow|torch|scikit-learn|xgboost|pyarrow|numpy) '
+	$(CANARY)/bin/python -m pytest tests/integration
 
 docs: $(STAMP) ## build the site of docs/ in build/docs; warnings are errors
 	$(BIN)/python -m sphinx -q -W -b html docs build/docs

@@ -373,8 +373,11 @@ def _is_ours(point: EntryPoint) -> bool:
 
 @cache
 def _load(point: EntryPoint) -> Adapter:
+    from pkgutil import resolve_name
+
     try:
-        adapter = point.load()()
+        # `EntryPoint.load` may hold one lock for all points (importlib_metadata), which a fork would leave locked.
+        adapter = resolve_name(point.value.partition("[")[0].strip())()
     except Exception as error:
         # Another package's module may raise anything on import: its adapter is broken, ours still work.
         raise AdapterError(point.name, f"the adapter {point.value} cannot be imported: {error}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import blake3
@@ -15,6 +14,7 @@ import zstandard
 from tensorcas_mlflow.backends._contract import check_key
 from tensorcas_mlflow.backends._log_digests import WORD_BYTES
 from tensorcas_mlflow.backends._log_records import HEADER_BYTES, LogRow, key_hash
+from tensorcas_mlflow.base.threads import Lazy
 
 MAGIC = b"\x89TCLX\r\n\x01"
 _HEAD = struct.Struct("<8s16sQ")
@@ -84,11 +84,11 @@ class LogIndex:
         """Return the records with packs of some words."""
         return _records_of(self._words, words)
 
-    @cached_property
+    @Lazy
     def _keys(self) -> _Sorted:
         return self._sorted(self.keys, self.n_keys)
 
-    @cached_property
+    @Lazy
     def _words(self) -> _Sorted:
         return self._sorted(self.words, self.n_words)
 

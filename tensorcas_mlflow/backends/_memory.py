@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Iterable, Iterator
 
 from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key
 from tensorcas_mlflow.base.digest import Buffer
+from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError
 
 
@@ -23,7 +23,7 @@ class MemoryBackend(Backend):
         """
         self.uri = "tensorcas-memory:///"
         self.is_remote = is_remote
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._blobs: dict[str, tuple[bytes, float, Token]] = {}
         self._versions = itertools.count()
 

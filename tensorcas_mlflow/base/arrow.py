@@ -13,6 +13,9 @@ import pyarrow as pa
 from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.errors import FormatError
 
+# Arrow's allocator sets itself up under a lock. An import is the place for it: forks wait for imports.
+pa.allocate_buffer(1)
+
 UNREADABLE = (
     pa.ArrowException,
     KeyError,
@@ -140,31 +143,30 @@ def array_of_numbers(values: Any, dtype: pa.DataType) -> Any:
     return pa.Array.from_buffers(dtype, len(data), [None, pa.py_buffer(data.data)])
 
 
-def array_of_texts(texts: Sequence[str | None]) -> Any:
-    """Build an array of texts and nulls, without pandas.
+def array_of_texts(texts: Sequence[str | None], rows: Any = None) -> Any:
+    """Build an array of texts and nulls, without pandas and without the import of `pyarrow.compute`.
+
+    Args:
+        texts: Texts and nulls.
+        rows: For each item of the array the position of its text in ``texts``; by default each text once.
 
     Raises:
         UnicodeEncodeError: A text cannot be encoded.
         ValueError: They have 2 GiB or more.
     """
-    data = [b"" if text is None else text.encode() for text in texts]
-    at = np.zeros(len(data) + 1, dtype=np.int64)
-    np.cumsum(np.fromiter(map(len, data), dtype=np.int64, count=len(data)), out=at[1:])
-    if at[-1] >= 1 << 31:
-        raise ValueError("texts of 2 GiB or more do not go into one array")
-    given = None
-    if None in texts:
-        bits = np.packbits([text is not None for text in texts], bitorder="little")
-        given = pa.py_buffer(bits.data)
-    offsets, joined = pa.py_buffer(at.astype(np.int32).data), pa.py_buffer(b"".join(data))
-    return pa.StringArray.from_buffers(len(data), offsets, joined, given)
+    known = Texts.of("" if text is None else text for text in texts)
+    is_given = np.array([text is not None for text in texts], dtype=bool)
+    if rows is not None:
+        known, is_given = known.take(rows), is_given[rows]
+    return array_over(known, None if is_given.all() else is_given)
 
 
-def array_over(texts: Texts) -> Any:
-    """View texts as a pyarrow array."""
+def array_over(texts: Texts, is_given: Any = None) -> Any:
+    """View texts as a pyarrow array; where they are not given, they are null."""
     at = np.ascontiguousarray(texts.at, dtype=np.int32)
     data = np.ascontiguousarray(texts.data)
-    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(at.data), pa.py_buffer(data.data), None)
+    bits = None if is_given is None else pa.py_buffer(np.packbits(is_given, bitorder="little").data)
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(at.data), pa.py_buffer(data.data), bits)
 
 
 def _validate(column: Any) -> None:

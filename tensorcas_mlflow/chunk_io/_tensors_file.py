@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.tensors import empty_array, pieces_of
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io._ways import Extent, plan_reads
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -143,7 +143,7 @@ class TensorsFile:
         whole = self._all_spans
         self._read(whole.some(slice(first, first + len(outs))), outs, verify=True)
 
-    @cached_property
+    @Lazy
     def _all_spans(self) -> _Spans:
         rows = enumerate(zip(self.manifest.rows, self._layout.starts.tolist(), strict=True))
         size = self.manifest.chunk_bytes

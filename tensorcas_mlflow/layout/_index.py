@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, prefixes, sorted_rows
 from tensorcas_mlflow.base.files import new_name
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
@@ -57,7 +57,7 @@ class PackNames:
 
     packs: tuple[str, ...]
 
-    @cached_property
+    @Lazy
     def numbers(self) -> Mapping[str, int]:
         """Positions in ``packs``, by name; cached, since callers query a table of many packs again and again."""
         return {name: at for at, name in enumerate(self.packs)}

@@ -57,7 +57,7 @@ def stream_of(said: str, columns: Columns, *, max_bytes: int) -> bytes:
     batch = pa.record_batch(
         [
             array_over(columns.names),
-            array_of_texts(columns.dtypes).take(array_of_numbers(columns.dtype, pa.int64())),
+            array_of_texts(columns.dtypes, columns.dtype),
             _lists(columns.shape_at, array_of_numbers(columns.sides, pa.int64())),
             _lists(columns.chunk_at, digests),
             _cut_lists(columns),

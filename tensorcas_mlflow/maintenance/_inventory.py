@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, prefixes, unique_rows
 from tensorcas_mlflow.base.tensors import Offsets
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
 from tensorcas_mlflow.layout import (
     ENTRY,
@@ -120,12 +120,12 @@ class Inventory:
     refs: Mapping[RefSeen, str] = field(default_factory=dict)
     """For each ref of a remote store the manifest it names."""
 
-    @cached_property
+    @Lazy
     def position(self) -> dict[str, int]:
         """Position of each manifest, by name."""
         return {name: at for at, name in enumerate(self.manifests)}
 
-    @cached_property
+    @Lazy
     def sizes(self) -> dict[str, int]:
         """Size of each pack, by name."""
         return dict(zip(self.packs, self.pack_bytes.tolist(), strict=True))
@@ -170,7 +170,7 @@ class Inventory:
         is_one[chunks[chunks >= 0]] = True
         return is_one
 
-    @cached_property
+    @Lazy
     def _prefix(self) -> Any:
         return prefixes(self.digests)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import BackendError, without_secrets
 from tensorcas_mlflow.integration.forgotten._holdings import Kind
 from tensorcas_mlflow.integration.forgotten._tracker import Artifacts, Experiment, Registry, Tracker
@@ -62,7 +62,7 @@ class _MlflowTracker:
     def experiments(self) -> Sequence[Experiment]:
         return self._experiments
 
-    @cached_property
+    @Lazy
     def _experiments(self) -> list[Experiment]:
         from mlflow.entities import ViewType
 
@@ -104,7 +104,7 @@ class _MlflowArtifacts:
         self.uri = uri
         self._tracking_uri = tracking_uri
 
-    @cached_property
+    @Lazy
     def _repository(self) -> ArtifactRepository:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 

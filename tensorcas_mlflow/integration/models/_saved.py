@@ -9,7 +9,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +26,7 @@ from mlflow.utils.file_utils import get_local_path_or_none
 from mlflow.utils.model_utils import _add_code_from_conf_to_system_path, _get_overridden_pyfunc_model_config
 
 from tensorcas_mlflow.backends import is_ours
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import (
     CorruptError,
     FormatError,
@@ -257,12 +257,12 @@ class SavedModel:
         if self._artifact_path is not None:
             yield self._artifact_path
 
-    @cached_property
+    @Lazy
     def manifest_file(self) -> Path:
         """A local copy of the manifest, or the manifest itself."""
         return self.folder.file(f"{self.data}/{MANIFEST_FILE}")
 
-    @cached_property
+    @Lazy
     def manifest(self) -> Manifest:
         """The manifest of the model's tensors.
 
@@ -299,7 +299,7 @@ class SavedModel:
     def _manifest_place(self) -> str:
         return f"{self.folder.uri}/{self.data}/{MANIFEST_FILE}"
 
-    @cached_property
+    @Lazy
     def payload(self) -> str | None:
         """Path of the file with the tensors in a self-contained folder; None in any other."""
         paths = (f"{self.data}/{name}" for name in PAYLOAD_FILES)

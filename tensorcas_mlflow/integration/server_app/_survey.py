@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.integration._artifact_uri import owner_of
 from tensorcas_mlflow.integration.server_app._tracking import Named, find_models, find_runs
 from tensorcas_mlflow.layout import STEP_TEXT, Ref, list_blobs, step_of_text
@@ -59,12 +59,12 @@ class StoreSurvey:
     state: frozenset[str] = field(repr=False)
     """Refs and packs from which the figures were computed."""
 
-    @cached_property
+    @Lazy
     def position(self) -> Mapping[str, int]:
         """Position of each ref, by key."""
         return {ref.key: at for at, ref in enumerate(self.refs)}
 
-    @cached_property
+    @Lazy
     def refs_of_run(self) -> Mapping[str, list[Ref]]:
         """The refs of each run, oldest first."""
         found: dict[str, list[Ref]] = {}
@@ -73,7 +73,7 @@ class StoreSurvey:
                 found.setdefault(owner.run_id, []).append(ref)
         return found
 
-    @cached_property
+    @Lazy
     def refs_of_model(self) -> Mapping[str, list[Ref]]:
         """The refs of each logged model, oldest first."""
         found: dict[str, list[Ref]] = {}
