@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import uuid
@@ -82,13 +83,12 @@ def beside_the_moved_one(backup: Path, root: Path) -> None:
 
 def file_by_file(backup: Path, root: Path) -> None:
     """As rsync does it: each file is replaced by another one, and files that the backup lacks go."""
-    for path in [path for path in root.rglob("*") if path.is_file()]:
-        saved = backup / path.relative_to(root)
-        if saved.exists():
-            shutil.copy2(saved, path.with_name(".tmp"))
-            path.with_name(".tmp").replace(path)
-        else:
-            path.unlink()
+    for path in content(root).keys() - content(backup).keys():
+        (root / path).unlink()
+    for path in content(backup):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(backup / path, root / "tmp")
+        (root / "tmp").replace(root / path)
 
 
 WAYS = [in_its_place, over_it, beside_the_moved_one, file_by_file]
@@ -456,3 +456,56 @@ def test_log_with_a_failed_sync_and_a_snapshot_is_written_again(
     commit(LoggedBackend(tmp_path / "root"), "b")
     assert {info.key for info in backend.list("refs")} == {"refs/@a", "refs/@b"}
     assert LoggedBackend(tmp_path / "snapshot").get("refs/@a") == b"a"
+
+
+# --- all of it
+
+
+def check_history(folder: Path, seed: int) -> None:
+    """Save, delete, collect, snapshot and put back at random with several open processes; compare with a dict."""
+    rng = random.Random(seed)
+    root = folder / "store"
+    stores = [Store.init(root, logs=True)]
+    expected: dict[int, int] = {}
+    backups: list[tuple[Path, dict[int, int]]] = []
+    snapshots: list[tuple[Path, dict[int, int]]] = []
+    for number in range(rng.randrange(10, 40)):
+        act, store, step = rng.random(), rng.choice(stores), rng.randrange(5)
+        if act < 0.45:
+            save(store, step, content=number)
+            expected[step] = number
+        elif act < 0.6 and step in expected:
+            drop(store, step)
+            del expected[step]
+        elif act < 0.7:
+            stores.append(Store.open(root))
+        elif act < 0.75:
+            end_process(store)
+        elif act < 0.85:
+            backups.append((folder / f"backup-{number}", dict(expected)))
+            shutil.copytree(root, backups[-1][0])
+        elif act < 0.9:
+            snapshots.append((linked(root, folder / f"snapshot-{number}"), dict(expected)))
+        elif backups:
+            backup, expected = rng.choice(backups)
+            expected = dict(expected)
+            rng.choice([in_its_place, file_by_file])(backup, root)
+        else:
+            plan_gc(Store.open(root), grace_s=0).execute()
+        for each in (rng.choice(stores), Store.open(root)):
+            assert {at: load(each, at) for at in steps(each)} == expected
+    for snapshot, kept in snapshots:
+        opened = Store.open(snapshot)
+        assert {at: load(opened, at) for at in steps(opened)} == kept
+    assert verify(Store.open(root), full=True).problems == ()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_history_of_saves_snapshots_and_backups_agrees_with_a_dict(seed: int, tmp_path: Path) -> None:
+    check_history(tmp_path, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3, 60))
+def test_any_long_series_of_histories_with_snapshots_and_backups_agrees_with_a_dict(seed: int, tmp_path: Path) -> None:
+    check_history(tmp_path, seed)
