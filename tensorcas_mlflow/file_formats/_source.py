@@ -11,6 +11,7 @@ import contextlib
 import mmap
 import os
 import stat
+import weakref
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -131,6 +132,7 @@ class LocalFile(ByteSource):
         try:
             # O_NONBLOCK: opening a pipe would otherwise wait for a writer.
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            weakref.finalize(self, os.close, self._descriptor)
             status = os.fstat(self._descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it is not a file")
@@ -141,10 +143,6 @@ class LocalFile(ByteSource):
         if self.size:
             with contextlib.suppress(OSError, ValueError):  # a file that cannot be mapped is read
                 self._mapped = map_privately(self._descriptor, self.size)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            os.close(self._descriptor)
 
     def read_into(self, start: int, out: memoryview) -> None:
         at = 0

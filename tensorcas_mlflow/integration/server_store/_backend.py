@@ -10,6 +10,7 @@ import re
 import tempfile
 import time
 import uuid
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -38,11 +39,8 @@ class Download:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
         self.size = os.fstat(self._descriptor).st_size
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
 
     def read_into(self, start: int, out: memoryview) -> bool:
         """Fill a buffer with bytes from ``start`` on; returns False if the blob ends before it is full."""
