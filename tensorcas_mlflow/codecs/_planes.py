@@ -18,7 +18,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs._codec import Codec, compiled_encoder
 from tensorcas_mlflow.codecs._words import WORDS, join, planes_in, room_for_planes, split, stretches_of, words_in
-from tensorcas_mlflow.codecs._zstd import CONTEXTS, frames_into
+from tensorcas_mlflow.codecs._zstd import CONTEXTS, frame_into
 from tensorcas_mlflow.errors import FormatError
 
 _LEAST_GAIN = 0.985
@@ -125,8 +125,6 @@ def decode_planes(parts: Sequence[memoryview], lengths: Sequence[int], width: in
     room = room_for_planes(sum(lengths), width)
     planes = planes_in(room, width)
     head = 1 + 4 * width
-    frames: list[Buffer] = []
-    outs: list[memoryview] = []
     at = 0
     for part, length in zip(parts, lengths, strict=True):
         if len(part) < head or part[0] != width:
@@ -141,10 +139,8 @@ def decode_planes(parts: Sequence[memoryview], lengths: Sequence[int], width: in
             if size == length:
                 mine[:] = frame
             else:
-                frames.append(frame)
-                outs.append(mine)
+                frame_into(frame, mine)
         at += length
-    frames_into(frames, outs)
     return room
 
 

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow.codecs import PLANES, SHUFFLE_ZSTD, Effort, PlaneCoding, _zstd
+from tensorcas_mlflow.codecs import PLANES, SHUFFLE_ZSTD, Effort, PlaneCoding
 from tensorcas_mlflow.errors import FormatError
 
 rng = np.random.default_rng(0)
@@ -130,10 +130,7 @@ def test_damaged_planes_raise_a_format_error_or_fill_the_buffer(data: st.DataObj
     assert len(out) == len(raw)
 
 
-@pytest.mark.parametrize("has_many", [True, False])
-def test_planes_are_decompressed_together_or_one_by_one(has_many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_zstd, "HAS_MANY", has_many)
-    monkeypatch.setattr(_zstd, "_LEAST_TOGETHER", 2)
+def test_damaged_planes_are_decompressed_or_refused() -> None:
     raw = (np.arange(9_000, dtype=np.uint32) // 7).tobytes()
     stored = bytes(PLANES.encode(raw, 4))
     out = bytearray(len(raw))
@@ -147,12 +144,7 @@ def test_planes_are_decompressed_together_or_one_by_one(has_many: bool, monkeypa
             PLANES.decode_into(bytes(damaged), memoryview(out))
 
 
-@pytest.mark.parametrize("has_many", [True, False])
-def test_planes_refuse_a_frame_of_another_size_than_their_words(
-    has_many: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_zstd, "HAS_MANY", has_many)
-    monkeypatch.setattr(_zstd, "_LEAST_TOGETHER", 2)
+def test_planes_refuse_a_frame_of_another_size_than_their_words() -> None:
     frames = [zstandard.ZstdCompressor().compress(bytes(size)) for size in (5_000, 5_001)]
     stored = struct.pack("<B2I", 2, *map(len, frames)) + b"".join(frames)
 

@@ -119,18 +119,16 @@ static uint32_t u32_at(const uint8_t *from) {
     return number;
 }
 
-/* Decompress the frame at the beginning of `stored`, which states `n_bytes` as its content size. */
+/* Decompress the one whole frame that `stored` is, which states `n_bytes` as its content size. */
 static int decode_frame(Areas *areas, const uint8_t *stored, size_t n_stored, uint8_t *out, size_t n_bytes) {
-    if (ZSTD_getFrameContentSize(stored, n_stored) != n_bytes)
+    if (n_stored < 4 || u32_at(stored) != ZSTD_MAGICNUMBER || ZSTD_getFrameContentSize(stored, n_stored) != n_bytes)
         return CHUNK_MALFORMED;
-    if (n_bytes == 0)
-        return CHUNK_GOOD;
-    size_t n_frame = ZSTD_findFrameCompressedSize(stored, n_stored);
-    if (ZSTD_isError(n_frame))
+    /* Neither bytes nor other frames follow. */
+    if (ZSTD_findFrameCompressedSize(stored, n_stored) != n_stored)
         return CHUNK_MALFORMED;
     if (*areas->context == NULL && (*areas->context = ZSTD_createDCtx()) == NULL)
         return CHUNK_NO_MEMORY;
-    size_t n_made = ZSTD_decompressDCtx(*areas->context, out, n_bytes, stored, n_frame);
+    size_t n_made = ZSTD_decompressDCtx(*areas->context, out, n_bytes, stored, n_stored);
     if (ZSTD_isError(n_made) && ZSTD_getErrorCode(n_made) == ZSTD_error_memory_allocation)
         return CHUNK_NO_MEMORY;
     return n_made == n_bytes ? CHUNK_GOOD : CHUNK_MALFORMED;
