@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, digest_all
 from tensorcas_mlflow.base.tensors import Offsets, chunk_ends, pieces_of, ranges
 from tensorcas_mlflow.chunk_io import ChunkReader
-from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
+from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Columns, Manifest, Mask, Row, Rows
 from tensorcas_mlflow.store._bases import BasePlan
 from tensorcas_mlflow.store._choose import MAX_SAVED_DEPTH, is_float, sample_number
@@ -135,23 +136,37 @@ def recut(
     of_new = columns.rows_of(new)
     n_new = np.bincount(of_new, weights=source.sizes[new], minlength=len(columns))
     is_wanted = columns.is_tensor & (n_new >= np.maximum(LEAST_TABLE_BYTES, _LEAST_SHARE * columns.n_bytes))
+    has_base = np.zeros(len(columns), dtype=bool)
+    if plan is not None:
+        has_base[of_new[plan.has(new)]] = True
+    is_wanted &= ~has_base | (columns.n_bytes >= least_bytes)
+    known = _known(candidates, chunk_bytes)
     found: dict[int, tuple[Any, Moves]] = {}
-    n_looks = 1 + int(n_new.sum()) // _SAMPLED_BYTES
+    n_looks = min(1 + int(n_new.sum()) // _SAMPLED_BYTES, _MOST_SAMPLED)
     sampled: dict[int, bool] = {}
     """Whether the tables of a first dimension have shifted."""
     rows = np.flatnonzero(is_wanted)
     for number in rows[np.argsort(-columns.n_bytes[rows], kind="stable")].tolist():
-        row = columns.row(number)
-        if (row.cuts is not None and row.spec.name not in source.carried) or not row.spec.shape:
+        # A base has the shape of its table. Most tables of a training have one, so only some are looked at.
+        shape = columns.shape(number)
+        if not shape or (has_base[number] and not sampled.get(shape[0], len(sampled) < n_looks)):
             continue
-        versions = _versions(row, candidates, chunk_bytes)
+        with_name = [
+            (manifest, at) for manifest, rows_of in known if (at := rows_of.get(columns.name(number))) is not None
+        ]
+        if not with_name:
+            continue
+        row = columns.row(number)
+        if row.cuts is not None and row.spec.name not in source.carried:
+            continue
+        versions = _versions(row, with_name)
         if not versions or not source.holds(columns.chunks_of(np.array([number]))).all():
             continue
         data, before = source.whole(number), versions[0]
         if before.spec.shape == row.spec.shape and np.array_equal(before.ends(chunk_bytes), row.ends(chunk_bytes)):
             side = row.spec.shape[0]
             if side not in sampled:
-                if row.spec.n_bytes < least_bytes or len(sampled) >= min(n_looks, _MOST_SAMPLED):
+                if row.spec.n_bytes < least_bytes or len(sampled) >= n_looks:
                     continue
                 mine = new[slice(*new.searchsorted(columns.chunk_at[number : number + 2]).tolist())]
                 is_new = n_new[number] >= _NEW_SHARE * row.spec.n_bytes
@@ -171,16 +186,21 @@ def recut(
     return Recut(source, chunk_bytes, found) if found else None
 
 
-def _versions(row: Row, candidates: Sequence[Manifest], chunk_bytes: int) -> list[Row]:
-    """Return earlier versions of a table: they have its name and dtype, and its dimensions but for the first one."""
+def _known(candidates: Sequence[Manifest], chunk_bytes: int) -> list[tuple[Manifest, Mapping[str, int]]]:
+    """Return the first of some manifests with the numbers of their rows by name."""
+    known: list[tuple[Manifest, Mapping[str, int]]] = []
+    for manifest in candidates[:_N_CANDIDATES]:
+        with suppress(FormatError):  # two of its many rows may have one name
+            if manifest.chunk_bytes == chunk_bytes:
+                known.append((manifest, manifest.by_name.numbers))
+    return known
+
+
+def _versions(row: Row, with_name: Sequence[tuple[Manifest, int]]) -> list[Row]:
+    """Return earlier versions of a table among rows of its name: of its dtype, and its dimensions but for the first."""
     found: dict[bytes, Row] = {}
-    for candidate in candidates[:_N_CANDIDATES]:
-        if candidate.chunk_bytes != chunk_bytes:
-            continue
-        try:
-            before = candidate.row(row.spec.name)
-        except (TensorNotFoundError, FormatError):  # two of its many rows may have one name
-            continue
+    for manifest, at in with_name:
+        before = manifest.columns.row(at)
         if (before.spec.dtype, before.spec.shape[1:]) == (row.spec.dtype, row.spec.shape[1:]) and before.spec.n_bytes:
             found.setdefault(before.digests.tobytes(), before)
     return list(found.values())

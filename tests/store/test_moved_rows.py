@@ -299,3 +299,12 @@ def test_array_changed_while_it_is_cut_anew_is_refused_or_stored_as_hashed() -> 
 
     with pytest.raises(ConflictError), pending:
         pending.write()
+
+
+def test_large_scalar_is_no_table() -> None:
+    store = Store.init_backend(MemoryBackend())
+    for step in range(3):
+        one = {"s": np.array(b"%d" % step * 40_000), "t": np.zeros((0, 9)), "u": np.zeros((9_000, 0))}
+        _, manifest = save(store, one, step)
+
+        check_loads(store, manifest, one)
