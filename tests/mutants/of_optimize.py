@@ -23,7 +23,7 @@ MUTANTS = (
         fault="steps that are dropped after they were optimized beside others",
         test="test_steps_that_are_dropped_give_their_room_back_though_bases_lie_beside_them",
         definition="DoneChunks._find_wasteful",
-        before="DEFAULT_MAX_WASTE * total",
+        before="self.max_waste * total",
         after="total",
     ),
     Mutant(
