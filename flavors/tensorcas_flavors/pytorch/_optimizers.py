@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorcas_flavors.pytorch._objects import bare_name, is_live, is_tensor, parameters_of
-from tensorcas_flavors.pytorch._tensors import Copy, as_array, dtype_name, pytorch_error
+from tensorcas_flavors.pytorch._tensors import Copy, as_array, dtype_name, pytorch_error, refusal
 from tensorcas_flavors.pytorch._tree import ParameterKey
 
 if TYPE_CHECKING:
@@ -134,20 +134,19 @@ def in_live_order(
     for number, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         ids = list(group["params"])
         here = range(start, start + len(ids))
-        places = [place_of.get(id(parameter)) for parameter in own["params"]]
-        others = [place for place in places if place is not None and place not in here]
+        known = [place_of.get(id(parameter)) for parameter in own["params"]]
+        others = [place for place in known if place is not None and place not in here]
         if others:
             raise pytorch_error(
                 f"{where}: group {number} has the parameter {stored[others[0]].name!r}, which was stored in another "
                 "group: give the optimizer the groups that it was stored with"
             )
-        left = iter([place for place in here if place not in set(places)])
-        for at, parameter in enumerate(own["params"]):
-            if places[at] is None:
-                places[at] = next(left)
-            if entries is None or entries.get(ids[places[at] - start]):
-                _check_fits(parameter, stored[places[at]], f"{where}: parameter {at} of group {number}")
-        order = [place - start for place in places]  # type: ignore[operator]
+        taken = set(known)
+        left = iter([place for place in here if place not in taken])
+        order = [(next(left) if place is None else place) - start for place in known]
+        for at, (parameter, place) in enumerate(zip(own["params"], order, strict=True)):
+            if entries is None or entries.get(ids[place]):
+                _check_fits(parameter, stored[start + place], f"{where}: parameter {at} of group {number}")
         if order != sorted(order):
             if _has_one_state(optimizer) or has_own_format(optimizer):
                 raise pytorch_error(
@@ -236,9 +235,9 @@ def replaced_by(optimizer: torch.optim.Optimizer, state: Any, where: str) -> Ite
     if not is_of_torch(type(optimizer)) or optimizer._optimizer_load_state_dict_post_hooks or has_own_format(optimizer):
         return
     for parameter, number, entries in _entries(optimizer, state):
-        old = optimizer.state.get(parameter)
+        old: Any = optimizer.state.get(parameter)
         for key, entry in entries.items() if isinstance(old, Mapping) else ():
-            live: Any = old.get(key)
+            live = old.get(key)
             # On another device, the load makes a new tensor.
             if is_tensor(live) and is_tensor(entry) and live.device == parameter.device:
                 yield Copy(where=f"{where}: state {number}, {key!r}", target=live, source=entry)
@@ -365,8 +364,10 @@ def _not_taken(now: Any, state: Any, path: str) -> str | None:
         if not is_tensor(now):
             return f"{path[1:]!r}"
         if now.dtype != state.dtype or now.shape != state.shape:
-            was, its = (f"{dtype_name(each)} {tuple(each.shape)}" for each in (state, now))
-            return f"{path[1:]!r} as stored: it was {was}, and is {its}"
+            was, becomes = (f"{dtype_name(each)} {tuple(each.shape)}" for each in (state, now))
+            return f"{path[1:]!r} as stored: it was {was}, and is {becomes}"
+        if refusal(now) or refusal(state):
+            return None  # nobody can compare their elements
         one, other = (as_array(each.detach().cpu()) for each in (now, state))
         return None if np.array_equal(_bytes(one), _bytes(other)) else f"the values of {path[1:]!r}"
     if isinstance(state, Mapping):

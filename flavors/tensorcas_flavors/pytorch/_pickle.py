@@ -60,7 +60,8 @@ def dump(obj: object, rows: ModelRows, tree: TreeWriter) -> tuple[bytes, set[typ
         raise
     except Exception as error:  # pickling runs code of the model's classes, which may raise anything
         raise pytorch_error(
-            f"a {type(obj).__name__} cannot be pickled: {error}. Store its state_dict() instead"
+            f"a {type(obj).__name__} cannot be pickled: {error}. Store the state_dict() of an object that cannot be "
+            "pickled in its place; a load with into= fills the object from that"
         ) from error
     return buffer.getvalue(), pickler.kinds | pickler.of_tensors | pickler.optimizers
 
