@@ -722,7 +722,7 @@ class _Walk:
     def _live(self, part: PickleNode) -> Any:
         return None if part.number is None else self._memo.get(part.number)
 
-    def _elements(self, visit: _Visit, elements: Sequence[Any], holder: Any = None) -> list[_Visit]:
+    def _elements(self, visit: _Visit, elements: Sequence[Any], holder: Any = None) -> list[_Step]:
         """Return visits of elements; ``holder`` is the container, or the place of the tuple, that can be changed."""
         return [
             _Visit(
@@ -775,8 +775,9 @@ class _Walk:
             steps += self._elements(opened, args, None if node.is_shared else visit.place)
         elif opened and _name_of(function) in OF_ARRAYS and type(args) is tuple:
             held = OF_ARRAYS[_name_of(function)]
-            for i, each in enumerate(self._elements(visit, args)):
-                steps.append(each._replace(is_open=i in held))
+            for i, each in enumerate(args):
+                path = (visit.path, i)
+                steps.append((visit if i in held else closed)._replace(part=each, path=path, place=None))
         else:
             steps.append(closed._replace(part=args))
         steps += [closed._replace(part=each) for each in keywords]

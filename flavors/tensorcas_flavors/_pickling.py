@@ -210,7 +210,8 @@ def reduce_array(array: Any, view_of: ViewOf) -> Any:
     Returns:
         NotImplemented for a class that pickles in a way of its own.
     """
-    kind, view = type(array), view_of(array)
+    kind: Any = type(array)
+    view = view_of(array)
     if view is None:
         return NotImplemented
     if kind is np.memmap:
@@ -218,7 +219,8 @@ def reduce_array(array: Any, view_of: ViewOf) -> Any:
     if kind is np.ma.MaskedArray:
         fill_value = array._fill_value
         # numpy computes it on the first access, and then keeps it.
-        if fill_value is not None and repr(fill_value) == repr(np.ma.core._check_fill_value(None, array.dtype)):
+        core: Any = np.ma.core
+        if fill_value is not None and repr(fill_value) == repr(core._check_fill_value(None, array.dtype)):
             fill_value = None
         mask = None if array._mask is np.ma.nomask else array._mask
         value = None if fill_value is None else np.asarray(fill_value)[()]
@@ -229,7 +231,9 @@ def reduce_array(array: Any, view_of: ViewOf) -> Any:
         is_plain = kind.__setstate__ is np.ndarray.__setstate__
         attributes = getattr(array, "__dict__", None) or None
         return (array_of_class, (kind, view, attributes)) if is_plain else NotImplemented
-    reduced = array.__reduce__()
+    reduced: Any = array.__reduce__()
+    function: Any
+    state: Any
     function, _, state = reduced if len(reduced) == 3 else (None, None, None)
     is_extended = function is np.ndarray.__reduce__(np.empty(0))[0] and type(state) is tuple and len(state) > 4
     if not is_extended or type(state[4]) is not bytes or len(state[4]) != array.nbytes:

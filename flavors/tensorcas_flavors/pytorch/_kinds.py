@@ -76,15 +76,15 @@ def taken_apart(tensor: torch.Tensor) -> tuple[str, dict[str, Any]] | None:
     if tensor.is_nested:
         return "nested", {
             "values": tensor.values(),
-            "sizes": tensor._nested_tensor_size(),  # type: ignore[attr-defined]
-            "strides": tensor._nested_tensor_strides(),  # type: ignore[attr-defined]
-            "offsets": tensor._nested_tensor_storage_offsets(),  # type: ignore[attr-defined]
+            "sizes": tensor._nested_tensor_size(),
+            "strides": tensor._nested_tensor_strides(),
+            "offsets": tensor._nested_tensor_storage_offsets(),
         }
     if tensor.is_meta:
         return None
     if tensor.is_quantized:
         return "quantized", _quantized_parts(tensor)
-    kind = name_of(tensor.layout)  # type: ignore[arg-type]
+    kind = name_of(tensor.layout)
     shape = list(tensor.shape)
     if tensor.layout is torch.sparse_coo:
         parts = {"indices": tensor._indices(), "values": tensor._values(), "shape": shape}
@@ -99,7 +99,7 @@ def taken_apart(tensor: torch.Tensor) -> tuple[str, dict[str, Any]] | None:
     if not conj and not neg:
         return None
     plain = tensor.conj() if conj else tensor
-    return "lazy", {"values": torch._neg_view(plain) if neg else plain, "conj": conj, "neg": neg}  # type: ignore[attr-defined]
+    return "lazy", {"values": torch._neg_view(plain) if neg else plain, "conj": conj, "neg": neg}
 
 
 def _quantized_parts(tensor: torch.Tensor) -> dict[str, Any]:
@@ -145,10 +145,10 @@ def put_together(kind: str, parts: dict[str, Any]) -> torch.Tensor:
             is_coalesced=_of(parts["coalesced"], bool),
         )
     if kind in _INDICES:
-        indices = [parts[name] for name in _INDICES[kind]]
+        compressed, plain = (parts[name] for name in _INDICES[kind])
         layout = getattr(torch, kind)
         return torch.sparse_compressed_tensor(
-            *indices, parts["values"], parts["shape"], layout=layout, check_invariants=True
+            compressed, plain, parts["values"], parts["shape"], layout=layout, check_invariants=True
         )
     return _MAKERS[kind](parts)
 
@@ -166,7 +166,7 @@ def _nested(parts: dict[str, Any]) -> torch.Tensor:
         stop = offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         if 0 not in size and stop > values.numel():
             raise ValueError("a part of a nested tensor lies outside of its values")
-    return torch._nested_view_from_buffer(values, sizes, strides, offsets)  # type: ignore[no-any-return]
+    return torch._nested_view_from_buffer(values, sizes, strides, offsets)
 
 
 def _quantized(parts: dict[str, Any]) -> torch.Tensor:
@@ -185,7 +185,7 @@ def _quantized(parts: dict[str, Any]) -> torch.Tensor:
         raise ValueError(f"the words of a tensor of {name} have another dtype or shape")
     dtype = getattr(torch, name)
     if "scale" in parts:
-        made = torch._empty_affine_quantized(  # type: ignore[attr-defined]
+        made = torch._empty_affine_quantized(
             shape, scale=parts["scale"], zero_point=parts["zero"], dtype=dtype, device=words.device
         )
     else:
@@ -194,10 +194,10 @@ def _quantized(parts: dict[str, Any]) -> torch.Tensor:
         zeros = torch.tensor(parts["zeros"], dtype=torch.float32 if floats else torch.int64, device=words.device)
         if not 0 <= axis < len(shape) or not list(scales.shape) == list(zeros.shape) == [shape[axis]]:
             raise ValueError(f"the scales of a tensor of {name} do not fit its shape")
-        made = torch._empty_per_channel_affine_quantized(  # type: ignore[attr-defined]
+        made = torch._empty_per_channel_affine_quantized(
             shape, scales=scales, zero_points=zeros, axis=axis, dtype=dtype, device=words.device
         )
-    return made.set_(words.untyped_storage(), offset, shape, stride)  # type: ignore[no-any-return]
+    return made.set_(words.untyped_storage(), offset, shape, stride)
 
 
 def _lazy(parts: dict[str, Any]) -> torch.Tensor:
@@ -205,7 +205,7 @@ def _lazy(parts: dict[str, Any]) -> torch.Tensor:
 
     made = parts["values"]
     if parts["neg"]:
-        made = torch._neg_view(made)  # type: ignore[attr-defined]
+        made = torch._neg_view(made)
     return made.conj() if parts["conj"] else made  # type: ignore[no-any-return]
 
 
@@ -241,7 +241,7 @@ def misfit(target: torch.Tensor, source: torch.Tensor) -> str | None:
 def shape_of(tensor: torch.Tensor) -> Any:
     """Return the shape of a tensor; of a nested one the sizes of its parts."""
     if tensor.is_nested and not is_subclass(tensor):
-        return tensor._nested_tensor_size().tolist()  # type: ignore[attr-defined]
+        return tensor._nested_tensor_size().tolist()
     return tensor.shape
 
 
@@ -254,12 +254,12 @@ def _kind_of(tensor: torch.Tensor) -> str:
     if tensor.is_nested:
         return "a nested tensor"
     if tensor.is_quantized:
-        return f"a tensor of {name_of(tensor.dtype)}, {name_of(tensor.qscheme())}"  # type: ignore[arg-type]
+        return f"a tensor of {name_of(tensor.dtype)}, {name_of(tensor.qscheme())}"
     if tensor.layout in (torch.strided, torch.sparse_coo):
         return "a plain tensor" if tensor.layout is torch.strided else "a tensor of sparse_coo"
     if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
         return "a tensor of mkldnn"
-    return f"a tensor of {name_of(tensor.layout)} with values of {tuple(tensor.values().shape)}"  # type: ignore[arg-type]
+    return f"a tensor of {name_of(tensor.layout)} with values of {tuple(tensor.values().shape)}"
 
 
 def reduction(tensor: torch.Tensor) -> Any:
