@@ -159,9 +159,9 @@ def _hold_fork() -> None:
         return
     # Hooks of modules imported later than this one have run. That of logging holds a lock that most modules ask for.
     lock = getattr(_sys.modules.get("logging"), "_lock", None)
-    is_held = lock is not None and lock._is_owned()
-    if is_held:
-        lock.release()
+    held = lock if lock is not None and lock._is_owned() else None
+    if held is not None:
+        held.release()
     late: list[Callable[[], object] | None] = []
 
     def register(*, before: "Callable[[], object] | None" = None, **others: "Callable[[], object]") -> None:
@@ -171,7 +171,7 @@ def _hold_fork() -> None:
 
     with _turn:
         # A module imported meanwhile registers hooks: those after this fork will run, so those before it must.
-        _os.register_at_fork = register
+        _os.register_at_fork = register  # type: ignore[assignment]
         try:
             end_s = _monotonic() + _MOST_HELD_S
             while _is_importing(me) and _monotonic() < end_s:
@@ -180,8 +180,8 @@ def _hold_fork() -> None:
             _os.register_at_fork = _register
             for before in filter(None, late):
                 before()
-            if is_held:
-                lock.acquire()
+            if held is not None:
+                held.acquire()
 
 
 def _free_imports() -> None:
