@@ -525,7 +525,7 @@ def plan_gc(
     deleted = {info.key: info.size for info in store.backend.map_requests(store.backend.stat, others) if info}
     deleted |= quarantine | {f"manifests/{name}": state.manifests[name] for name in manifests}
     deleted |= {pack_key(name): state.sizes[name] for name in doomed}
-    rewrites, freed = _worth_rewriting(store.backend, state, deleted, rewrites, grace_s)
+    worth, freed = _worth_rewriting(store.backend, state, deleted, rewrites, grace_s)
     return GcPlan(
         store=store,
         census=census,
@@ -534,7 +534,7 @@ def plan_gc(
         unread_refs=state.unread_refs,
         stale_intents=tuple(state.stale),
         packs={name: state.sizes[name] for name in doomed},
-        rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
+        rewrites={name: (needed, state.sizes[name]) for name, needed in worth.items()},
         manifests=manifests,
         recipes=tuple(sorted(unneeded)),
         recipe_bytes=int(state.rows.stored_bytes[state.kept_by_recipes[state.rows.chunk]].sum()),

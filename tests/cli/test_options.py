@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.cli._command import Once, duration, part, percentage, size
+from tensorcas_mlflow.cli._command import Once
 from tensorcas_mlflow.cli._main import parser
 from tensorcas_mlflow.store import Store
 from tests.cli.conftest import Tensorcas
+
+_VALUES = {"percentage": "3%", "duration": "3h", "size": "3MB", "part": "1/3"}
+"""A value of each type that does not read a number."""
 
 
 def single_valued() -> list[tuple[str, str, tuple[str, ...]]]:
@@ -21,7 +24,7 @@ def single_valued() -> list[tuple[str, str, tuple[str, ...]]]:
             if action.option_strings and isinstance(action, Once):
                 n_values = action.nargs if isinstance(action.nargs, int) else 1
                 value = next(iter(action.choices or ["3"]))
-                value = {percentage: "3%", duration: "3h", size: "3MB", part: "1/3"}.get(action.type, value)
+                value = _VALUES.get(getattr(action.type, "__name__", ""), value)
                 found.append((name, action.option_strings[0], (str(value),) * n_values))
     return found
 

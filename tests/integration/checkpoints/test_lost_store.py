@@ -78,7 +78,7 @@ def test_a_link_in_the_old_place_brings_the_checkpoints_back(cas_experiment: str
 
 
 def test_the_error_survives_pickling_and_is_a_store_that_is_not_found() -> None:
-    error = pickle.loads(pickle.dumps(StoreLostError("tensorcas:///gone", "run")))
+    error: StoreLostError = pickle.loads(pickle.dumps(StoreLostError("tensorcas:///gone", "run")))
 
-    assert isinstance(error, StoreNotFoundError)
+    assert issubclass(type(error), StoreNotFoundError)
     assert (error.uri, error.run_id, str(error)) == ("tensorcas:///gone", "run", str(StoreLostError(*error.args)))

@@ -120,7 +120,7 @@ def test_shares_never_exceed_the_files(tmp_path: Path, logs: bool, n_dropped: in
     for ref in refs[:n_dropped]:
         store.drop(ref)
     for by in ("run", "step"):
-        found = find_shares(store, by)  # type: ignore[arg-type]
+        found = find_shares(store, by)
 
         assert found.disk_bytes == bytes_below(tmp_path)
         assert 0 < found.needed_bytes <= found.disk_bytes
