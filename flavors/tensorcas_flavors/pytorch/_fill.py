@@ -501,7 +501,7 @@ class FillPlan:
         if isinstance(state, PickleOnly) or (isinstance(target, torch.nn.Module) and not isinstance(state, Mapping)):
             raise pytorch_error(f"{where} is a {type(target).__name__}, and a {_kind(stored)} was stored there")
         if isinstance(target, torch.nn.Module):
-            beside = stored.beside if isinstance(stored, StoredObject) else {}
+            beside: Mapping[str, Any] = stored.beside if isinstance(stored, StoredObject) else {}
             state, beside = self._tensors_of_classes(target, state, beside, path)
             filling = ModuleFilling(target, state, beside, where=where, strict=self._strict)
             self.rounded += [f"{path}.{text}" if path else text for text in filling.rounded]
@@ -582,7 +582,7 @@ class FillPlan:
         expected = module.state_dict()
         for name in odd:
             live = expected.get(name, own.get(name))
-            stored = state if name in state else beside
+            stored: Any = state if name in state else beside
             if is_tensor(live) and name in own:
                 # The state dict has the tensors as they are stored, without a gradient.
                 self._opaque(live, stored[name], _join(path, name))

@@ -57,7 +57,8 @@ def held_in(place: str, tensor: torch.Tensor) -> Any:
 
 
 def held_by(holder: Any) -> torch.Tensor:
-    return holder["held"] if isinstance(holder, dict) else holder.held
+    held: torch.Tensor = holder["held"] if isinstance(holder, dict) else holder.held
+    return held
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -124,16 +125,19 @@ def test_parts_have_the_bytes_of_plain_tensors() -> None:
     assert words.numpy().tobytes() in contents
 
 
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def test_large_parts_share_chunks_with_the_plain_tensor(tmp_path: Path) -> None:
     store = TensorCasStore(tmp_path, "run")
     values = numbers(0, 200_000)
-    size = lambda: sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())  # noqa: E731
     store.save({"w": values}, step=1)
-    before = size()
+    before = size_of(tmp_path)
 
     store.save({"w": Wrapper(values, torch.ones(1)), "s": values.as_subclass(Plain), "c": values.clone()}, step=2)
 
-    assert size() - before < 0.05 * values.nbytes
+    assert size_of(tmp_path) - before < 0.05 * values.nbytes
 
 
 def test_conjugate_shares_memory_with_its_tensor_again() -> None:
@@ -305,7 +309,7 @@ class InEightBits(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for parameter in self.param_groups[0]["params"]:
             state = self.state[parameter]
             if not state:
