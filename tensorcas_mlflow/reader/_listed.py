@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, bytes_of
 from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.chunk_io import LastRow
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.file_formats import ByteSource, FileHeader, FlatTable, Listing, TensorLocation
+from tensorcas_mlflow.file_formats import ByteSource, FlatTable, Listing, TensorLocation
 from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.reader._contents import (
     BATCH_BYTES,
@@ -28,6 +28,9 @@ from tensorcas_mlflow.reader._contents import (
 )
 from tensorcas_mlflow.reader._slices import ChunksToFill, Selection
 from tensorcas_mlflow.store import Store
+
+if TYPE_CHECKING:
+    from tensorcas_mlflow.file_formats import FileHeader
 
 
 def stretches_between(places: Iterable[TensorLocation], size: int) -> Iterator[tuple[int, int]]:
@@ -204,6 +207,8 @@ class ListedContents(Contents):
         self._end = end
 
     def file_header(self) -> FileHeader | None:
+        from tensorcas_mlflow.file_formats import FileHeader  # only an export writes
+
         return FileHeader.of(self.listing)
 
     def arrays(self, rows: Offsets, outs: Mapping[int, Array] | None = None, *, copy: bool = False) -> list[Array]:

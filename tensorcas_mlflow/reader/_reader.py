@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from functools import partial
-from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
@@ -168,6 +167,8 @@ def framework_named(name: str, device: Any = None) -> Framework:
     if name not in _ADAPTERS:
         raise ValueError(f"there is no framework {name!r}: it is 'np', 'pt' or 'flax'")
     adapter_name, package = _ADAPTERS[name]
+    from importlib.util import find_spec
+
     if find_spec(package) is None:
         raise ValueError(f"framework={name!r} needs the package {package}, which is not installed: or take 'np'")
     adapter = adapter_named(adapter_name)

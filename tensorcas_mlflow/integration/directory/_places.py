@@ -8,7 +8,6 @@ from pathlib import Path
 from tensorcas_mlflow.errors import NotFoundError, StoreNotFoundError, without_secrets
 from tensorcas_mlflow.integration._artifact_uri import owner_of
 from tensorcas_mlflow.integration.directory._directory import check_database
-from tensorcas_mlflow.integration.models import manifest_in
 from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.store import Store
 
@@ -91,6 +90,8 @@ def refs_at(store: Store, location: str) -> list[Ref]:
     exact = [ref for ref in refs if (path and path in (ref.path, ref.copy_path)) or ref.uri == location]
     if exact:
         return exact
+    from tensorcas_mlflow.integration.models import manifest_in
+
     copied = manifest_in(Path(location))
     if copied is not None:
         return [ref for ref in refs if ref.manifest.startswith(copied.digest)]
