@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tensorcas_mlflow.backends import Root, open_plain_files
+from tensorcas_mlflow.backends import Root
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.integration.directory._directory import NamedModel
 from tensorcas_mlflow.layout import Ref
@@ -21,9 +21,11 @@ def models_by_file(store: Store, refs: Iterable[Ref]) -> dict[str, NamedModel]:
 
     A model of a flavor of MLflow's own is a few files of the store, whose refs name no run.
     """
-    if store.backend.is_carrier or ":" not in store.uri:
-        return {}
     places = {ref.model_id: ref.path for ref in refs if ref.model_id is not None and ref.run_id is None and ref.path}
+    if not places or store.backend.is_carrier or ":" not in store.uri:
+        return {}
+    from tensorcas_mlflow.backends import open_plain_files  # the import takes longer than a listing without models
+
     plain = open_plain_files(Root.parse(store.uri))
 
     def read(item: tuple[str, str]) -> NamedModel | None:
