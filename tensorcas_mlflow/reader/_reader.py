@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from tensorcas_mlflow.adapter import Array, NotFilled, adapter_for, adapter_named
+from tensorcas_mlflow.adapter import Array, NotFilled, adapter_for
 from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.base.digest import digest, digest_of
 from tensorcas_mlflow.base.tensors import Offsets, Spec
@@ -121,18 +121,7 @@ class TensorSlice:
         return self._read(index)
 
 
-_ADAPTERS = {
-    **dict.fromkeys(("pt", "torch", "pytorch"), ("pytorch", "torch")),
-    **dict.fromkeys(("flax", "jax"), ("jax", "jax")),
-}
-"""Adapter and package of a framework."""
 _NUMPY = ("np", "numpy")
-_CONVERTED = {
-    **dict.fromkeys(("tf", "tensorflow"), "tensorflow.convert_to_tensor"),
-    "mlx": "mlx.core.array",
-    **dict.fromkeys(("paddle", "paddlepaddle"), "paddle.to_tensor"),
-}
-"""Frameworks of `safetensors` without an adapter, and the function that takes an array of numpy."""
 
 
 class Framework(Protocol):
@@ -160,29 +149,9 @@ def framework_named(name: str, device: Any = None) -> Framework:
         if is_elsewhere:
             raise ValueError(f"numpy's arrays are in memory and not on {str(device)!r}: ask for framework='pt'")
         return lambda arrays: dict(arrays)
-    if name in _CONVERTED:
-        raise ValueError(
-            f"framework={name!r} is not supported: open with framework='np', and pass each array to {_CONVERTED[name]}"
-        )
-    if name not in _ADAPTERS:
-        raise ValueError(f"there is no framework {name!r}: it is 'np', 'pt' or 'flax'")
-    adapter_name, package = _ADAPTERS[name]
-    from importlib.util import find_spec
+    from tensorcas_mlflow.reader._frameworks import adapted
 
-    if find_spec(package) is None:
-        raise ValueError(f"framework={name!r} needs the package {package}, which is not installed: or take 'np'")
-    adapter = adapter_named(adapter_name)
-    options = {} if device is None else {"device": device}
-    if adapter_name == "jax":
-        if is_elsewhere:
-            raise ValueError(
-                f"arrays of JAX are made on its default device and not on {str(device)!r}: leave device out, "
-                "and use jax.device_put"
-            )
-        options = {}
-    if options:
-        adapter.weights({}, **options)  # an unknown device is reported now, and not at the first tensor
-    return lambda arrays: adapter.weights(arrays, **options)
+    return adapted(name, device, is_elsewhere=is_elsewhere)
 
 
 class CheckpointReader(Mapping[str, Any]):
