@@ -15,6 +15,7 @@ inventory, so it does not import `maintenance`.
 | `_lineage` | relatives of a model in its store |
 | `_exchange` | import, export and conversion |
 | `_rebuild` | models from tensors, under MLflow's rule for pickles |
+| `_frameworks` | the frameworks of tensors, besides numpy |
 | `_safe_open` | the methods of `safetensors.safe_open` |
 """
 

@@ -151,7 +151,8 @@ def framework_named(name: str, device: Any = None) -> Framework:
         return lambda arrays: dict(arrays)
     from tensorcas_mlflow.reader._frameworks import adapted
 
-    return adapted(name, device, is_elsewhere=is_elsewhere)
+    made = adapted(name, device, is_elsewhere=is_elsewhere)
+    return lambda arrays: made(arrays)
 
 
 class CheckpointReader(Mapping[str, Any]):
