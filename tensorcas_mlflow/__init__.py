@@ -169,6 +169,7 @@ def _hold_fork() -> None:
         _register(before=before or (lambda: None), **others)
         late.append(before)
 
+    assert _register is not None
     with _turn:
         # A module imported meanwhile registers hooks: those after this fork will run, so those before it must.
         _os.register_at_fork = register  # type: ignore[assignment]
@@ -187,6 +188,7 @@ def _hold_fork() -> None:
 def _free_imports() -> None:
     """Let a child import what another thread began to import for us between `_hold_fork` and the fork."""
     global _turn
+    assert _register is not None
     _turn, _os.register_at_fork = _allocate_lock(), _register  # another thread may have held a fork off
     locks = getattr(_sys.modules.get("_frozen_importlib"), "_module_locks", {})
     owners = {name: getattr(lock(), "owner", None) for name, lock in list(locks.items())}

@@ -306,6 +306,7 @@ def _facts_in(directory: Any) -> dict[str, Any]:
     if not file.exists():
         raise MalformedFileError(str(file), "checkpoint", "it is missing: another handler has written this folder")
     text = file.read_text()
+    facts: Any
     try:
         facts = json.loads(text) if len(text) <= _MAX_FILE_BYTES else None
         is_sound = facts["uri"].startswith("runs:/") and all(

@@ -402,7 +402,6 @@ def in_order(refs: Sequence[Ref]) -> list[Ref]:
 def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> OptimizeReport:
     store, done_chunks, effort = plan.store, plan.done_chunks, plan.effort
     bytes_before = disk_bytes(store.backend)
-    pack_bytes, census_bytes = done_chunks.n_bytes, plan.gc.census.n_bytes
     done_bytes = written_bytes = waiting_bytes = 0
     collected: GcPlan | None = None
 
@@ -433,7 +432,7 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
         if written_bytes == written_before or not done_chunks.wasteful or not done_chunks.n_left:
             break
     # A census saves the next collection some time. It is not to cost more room than this run has gained.
-    if collected is not None and collected.census.n_bytes - census_bytes > pack_bytes - done_chunks.n_bytes:
+    if collected is not None and disk_bytes(store.backend) > bytes_before:
         collected.census.drop()
     return OptimizeReport(
         bytes_before=bytes_before,
