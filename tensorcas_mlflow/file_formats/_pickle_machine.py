@@ -453,7 +453,7 @@ def _pushes_sized(layout: str, read: Callable[[bytes], Symbol]) -> Op:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
+    return data.decode("utf-8", "backslashreplace")
 
 
 def _quoted(line: bytes) -> Symbol:

@@ -425,7 +425,8 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
                     collected = collect(store, done_chunks, max_waste=MID_WASTE)
                     waiting_bytes = 0
         if written_bytes > written_before or (turn == 0 and (n_recipes or not plan.gc.is_empty)):
-            least_bytes = 0 if collected is not None else plan.gc.freed_bytes + written_bytes
+            grown_bytes = disk_bytes(store.backend) - bytes_before
+            least_bytes = 0 if collected is not None else plan.gc.freed_bytes + grown_bytes
             collected = collect(store, done_chunks, least_bytes=least_bytes)
         # New deltas may have bases in a pack of which little else is needed. A collection can then neither delete nor
         # rewrite it, so the next round optimizes those bases too.

@@ -492,7 +492,8 @@ def _read_saved(store: Store, work: Work, bases: Mapping[int, bytes | None], eff
     """Read payloads as they were saved, and check what they decode to; encode a chunk in full whose payload is bad."""
     jobs = {at: work.jobs[at] for at in bases}
     n_bytes = {job.digest: job.n_bytes for job in jobs.values()}
-    n_bytes |= {base: jobs[at].n_bytes for at, base in bases.items() if base is not None and base not in work.outside}
+    sizes = {job.digest: job.n_bytes for job in work.jobs}  # a base may be longer than its delta
+    n_bytes |= {base: sizes[base] for base in bases.values() if base is not None and base not in work.outside}
     digests = np.frombuffer(b"".join(n_bytes), np.uint8).reshape(-1, DIGEST_BYTES)
     raws: dict[bytes, Buffer] = {**read_by_digest(store, digests, list(n_bytes.values()))}
     named = {base: jobs[at].n_bytes for at, base in bases.items() if base is not None and base in work.outside}

@@ -201,7 +201,8 @@ def _versions(row: Row, with_name: Sequence[tuple[Manifest, int]]) -> list[Row]:
     found: dict[bytes, Row] = {}
     for manifest, at in with_name:
         before = manifest.columns.row(at)
-        if (before.spec.dtype, before.spec.shape[1:]) == (row.spec.dtype, row.spec.shape[1:]) and before.spec.n_bytes:
+        is_same = (before.spec.dtype, before.spec.shape[1:]) == (row.spec.dtype, row.spec.shape[1:])
+        if is_same and before.spec.shape and before.spec.n_bytes:
             found.setdefault(before.digests.tobytes(), before)
     return list(found.values())
 
@@ -209,18 +210,25 @@ def _versions(row: Row, with_name: Sequence[tuple[Manifest, int]]) -> list[Row]:
 def _is_version(before: Row, data: memoryview, reader: ChunkReader, chunk_bytes: int) -> bool:
     """Tell whether a table has rows of the middle of another one; read one chunk of that."""
     ends = before.ends(chunk_bytes)
-    at = sample_number(len(ends))
+    at = _middle(np.diff(ends, prepend=0))
     start = int(ends[at - 1]) if at else 0
     chunk = memoryview(bytearray(int(ends[at]) - start))
     reader.read(before.digests[at : at + 1], [chunk], verify=True)
     return has_rows_of(data, chunk, start, before.spec.n_bytes // before.spec.shape[0], elsewhere=False)
 
 
+def _middle(sizes: Any) -> int:
+    """Return the number of the middle one of the longest chunks: earlier shifts leave short ones between them."""
+    longest = np.flatnonzero(sizes == sizes.max())
+    return int(longest[sample_number(len(longest))])
+
+
 def _has_shifted(source: Source, number: int, mine: Any, plan: BasePlan | None) -> bool:
     """Tell whether a table has rows of the chunk that was in the middle of it, and has them at another place."""
-    chunk = int(mine[sample_number(len(mine))])
-    if plan is None or not plan.has(np.array([chunk]))[0]:
+    mine = mine if plan is None else mine[plan.has(mine)]
+    if plan is None or not len(mine):
         return False
+    chunk = int(mine[_middle(source.sizes[mine])])
     behind = plan.behind(chunk, MAX_SAVED_DEPTH)
     if not behind:
         return False
@@ -282,7 +290,7 @@ def _runs_from(start: int, row: Row, before: Row, data: memoryview, ends: Offset
     runs = find_runs(new, row_hashes(_stored_pieces(before, ends, reader, start), row_bytes, n_old), row_bytes)
     n_found = sum(run.stop - run.start for run in runs)
     is_number = before.spec.dtype is not None and is_float(before.spec.dtype.lstrip(">"))
-    if n_new != n_old and is_number and n_found < _FOUND_SHARE * (row.spec.n_bytes - start):
+    if 0 < n_old != n_new and is_number and n_found < _FOUND_SHARE * (row.spec.n_bytes - start):
         dtype = before.spec.numpy_dtype
         old = row_heads(_stored_pieces(before, ends, reader, start), row_bytes, dtype)
         runs = find_split(row_heads([data[start:]], row_bytes, dtype), old, row_bytes) or runs

@@ -85,6 +85,8 @@ def row_hashes(pieces: Iterable[Buffer], row_bytes: int, n_rows: int) -> Any:
 
 def row_heads(pieces: Iterable[Buffer], row_bytes: int, dtype: Any) -> Any:
     """Return the first numbers of each row of a table, in double precision; see `row_hashes`."""
+    if dtype.kind == "c":
+        dtype = np.dtype(f"{dtype.byteorder}f{dtype.itemsize // 2}")
     n_bytes = min(row_bytes, _N_HEAD * dtype.itemsize)
     heads = [np.ascontiguousarray(rows[:, :n_bytes]) for rows in _whole_rows(pieces, row_bytes)]
     with np.errstate(all="ignore"):
@@ -208,10 +210,11 @@ def find_split(new: Any, old: Any, row_bytes: int) -> list[Run]:
     n = min(len(new), len(old))
     added, dropped = max(more, 0), max(-more, 0)
     before, behind = _distance(new[:n], old[:n]), _distance(new[added:], old[dropped:])
-    costs = np.append(0, before.cumsum()) + np.append(0, behind[::-1].cumsum())[::-1]
-    at = int(costs.argmin())
-    if not costs[at] < _NEAR_SHARE * _distance(new[:n], np.roll(old[:n], n // 3, axis=0)).sum():
-        return []
+    with np.errstate(all="ignore"):
+        costs = np.append(0, before.cumsum()) + np.append(0, behind[::-1].cumsum())[::-1]
+        at = int(costs.argmin())
+        if not costs[at] < _NEAR_SHARE * _distance(new[:n], np.roll(old[:n], n // 3, axis=0)).sum():
+            return []
     runs = [Run(0, at, 0), Run(at + added, len(new), at + dropped)]
     return [Run(*(number * row_bytes for number in run)) for run in runs if run.stop > run.start]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
+from tensorcas_mlflow.backends._logged import LoggedBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.layout import MAX_DEPTH, Entries, Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, verify
@@ -109,11 +110,13 @@ def test_a_collection_keeps_the_chains_of_the_steps_that_are_left(store: Store, 
 
 def test_an_optimization_encodes_deep_chains_anew(store: Store) -> None:
     refs = train(store)
-    plan_optimize(fresh(store)).execute()
+    report = plan_optimize(fresh(store)).execute()
     plan_gc(fresh(store), grace_s=0, max_waste=0).execute()
 
     assert entries_of(store)["depth"].max() <= MAX_DEPTH
-    assert plan_optimize(fresh(store)).n_chunks == 0
+    # In logs, where tables are compressed, the saved copies take less room than new packs would.
+    assert report.is_undone == isinstance(store.backend, LoggedBackend)
+    assert (plan_optimize(fresh(store)).n_chunks == 0) != report.is_undone
     check_whole(store, refs)
 
 

@@ -102,10 +102,12 @@ def test_a_collection_that_gives_the_save_up_keeps_the_steps(store: Store, kind:
 
 def test_an_optimization_goes_on_from_where_the_earlier_one_ended(store: Store, kind: str) -> None:
     plan = plan_optimize(store)
-    plan.execute()
+    report = plan.execute()
 
     assert [label[-6:] for label in plan.labels] == {"root": ["step 2", "step 3"], "objects": ["step 2"]}[kind]
-    assert plan_optimize(Store.open_backend(store.backend)).n_chunks == 0
+    # The saved copies in the logs of "root" take less room than new packs would.
+    assert report.is_undone == (kind == "root")
+    assert (plan_optimize(Store.open_backend(store.backend)).n_chunks == 0) != report.is_undone
     assert_holds(store, kind)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
-from tensorcas_mlflow.maintenance import plan_gc, verify
+from tensorcas_mlflow.maintenance import disk_bytes, plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._shifts import find_runs, row_hashes
 
@@ -104,6 +104,59 @@ def test_rows_put_in_or_dropped_store_little_besides_them(kind: str, change: str
     for one, before in saved:
         check_loads(store, one, {"t": before, "other": other})
     assert verify(Store.open(tmp_path), full=True).problems == ()
+
+
+@pytest.mark.parametrize("first", CHANGES)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "ids"])
+def test_window_of_a_table_whose_rows_moved_before_stores_little(kind: str, first: str, tmp_path: Path) -> None:
+    """Short chunks of earlier shifts lie between the others, in the middle too."""
+    rng, store = np.random.default_rng(4), Store.init(tmp_path)
+    a = table(kind, rng)
+    save(store, {"t": a}, 0)
+    for step, change in enumerate((first, "a window", "put in the middle", "a window"), 1):
+        a = CHANGES[change](a, rng)
+        n_stored, manifest = save(store, {"t": a}, step)
+        check_loads(store, manifest, {"t": a})
+
+        assert n_stored < 0.03 * N_BYTES
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (np.ones((1024, 64), np.float32), np.ones((1324, 64), np.float32)),  # the old one ends at a chunk's end
+        (np.array(1.5, np.float32), np.ones(100_000, np.float32)),
+        (np.full((2000, 64), np.inf, np.float32), np.full((2500, 64), np.inf, np.float32)),
+        (np.ones((2000, 64), np.complex64), np.full((2002, 64), 1.01 + 2j, np.complex64)),
+        (np.full((2000, 64), np.nan), np.full((1500, 64), -np.nan)),
+    ],
+)
+def test_tables_at_the_edges_are_saved_without_a_warning(before: Any, after: Any, tmp_path: Path) -> None:
+    store = Store.init(tmp_path)
+    for step, change in enumerate((before, after, np.concatenate([after, np.zeros_like(after[:3])]), before)):
+        _, manifest = save(store, {"t": change}, step)
+
+        check_loads(store, manifest, {"t": change})
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_optimization_keeps_parts_of_longer_bases(logs: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, rng = Store.init(tmp_path, chunk_bytes=64 << 10, logs=logs), np.random.default_rng(5)
+    a = rng.integers(0, 1 << 31, (4000, 64)).astype(np.int32)
+    drift = rng.standard_normal(400_000).cumsum().astype(np.float32)
+    saved = []
+    for step in range(6):
+        saved.append((save(store, {"t": a, "f": drift}, step)[1], a))
+        a = insert(a, 100 + 300 * step, 2, rng)
+    before = disk_bytes(store.backend)
+
+    plan_optimize(Store.open(tmp_path)).execute()
+
+    assert "damaged" not in caplog.text
+    assert disk_bytes(store.backend) <= before
+    for manifest, table in saved:
+        check_loads(Store.open(tmp_path), manifest, {"t": table, "f": drift})
 
 
 @pytest.mark.parametrize("series", ["run/steps", None])

@@ -10,7 +10,7 @@ import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, MutableMapping, Set
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,7 +173,8 @@ def plan_filling(original: Any, stored: Any, *, strict: bool, has_values: bool =
     if plan.rounded and strict:
         raise pytorch_error(
             f"stored tensors would lose digits in the live object: {', '.join(some(plan.rounded))}. Give it tensors of "
-            "the stored dtypes, as by model.float(), or strict=False to let torch round them"
+            "the stored dtypes, as by model.float(), or strict=False to let torch round them; "
+            "or load a new one, without into="
         )
     if has_values:
         check_memory(plan.copies)
@@ -204,7 +205,7 @@ class FillPlan:
         """Stored value of each mutable part, by identity; a part gets one value only."""
         self._filling: dict[int, _Given] = {}
         """First part that gets a stored value, by identity of the value."""
-        self._storages: tuple[set[int | None], set[int | None]] = set(), set()
+        self._storages: Callable[[], tuple[set[int | None], set[int | None]]] = lambda: (set(), set())
         """Storages of the tensors of the module that is being filled: the live ones, and the stored ones."""
         self.copies: list[Copy] = []
         """The copies into live memory, as far as they are known before."""
@@ -490,7 +491,7 @@ class FillPlan:
 
         A module that never ran may have such a view in the place of values that it will compute.
         """
-        of_live, of_stored = self._storages
+        of_live, of_stored = self._storages()
         return bool(of_live) and _storage(target) in of_live and _storage(stored) not in of_stored
 
     def _live(self, target: Any, stored: Any, path: str) -> None:
@@ -508,9 +509,7 @@ class FillPlan:
             self.copies += filling.filled(f"{path}." if path else "")
             self._steps.append(filling.execute)
             if isinstance(stored, StoredObject) and stored.modules.entry is not None:
-                of_live = {_storage(tensor) for _, tensor in tensors_of(filling.modules.items())}
-                of_stored = {_storage(each) for each in (*state.values(), *beside.values()) if is_tensor(each)}
-                before, self._storages = self._storages, (of_live, of_stored)
+                before, self._storages = self._storages, cache(partial(_storages_of, filling.modules, state, beside))
                 self._modules(filling.modules, stored.modules.entry, path)
                 self._storages = before
             return
@@ -523,8 +522,8 @@ class FillPlan:
             state = {key: value for key, value in state.items() if not isinstance(value, PickleOnly)}
             self._check_class(target, stored, its.keys(), state.keys(), where)
         state = with_flat_tensors(state)
-        opaque = find_opaque(state)
-        if isinstance(opaque, PickleOnly | NamedItems):
+        opaque = find_opaque(state, objects_too=True)
+        if opaque is not None:
             raise pytorch_error(
                 f"the state of {where} holds a {opaque.kind}, which only a pickle can restore: {REMEDY}"
             )
@@ -555,7 +554,7 @@ class FillPlan:
         )
         self._check_class(target, stored, keys, stored_keys, where)
         named = self._live_tensors()
-        if not any(each.name for each in parameters):
+        if not any(each.name for each in parameters) or not {*map(id, own)} & {*map(id, named.values())}:
             names, named = stored_names(groups, target, named)
             shapes = [each.shape for each in parameters] or [None] * len(names)
             parameters = [Stored(name=name, shape=shape) for name, shape in zip(names, shapes, strict=True)]
@@ -693,6 +692,13 @@ class FillPlan:
             known = any(is_tensor(part) or is_live(unwrap(part)) or self._holds_life(part) for part in parts)
             self._alive[id(target)] = known
         return known
+
+
+def _storages_of(
+    modules: Mapping[str, Any], state: Mapping[str, Any], beside: Mapping[str, Any]
+) -> tuple[set[int | None], set[int | None]]:
+    live = {_storage(tensor) for _, tensor in tensors_of(modules.items())}
+    return live, {_storage(each) for each in (*state.values(), *beside.values()) if is_tensor(each)}
 
 
 def _storage(tensor: torch.Tensor) -> int | None:

@@ -43,7 +43,7 @@ from tensorcas_flavors.pytorch._tensors import (
     torch_dtype,
     without_memory,
 )
-from tensorcas_flavors.pytorch._tree import NamedItems, PickleOnly, StoredObject
+from tensorcas_flavors.pytorch._tree import NamedItems, PickleOnly, StoredObject, find_opaque, with_flat_tensors
 from tensorcas_mlflow.adapter import STAGED_BYTES, Array, CheckTensors, NotFilled, ReadTensors, StoredTensor
 from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.errors import TensorCasError
@@ -90,7 +90,10 @@ class ModuleFilling:
         Raises:
             AdapterError: The state dict does not fit.
         """
+        import torch
+
         _check_is_state_dict(stored, where)
+        plain = (torch.Tensor, torch.nn.Parameter)
         self.rounded: list[str] = []
         """Tensors that may lose digits, with both dtypes."""
         self._module = module
@@ -102,9 +105,24 @@ class ModuleFilling:
         self.modules = self._kind.modules
         """The module and its submodules, under each of their names."""
         own = self._kind.own
+        metadata = getattr(stored, "_metadata", None)
+        # The class of a tensor in extra state, or of a buffer that is not there yet, makes it of its parts.
+        made = {name: with_flat_tensors(value) for name, value in stored.items() if name.endswith(_EXTRA_STATE)}
+        stored = {**stored, **made}
+        made = {name: with_flat_tensors(value) for name, value in beside.items() if own.get(name) is None}
+        beside = {**beside, **made}
+        for name, value in [*stored.items(), *beside.items()]:
+            if type(value) in plain:
+                continue
+            opaque = find_opaque(value, objects_too=True)
+            if opaque is not None and (value is not opaque or (strict and name not in expected and name not in own)):
+                raise pytorch_error(
+                    f"{where}: {name!r} holds a {opaque.kind}, which only a pickle can restore: {REMEDY}"
+                )
+        beside = {name: value for name, value in beside.items() if not isinstance(value, PickleOnly)}
         # Values that only a pickle can restore are left out, and torch reports them as missing.
         state = {name: value for name, value in stored.items() if not isinstance(value, PickleOnly | NamedItems)}
-        state, metadata = with_prefix_of(expected, state, getattr(stored, "_metadata", None))
+        state, metadata = with_prefix_of(expected, state, metadata)
         self._state: OrderedDict[str, Any] = OrderedDict(state)
         self._beside: dict[str, torch.Tensor] = {}
         self._made: list[tuple[dict[str, Any], str, torch.Tensor]] = []
@@ -178,7 +196,10 @@ class ModuleFilling:
                     f"{self._where}: tensor {name!r} of the model is a nested tensor, for which torch's "
                     f"load_state_dict() fails: {REMEDY}"
                 )
-            if shape_of(target) != shape_of(tensor):
+            is_odd = tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided
+            is_plain = type(target) in plain and type(tensor) in plain and not is_odd
+            is_plain = is_plain and target.layout is torch.strided and not (target.is_nested or target.is_quantized)
+            if target.shape != tensor.shape if is_plain else shape_of(target) != shape_of(tensor):
                 if name in self._beside:
                     raise pytorch_error(
                         f"{self._where}: tensor {name!r} was stored as {dtype_name(tensor)} {tuple(shape_of(tensor))} "
@@ -186,12 +207,11 @@ class ModuleFilling:
                     )
                 doubtful = True
                 continue
-            if self._kind.loads_plainly and (reason := misfit(target, tensor)) is not None:
+            if self._kind.loads_plainly and not is_plain and (reason := misfit(target, tensor)) is not None:
                 raise pytorch_error(f"{self._where}: tensor {name!r} of the model {reason}: {REMEDY}")
             if loses(tensor.dtype, target.dtype):
                 self.rounded.append(f"{name} ({dtype_name(tensor)} to {dtype_name(target)})")
             is_dense = type(target) in plain and target.layout is torch.strided and target.is_contiguous()
-            is_odd = tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided
             self._has_odd |= is_odd
             if target.is_meta or (is_dense and not is_odd and target.untyped_storage().nbytes() < target.nbytes):
                 if self._kind.loads_plainly:  # a module's own code may allocate the memory

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorcas_flavors.pytorch._kinds import shape_of
 from tensorcas_flavors.pytorch._objects import bare_name, is_live, is_tensor, parameters_of
 from tensorcas_flavors.pytorch._tensors import Copy, as_array, dtype_name, pytorch_error, refusal
 from tensorcas_flavors.pytorch._tree import ParameterKey
@@ -129,7 +130,7 @@ def in_live_order(
     Raises:
         AdapterError: The groups have other parameters, or parameters of other shapes.
     """
-    place_of = _places(stored, named)
+    place_of, live = _places(stored, named), set(map(id, named.values()))
     ordered, start = [], 0
     for number, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         ids = list(group["params"])
@@ -144,6 +145,13 @@ def in_live_order(
         taken = set(known)
         left = iter([place for place in here if place not in taken])
         order = [(next(left) if place is None else place) - start for place in known]
+        for parameter, place, at in zip(own["params"], known, order, strict=True):
+            name = stored[start + at].name
+            if place is None and name is not None and id(parameter) in live:
+                raise pytorch_error(
+                    f"{where}: group {number} was stored with the parameter {name!r}, and has another one in its "
+                    "place: give the optimizer the parameters that it was stored with"
+                )
         for at, (parameter, place) in enumerate(zip(own["params"], order, strict=True)):
             if entries is None or entries.get(ids[place]):
                 _check_fits(parameter, stored[start + place], f"{where}: parameter {at} of group {number}")
@@ -177,7 +185,7 @@ def _places(stored: Sequence[Stored], named: Mapping[str, Any]) -> dict[int, int
         bare = {bare_name(name): tensor for name, tensor in named.items()}
         if len({*map(bare_name, filter(None, names))}) == len({*filter(None, names)}):
             return {
-                id(bare[bare_name(name)]): place
+                id(named.get(name, bare[bare_name(name)])): place
                 for place, name in enumerate(names)
                 if name is not None and bare_name(name) in bare
             }
@@ -185,10 +193,10 @@ def _places(stored: Sequence[Stored], named: Mapping[str, Any]) -> dict[int, int
 
 
 def _check_fits(parameter: Any, stored: Stored, where: str) -> None:
-    if stored.shape is not None and tuple(parameter.shape) != stored.shape:
+    if stored.shape is not None and (parameter.is_nested or tuple(parameter.shape) != stored.shape):
         name = "" if stored.name is None else f" as {stored.name!r}"
         raise pytorch_error(
-            f"{where} was stored{name} with the shape {stored.shape}, and has {tuple(parameter.shape)}: give the "
+            f"{where} was stored{name} with the shape {stored.shape}, and has {tuple(shape_of(parameter))}: give the "
             "optimizer the parameters in the order that it was stored with"
         )
 
@@ -209,7 +217,7 @@ def check_shapes(optimizer: Any, state: Mapping[str, Any], where: str) -> None:
     has_factors = type(optimizer).__name__ == "Adafactor"
     for parameter, number, entries in _entries(optimizer, state):
         for key, entry in entries.items():
-            if not is_tensor(entry) or (key in _SCALARS and not entry.ndim):
+            if not is_tensor(entry) or entry.is_nested or parameter.is_nested or (key in _SCALARS and not entry.ndim):
                 continue
             sides = zip(entry.shape, parameter.shape, strict=False)
             if entry.ndim != parameter.ndim or not all(n == m or (has_factors and n == 1) for n, m in sides):
@@ -343,9 +351,13 @@ def _moved(value: Any, device: torch.device, moves_step: bool, key: Any = None) 
     if is_tensor(value):
         return value if key == "step" and not moves_step else value.to(device=device)
     if isinstance(value, Mapping):
-        return {key: _moved(each, device, moves_step, key) for key, each in value.items()}
+        moved = {key: _moved(each, device, moves_step, key) for key, each in value.items()}
+        if type(value) is defaultdict:
+            return defaultdict(value.default_factory, moved)
+        return OrderedDict(moved) if type(value) is OrderedDict else moved
     if type(value) in (list, tuple, set, deque):
-        return type(value)(_moved(each, device, moves_step) for each in value)
+        moved = [_moved(each, device, moves_step) for each in value]
+        return deque(moved, value.maxlen) if isinstance(value, deque) else type(value)(moved)
     return value
 
 
@@ -363,8 +375,8 @@ def _not_taken(now: Any, state: Any, path: str) -> str | None:
     if is_tensor(state):
         if not is_tensor(now):
             return f"{path[1:]!r}"
-        if now.dtype != state.dtype or now.shape != state.shape:
-            was, becomes = (f"{dtype_name(each)} {tuple(each.shape)}" for each in (state, now))
+        if now.dtype != state.dtype or shape_of(now) != shape_of(state):
+            was, becomes = (f"{dtype_name(each)} {tuple(shape_of(each))}" for each in (state, now))
             return f"{path[1:]!r} as stored: it was {was}, and is {becomes}"
         if refusal(now) or refusal(state):
             return None  # nobody can compare their elements

@@ -130,6 +130,8 @@ class TreeWriter:
         self._submodules: dict[int, list[tuple[str, torch.nn.Module]]] = {}
         self._in_state = 0
         """Number of the objects around a part whose state dict it belongs to."""
+        self._in_made_state = 0
+        """Number of those that are no module: a load makes their tensors anew, and needs no live ones for it."""
         self._parameter = torch.nn.Parameter
         self._module = torch.nn.Module
         self._scheduler = torch.optim.lr_scheduler.LRScheduler
@@ -377,7 +379,7 @@ class TreeWriter:
         inner = unwrap(value)
         if inner is not value:
             self.unwrapped[id(value)] = inner
-            self._kept.append(value)
+            self._kept_arrays.append(value)
             return self.node(inner, path)
         if is_live(value):
             return self._met(value) or self._live(value, path)
@@ -414,15 +416,20 @@ class TreeWriter:
             raise pytorch_error(f"the {type(value).__name__} {path!r} gives no state_dict(): {error}") from error
         # A scheduler is filled with what a live one has in place of values that only the pickle restores.
         is_filled = not isinstance(value, self._scheduler)
+        must_be_made = is_filled and not isinstance(value, self._module)
         self._in_state += is_filled
+        self._in_made_state += must_be_made
         try:
             node = {"object": _qualname(value), "state": self.node(state, path)}
         finally:
             self._in_state -= is_filled
+            self._in_made_state -= must_be_made
         parameters = parameters_of(value)
         if parameters is not None:
             names = self._parameter_names()
-            node["parameters"] = [[names.get(id(each)), list(each.shape)] for each in parameters]
+            node["parameters"] = [
+                [names.get(id(each)), None if each.is_nested else list(each.shape)] for each in parameters
+            ]
         if isinstance(value, self._module):
             prefix = path + "." if path else ""
             beside = []
@@ -485,20 +492,16 @@ class TreeWriter:
         if met is not None:
             return met
         node = {"opaque": _qualname(value), "beyond": None}
-        self._later.append((node, lambda: self._facts(value, path)))
+        must_be_made = bool(self._in_made_state and self._fills)
+        self._later.append((node, lambda: self._facts(value, path, must_be_made=must_be_made)))
         return node
 
     def _refuse_in_state(self, value: object, path: str) -> None:
         """Refuse a part of a state dict that only a pickle can restore: no object could be filled with it."""
         if self._in_state and self._fills and not is_tensor(value):  # a live tensor of a class takes its parts
-            raise pytorch_error(
-                f"{path!r} is a {type(value).__name__} in the state dict of a live object, which only a pickle can "
-                "restore, so into= could not fill such an object: give it plain values, tensors, arrays, bytes or a "
-                "BytesIO there (a module by get_extra_state()), or set TENSORCAS_TRY_FILL=false to store what only a "
-                "load without into= restores"
-            )
+            raise _only_in_pickle(value, path)
 
-    def _facts(self, value: object, path: str) -> Any:
+    def _facts(self, value: object, path: str, *, must_be_made: bool) -> Any:
         try:
             facts, parts = facts_and_parts(value, is_part, self.view_of)
         except AdapterError:
@@ -506,6 +509,8 @@ class TreeWriter:
         start = elsewhere(path)
         taken = [self.node(part, f"{start}.{n}" if path else f"{start}{n}") for n, part in enumerate(parts)]
         flat = self._flat(value, facts, parts, start) if is_tensor(value) else {}
+        if must_be_made and not flat:
+            raise _only_in_pickle(value, path)
         return facts_json(facts) | {"taken": taken} | flat
 
     def _flat(self, tensor: Any, facts: Facts, parts: list[Any], path: str) -> dict[str, Any]:
@@ -520,6 +525,15 @@ class TreeWriter:
         if len(parts) != len(parts_again) or not all(map(is_in_place_of, parts, parts_again)):
             return {}
         return {"flat": self.node(flat._asdict(), path)}
+
+
+def _only_in_pickle(value: object, path: str) -> AdapterError:
+    """Return the error for a part of a state dict with which no live object could be filled."""
+    return pytorch_error(
+        f"{path!r} is a {type(value).__name__} in the state dict of a live object, which only a pickle can restore, so "
+        "into= could not fill such an object: give it plain values, tensors, arrays, bytes or a BytesIO there (a "
+        "module by get_extra_state()), or set TENSORCAS_TRY_FILL=false to store what only a load without into= restores"
+    )
 
 
 def elsewhere(path: str) -> str:
@@ -578,7 +592,7 @@ class StoredObject:
     """A module's tensors that its state dict leaves out, by dotted path."""
     modules: Beyond[list[ModuleFacts]] = field(default_factory=lambda: Beyond(number=None))
     """Attributes of a module and its submodules."""
-    parameters: list[tuple[str | None, tuple[int, ...]]] = field(default_factory=list)
+    parameters: list[tuple[str | None, tuple[int, ...] | None]] = field(default_factory=list)
     """Path, or None, and shape of each parameter of an optimizer, in the order of its groups."""
 
 
@@ -727,6 +741,10 @@ def with_flat_tensors(value: Any) -> Any:
         if type(value) is OrderedDict:
             vars(changed).update(vars(value))
         return changed
+    if type(value) is defaultdict:
+        return defaultdict(value.default_factory, ((key, with_flat_tensors(part)) for key, part in value.items()))
+    if type(value) is deque:
+        return deque(map(with_flat_tensors, value), value.maxlen)
     return type(value)(map(with_flat_tensors, value)) if type(value) in (list, tuple) else value
 
 
@@ -914,7 +932,10 @@ class _TreeReader:
                 beside[_of_kind(name, str)] = _of_kind(value, (self._torch.Tensor, PickleOnly))
         modules = self._later(node)
         parameters = [
-            (None if name is None else _of_kind(name, str), tuple(map(_index, _list(shape))))
+            (
+                None if name is None else _of_kind(name, str),
+                None if shape is None else tuple(map(_index, _list(shape))),
+            )
             for name, shape in _list(node.get("parameters", []))
         ]
         kind = _of_kind(node["object"], str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -478,3 +478,70 @@ class TestOwnFormats:
 
         with pytest.raises(AdapterError, match=r"'o.slow' is a defaultdict in the state dict of a live object"):
             stored({"o": optimizer})
+
+
+class Three(nn.Module):
+    def __init__(self, names: str = "abc") -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Linear(4, 4, bias=False))
+
+
+def stepped(*parameters: Any, named: bool = False) -> torch.optim.Optimizer:
+    torch.manual_seed(5)
+    optimizer = torch.optim.Adam(parameters)
+    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def test_parameter_that_was_not_stored_gets_the_entries_of_no_other_one() -> None:
+    model, live = Three(), Three()
+    rows = stored({"m": model, "o": stepped(model.a.weight, model.b.weight)})
+    other = torch.optim.Adam([live.a.weight, live.c.weight])
+
+    with pytest.raises(AdapterError, match=r"stored with the parameter 'm\.b\.weight', and has another one"):
+        ADAPTER.reconstruct(rows, {"m": live, "o": other})
+    assert not other.state
+
+
+def test_optimizer_that_is_filled_without_its_module_goes_by_its_own_names() -> None:
+    model, live = Three(), Three()
+    optimizer = torch.optim.Adam(model.named_parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    other = torch.optim.Adam(list(live.named_parameters())[::-1])
+
+    ADAPTER.reconstruct(stored({"m": model, "o": optimizer}), {"o": other})
+
+    for name in "abc":
+        mine, its = other.state[getattr(live, name).weight], optimizer.state[getattr(model, name).weight]
+        assert torch.equal(mine["exp_avg"], its["exp_avg"])
+
+
+def test_containers_among_the_entries_keep_their_kind() -> None:
+    model, live = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, live))
+    optimizer.state[model.weight] = {
+        "h": deque([1.0, 2.0], maxlen=2),
+        "o": OrderedDict(a=1),
+        "d": defaultdict(list, b=[2]),
+    }
+
+    ADAPTER.reconstruct(stored({"m": model, "o": optimizer}), {"m": live, "o": other})
+    entries = other.state[live.weight]
+
+    assert (entries["h"].maxlen, type(entries["o"]), entries["d"].default_factory) == (2, OrderedDict, list)
+
+
+def test_objects_behind_a_wrapped_module_keep_their_places() -> None:
+    model, a, b = nn.Linear(4, 4), torch.zeros(2), torch.ones(2)
+    rows = stored({"model": nn.DataParallel(model), "a": a, "b": b, "best": a})
+    live = {"model": nn.DataParallel(nn.Linear(4, 4)), **{name: torch.full((2,), 7.0) for name in ("a", "b", "best")}}
+
+    ADAPTER.reconstruct(rows, live)
+
+    assert torch.equal(live["best"], a)
+    assert torch.equal(live["b"], b)

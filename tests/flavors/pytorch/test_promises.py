@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tensorcas_mlflow.adapter import adapter_for
 from tensorcas_mlflow.errors import AdapterError
@@ -207,3 +208,72 @@ class TestModules:
 
         assert not target.last.any()
         assert not target.first.any()
+
+
+class Plain(torch.Tensor):
+    """A subclass that cannot be taken apart, so that only a pickle makes it anew."""
+
+
+class Extra(nn.Module):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+        vars(self)["value"] = value
+
+    def get_extra_state(self) -> Any:
+        return self.value
+
+    def set_extra_state(self, state: Any) -> None:
+        vars(self)["value"] = state
+
+
+def two(seed: int) -> TwoTensor:
+    torch.manual_seed(seed)
+    return TwoTensor(torch.randn(2, 2), torch.randn(2, 2))
+
+
+class TestTensorsOfClasses:
+    @pytest.mark.parametrize(
+        "value", [lambda seed: {"a": two(seed)}, two, lambda seed: [two(seed), {"b": two(seed + 1)}]]
+    )
+    def test_extra_state_with_them_is_made_anew(self, value: Callable[[int], Any]) -> None:
+        live = Extra(value(7))
+        ADAPTER.reconstruct(stored({"m": Extra(value(1))}), {"m": live})
+
+        assert repr(live.value) == repr(value(1))
+
+    def test_buffer_that_is_not_there_yet_is_made_anew(self) -> None:
+        model, live = nn.Linear(2, 2), nn.Linear(2, 2)
+        model.register_buffer("cache", two(1), persistent=False)
+        live.register_buffer("cache", None, persistent=False)
+
+        ADAPTER.reconstruct(stored({"m": model}), {"m": live})
+
+        assert repr(live.cache) == repr(two(1))
+
+    def test_parameter_that_the_live_module_lacks_is_named(self) -> None:
+        model = nn.Linear(2, 2)
+        model.odd = nn.Parameter(two(1))
+
+        with pytest.raises(AdapterError, match="'odd'"):
+            ADAPTER.reconstruct(stored({"m": model}), {"m": nn.Linear(2, 2)})
+
+    def test_entries_that_only_a_pickle_restores_are_refused_at_every_save(self) -> None:
+        model = nn.Linear(4, 4)
+        model.weight = nn.Parameter(model.weight.detach().as_subclass(Plain))
+        optimizer = torch.optim.Adam(model.parameters())
+        stored({"m": model, "o": optimizer})  # it has no entries yet
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+
+        for _ in range(2):
+            with pytest.raises(AdapterError, match="only a pickle can restore"):
+                stored({"m": model, "o": optimizer})
+
+    def test_nested_parameters_are_stored_beside_an_optimizer(self) -> None:
+        model = nn.Module()
+        model.w = nn.Parameter(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        back = ADAPTER.reconstruct(stored({"m": model, "o": optimizer}))
+
+        assert [each.tolist() for each in back["m"].w.unbind()] == [[1.0] * 2, [1.0] * 3]

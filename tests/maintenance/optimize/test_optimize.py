@@ -50,12 +50,24 @@ def test_every_step_loads_as_it_was_and_the_store_is_smaller(is_remote: bool) ->
 
 
 def test_optimization_covers_files_of_a_local_store(tmp_path: Path) -> None:
-    store = train(Store.init(tmp_path, chunk_bytes=CHUNK_BYTES), range(4))
+    store = train(Store.init(tmp_path, chunk_bytes=CHUNK_BYTES, logs=False), range(4))
 
     optimize(store)
 
     assert all(loads(store, step) for step in range(4))
     assert is_done(store.backend)
+
+
+def test_store_whose_logs_take_less_than_new_packs_stays_as_it_is(tmp_path: Path) -> None:
+    """A log compresses the tables of small packs, which are most of this store."""
+    store = train(Store.init(tmp_path, chunk_bytes=CHUNK_BYTES, logs=True), range(4))
+    before = disk_bytes(store.backend)
+
+    report = plan_optimize(Store.open(tmp_path)).execute()
+
+    assert report.is_undone
+    assert disk_bytes(store.backend) <= before
+    assert all(loads(Store.open(tmp_path), step) for step in range(4))
 
 
 def test_a_second_run_finds_nothing_and_writes_nothing(store: Store) -> None:
