@@ -356,8 +356,8 @@ def _moved(value: Any, device: torch.device, moves_step: bool, key: Any = None) 
             return defaultdict(value.default_factory, moved)
         return OrderedDict(moved) if type(value) is OrderedDict else moved
     if type(value) in (list, tuple, set, deque):
-        moved = [_moved(each, device, moves_step) for each in value]
-        return deque(moved, value.maxlen) if isinstance(value, deque) else type(value)(moved)
+        parts = [_moved(each, device, moves_step) for each in value]
+        return deque(parts, value.maxlen) if isinstance(value, deque) else type(value)(parts)
     return value
 
 
