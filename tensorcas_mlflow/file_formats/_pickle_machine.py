@@ -453,7 +453,11 @@ def _pushes_sized(layout: str, read: Callable[[bytes], Symbol]) -> Op:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        # pickle keeps lone surrogates, which no name can have; it refuses other bytes that are not UTF-8.
+        return data.decode("utf-8", "surrogatepass").encode("utf-8", "backslashreplace").decode()
 
 
 def _quoted(line: bytes) -> Symbol:
