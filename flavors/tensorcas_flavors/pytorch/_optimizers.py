@@ -273,7 +273,7 @@ def load_state(target: Any, state: Any, where: str) -> None:
             raise pytorch_error(f"{where}: {type(error).__name__}: {error}") from error
     is_plain = isinstance(target, Optimizer) and not has_own_code(type(target))
     if not is_plain and _holds_numbers(state):
-        odd = _not_taken(target.state_dict(), state, "")
+        odd = _not_taken(target.state_dict(), state, "", set())
         if odd:
             raise pytorch_error(
                 f"{where}: load_state_dict() of a {type(target).__name__} did not take {odd}: load the state without "
@@ -363,15 +363,23 @@ def _moved(value: Any, device: torch.device, moves_step: bool, key: Any = None) 
 
 def _holds_numbers(state: Any) -> bool:
     """Tell whether a state has a tensor of floating point or complex numbers, at any depth."""
-    if is_tensor(state):
-        return bool(state.is_floating_point() or state.is_complex())
-    if isinstance(state, Mapping):
-        return any(map(_holds_numbers, state.values()))
-    return isinstance(state, list | tuple | deque) and any(map(_holds_numbers, state))
+    stack, seen = [state], set()
+    while stack:
+        part = stack.pop()
+        if is_tensor(part):
+            if part.is_floating_point() or part.is_complex():
+                return True
+        elif isinstance(part, Mapping | list | tuple | deque) and id(part) not in seen:
+            seen.add(id(part))
+            stack += part.values() if isinstance(part, Mapping) else part
+    return False
 
 
-def _not_taken(now: Any, state: Any, path: str) -> str | None:
+def _not_taken(now: Any, state: Any, path: str, met: set[tuple[int, int]]) -> str | None:
     """Name a tensor of a state that an object does not have as it was stored; None if there is none."""
+    if (id(now), id(state)) in met:
+        return None
+    met.add((id(now), id(state)))
     if is_tensor(state):
         if not is_tensor(now):
             return f"{path[1:]!r}"
@@ -384,13 +392,13 @@ def _not_taken(now: Any, state: Any, path: str) -> str | None:
         return None if np.array_equal(_bytes(one), _bytes(other)) else f"the values of {path[1:]!r}"
     if isinstance(state, Mapping):
         found = (
-            _not_taken(now.get(key) if isinstance(now, Mapping) else None, value, f"{path}.{_text(key)}")
+            _not_taken(now.get(key) if isinstance(now, Mapping) else None, value, f"{path}.{_text(key)}", met)
             for key, value in state.items()
         )
     elif isinstance(state, list | tuple | deque):
         its = list(now) if isinstance(now, list | tuple | deque) else []
         found = (
-            _not_taken(its[at] if at < len(its) else None, value, f"{path}.{at}") for at, value in enumerate(state)
+            _not_taken(its[at] if at < len(its) else None, value, f"{path}.{at}", met) for at, value in enumerate(state)
         )
     else:
         return None

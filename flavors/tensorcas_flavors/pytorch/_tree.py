@@ -727,25 +727,42 @@ def find_opaque(value: Any, *, objects_too: bool = False) -> PickleOnly | NamedI
     return None
 
 
-def with_flat_tensors(value: Any) -> Any:
+def with_flat_tensors(value: Any, made: dict[int, Any] | None = None) -> Any:
     """Return a stored value with the tensors that their classes can make, in place of those that only a pickle can.
+
+    Args:
+        value: Result of `read_stored`. Without such tensors it is returned as it is.
+        made: The parts that are made already, by identity; a part in two places stays one.
 
     Raises:
         AdapterError: A class is missing, or refuses.
     """
+    if made is None:
+        if find_opaque(value) is None:
+            return value
+        made = {}
+    if id(value) in made:
+        return made[id(value)]
+    kind = type(value)
+    changed: Any = value
     if isinstance(value, PickleOnly):
         flat = None if value.facts.entry is None else value.facts.entry.flat
-        return value if flat is None else flat._replace(parts=with_flat_tensors(flat.parts)).made()
-    if type(value) is dict or type(value) is OrderedDict:
-        changed: Any = type(value)((key, with_flat_tensors(part)) for key, part in value.items())
-        if type(value) is OrderedDict:
+        if flat is not None:
+            changed = flat._replace(parts=with_flat_tensors(flat.parts, made)).made()
+    elif kind is tuple:
+        changed = tuple(with_flat_tensors(part, made) for part in value)
+    elif kind in (dict, OrderedDict, defaultdict):
+        changed = defaultdict(value.default_factory) if kind is defaultdict else kind()
+        made[id(value)] = changed
+        changed.update((key, with_flat_tensors(part, made)) for key, part in value.items())
+        if kind is OrderedDict:
             vars(changed).update(vars(value))
-        return changed
-    if type(value) is defaultdict:
-        return defaultdict(value.default_factory, ((key, with_flat_tensors(part)) for key, part in value.items()))
-    if type(value) is deque:
-        return deque(map(with_flat_tensors, value), value.maxlen)
-    return type(value)(map(with_flat_tensors, value)) if type(value) in (list, tuple) else value
+    elif kind in (list, deque):
+        changed = deque(maxlen=value.maxlen) if kind is deque else []
+        made[id(value)] = changed
+        changed.extend(with_flat_tensors(part, made) for part in value)
+    made[id(value)] = changed
+    return changed
 
 
 class _Absent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -241,6 +242,24 @@ class TestTensorsOfClasses:
         ADAPTER.reconstruct(stored({"m": Extra(value(1))}), {"m": live})
 
         assert repr(live.value) == repr(value(1))
+
+    @pytest.mark.parametrize(
+        "part", [list, lambda: [two(1)], lambda: deque([two(1)], 3), lambda: defaultdict(list, a=two(1))]
+    )
+    def test_part_of_a_state_in_two_places_stays_one(self, part: Callable[[], Any]) -> None:
+        state, live = Loader(), Loader()
+        its: Any = part()
+        loop: Any = [its]
+        loop.append(loop)
+        state.position, state.weights = {"a": its, "b": its}, loop  # type: ignore[assignment]
+
+        ADAPTER.reconstruct(stored({"o": state, "w": torch.ones(2)}), {"o": live, "w": torch.zeros(2)})
+        found: Any = live.position
+
+        assert found["a"] is found["b"] is live.weights[0]
+        assert type(found["a"]) is type(its)
+        assert repr(found["a"]) == repr(its)
+        assert live.weights[1] is live.weights
 
     def test_buffer_that_is_not_there_yet_is_made_anew(self) -> None:
         model, live = nn.Linear(2, 2), nn.Linear(2, 2)
