@@ -133,7 +133,7 @@ class LogIndex:
             n_keys[record] += 1
         for record, some in words:
             n_words[record] += len(some) // WORD_BYTES
-        new_words = np.frombuffer(b"".join(some for _, some in words), "<u4")
+        new_words = np.frombuffer(b"".join([some for _, some in words]), "<u4")
         return LogIndex(
             end=end,
             records=np.concatenate([self.records, np.array(list(offsets), np.uint64)]),
@@ -171,7 +171,7 @@ def index_bytes(log_id: str, index: LogIndex) -> bytes:
     columns[-1] = np.diff(columns[-1].astype(np.int64), prepend=0)
     counts_of = (index.n_keys.astype("<u4"), index.n_words.astype("<u4"))
     parts = [gaps, index.checks, *counts_of, index.keys, index.words, *columns]
-    payload = counts + b"".join(_planes(part) for part in parts) + names
+    payload = counts + b"".join([_planes(part) for part in parts]) + names
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(payload)
     head = _HEAD.pack(MAGIC, bytes.fromhex(log_id), index.end)
     return head + blake3.blake3(head + packed).digest() + packed

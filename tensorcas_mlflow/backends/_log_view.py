@@ -1024,9 +1024,9 @@ class LogView:
             except (OSError, CorruptError):
                 return
             self._read_words()
-            places = sorted(place for place in log.entries if before.end <= place[0] < end)
+            places = sorted([place for place in log.entries if before.end <= place[0] < end])
             entries = [log.entries[place] for place in places]
-            if any(not entry.row.is_commit and entry.key.startswith(_COMMITS) for entry in entries):
+            if [entry for entry in entries if not entry.row.is_commit and entry.key.startswith(_COMMITS)]:
                 return
             blobs = (
                 IndexedBlob(entry.record, entry.row, entry.written_s, entry.check, log.words.get(place, b""))
