@@ -607,8 +607,10 @@ def _stored_bytes(backend: Backend, inventory: Inventory) -> tuple[Any, Any]:
         in_logs = int(inventory.pack_bytes[packs].sum()) + sum(all_manifests.values())
         share = min(1.0, disk_usage(backend).logs / max(in_logs, 1))
         entries = packs[inventory.entry_pack]
-        entry_bytes[entries] = entry_bytes[entries] * share
-        manifest_bytes[manifests] = manifest_bytes[manifests] * share
+        # Rounding each by itself would lose a part of a byte of each, and their sum would depend on their sizes.
+        ends = np.cumsum(np.concatenate([entry_bytes[entries], manifest_bytes[manifests]])) * share
+        shared = np.diff(ends.astype(np.int64), prepend=0)
+        entry_bytes[entries], manifest_bytes[manifests] = np.split(shared, [np.count_nonzero(entries)])
     least = np.full(len(inventory.digests), np.iinfo(np.int64).max)
     np.minimum.at(least, inventory.entry_chunk, entry_bytes)
     return np.where(least == np.iinfo(np.int64).max, 0, least), manifest_bytes

@@ -14,7 +14,7 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.layout import Ref, RefTarget
-from tensorcas_mlflow.maintenance import By, RefOwner, find_shares, plan_gc
+from tensorcas_mlflow.maintenance import By, RefOwner, disk_usage, find_shares, plan_gc
 from tensorcas_mlflow.maintenance._stats import owners_of
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
@@ -158,6 +158,21 @@ def test_stats_of_one_run_tell_the_bytes_it_shares_with_others(store: Store) -> 
     [share] = find_shares(store, "step", run_id="one").shares
 
     assert (share.run_id, share.step, share.shared_bytes) == ("one", 0, KB)
+
+
+def test_bytes_that_many_small_blobs_share_in_a_log_add_up(tmp_path: Path) -> None:
+    store = Store.init(tmp_path, chunk_bytes=KB, logs=True)
+    for step in range(20):
+        arrays = {f"layer.{n}.weight": np.full(100 + step, step + n, np.int32) for n in range(20)}
+        with store.write_checkpoint(arrays) as pending:
+            pending.commit(RefTarget(run_id="run", step=step))
+    packs = dict(list_packs(store.backend))
+    payloads = sum(int(read_pack_table(store.backend, name)["stored_bytes"].sum()) for name in packs)
+    manifests = manifest_bytes(store, *store.checkpoints())
+    share = disk_usage(store.backend).logs / (sum(packs.values()) + manifests)
+
+    assert share < 1
+    assert find_shares(store, "run").needed_bytes == int((payloads + manifests) * share)
 
 
 def test_an_empty_store_has_no_shares(store: Store) -> None:
