@@ -21,6 +21,12 @@ from tests.backends.objects.servers import S3Server
 __all__ = ["s3"]
 
 
+@pytest.fixture(autouse=True)
+def no_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask no database: MLflow leaves the one of another test in the environment."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """Result of a command."""

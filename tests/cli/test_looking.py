@@ -27,12 +27,6 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 DATE = r"\d{4}-\d\d-\d\d \d\d:\d\d"
 
 
-@pytest.fixture(autouse=True)
-def no_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask no database: MLflow leaves the one of another test in the environment."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-
-
 def root(store: Store) -> str:
     return store.uri
 
