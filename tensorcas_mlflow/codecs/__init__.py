@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         typesize_of,
     )
     from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec, compiled_encoder
-    from tensorcas_mlflow.codecs._deflate import IS_FAST, deflates_to
+    from tensorcas_mlflow.codecs._deflate import CAN_DEFLATE, deflates_to
     from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform, is_sparse
     from tensorcas_mlflow.codecs._functions import (
         Kind,
@@ -66,7 +66,7 @@ _NAMES = {
     ),
     "_codec": "MOST_OVERHEAD_BYTES RAW Codec compiled_encoder",
     "_delta": "DECAYED_BYTES DELTA Transform is_sparse",
-    "_deflate": "IS_FAST deflates_to",
+    "_deflate": "CAN_DEFLATE deflates_to",
     "_functions": "Kind add_residual check computes_exactly evaluate fills residual_kind residual_of",
     "_hdf5_chunks": "ChunkedElements Hdf5Chunks fletcher32",
     "_planes": "PLANES Effort PlaneCoding",

@@ -5,8 +5,8 @@
 | buffers, and columns of numbers as arrays | buffers that the caller made, filled |
 
 The extension module is built from ``src/``. A package that was installed without a compiler has none; then the Python
-code of the rooms above does the same, more slowly. `core` says which is the case, and no other module
-imports the extension.
+code of the rooms above does the same, more slowly. Only DEFLATE streams need the core. `core` says which is the case,
+and no other module imports the extension.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DEFLATE against zlib: the compiled core, and the Python code that replaces it."""
+"""DEFLATE of the compiled core against zlib."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs import _deflate
+from tensorcas_mlflow.errors import FormatError, TensorCasError
 
-pytestmark = pytest.mark.skipif(
-    "ng" in zlib.ZLIB_RUNTIME_VERSION, reason="another library of that name compresses in another way"
-)
-needs_core = pytest.mark.skipif(_deflate.core is None, reason="the core is not built")
+pytestmark = [
+    pytest.mark.skipif(
+        "ng" in zlib.ZLIB_RUNTIME_VERSION, reason="another library of that name compresses in another way"
+    ),
+    pytest.mark.skipif(not _deflate.CAN_DEFLATE, reason="the core is not built"),
+]
 
 
 def zlib_stream(data: Buffer, level: int) -> bytes:
@@ -30,12 +33,9 @@ def ours(data: Buffer, level: int, room: int | None = None) -> bytes | None:
     return None if n_bytes is None else bytes(out[:n_bytes])
 
 
-@pytest.fixture
-def is_compiled(loops: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Run the test with the compiled core, and with the Python code in its place."""
-    if loops == "numpy":
-        monkeypatch.setattr(_deflate, "core", None)
-    return loops == "compiled"
+@pytest.fixture(scope="module", autouse=True)
+def loops() -> None:
+    """Run each test once: no Python code replaces the core here."""
 
 
 def fibonacci(n: int) -> bytes:
@@ -69,7 +69,7 @@ def contents() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("level", range(1, 10))
 @pytest.mark.parametrize("name", contents())
-def test_the_stream_is_the_one_of_zlib(is_compiled: bool, name: str, level: int) -> None:
+def test_the_stream_is_the_one_of_zlib(name: str, level: int) -> None:
     data = contents()[name]
     stream = zlib_stream(data, level)
 
@@ -80,7 +80,6 @@ def test_the_stream_is_the_one_of_zlib(is_compiled: bool, name: str, level: int)
     assert not _deflate.deflates_to(data, level, bytes([stream[0] ^ 8]) + stream[1:])
 
 
-@needs_core
 @pytest.mark.parametrize("level", range(1, 10))
 @pytest.mark.parametrize("seed", range(4))
 def test_the_stream_of_many_windows_is_the_one_of_zlib(level: int, seed: int) -> None:
@@ -104,7 +103,6 @@ def test_the_stream_of_many_windows_is_the_one_of_zlib(level: int, seed: int) ->
     assert ours(data, level) == zlib_stream(data, level)
 
 
-@needs_core
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.tuples(st.binary(max_size=40), st.integers(1, 400)), max_size=60),
@@ -117,7 +115,7 @@ def test_any_bytes_give_the_stream_of_zlib(runs: list[tuple[bytes, int]], level:
     assert ours(data, level) == zlib_stream(data, level)
 
 
-def test_a_stream_that_does_not_fit_is_told(is_compiled: bool) -> None:
+def test_a_stream_that_does_not_fit_is_told() -> None:
     data = contents()["float32"]
     stream = zlib_stream(data, 6)
 
@@ -127,7 +125,7 @@ def test_a_stream_that_does_not_fit_is_told(is_compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("level", [-1, 0, 10])
-def test_another_level_is_refused(is_compiled: bool, level: int) -> None:
+def test_another_level_is_refused(level: int) -> None:
     with pytest.raises(ValueError, match="level"):
         ours(b"abc", level)
 
@@ -138,3 +136,14 @@ def test_streams_of_all_releases_are_the_same() -> None:
     # The format promises these bytes.
     found = sha256(b"".join(ours(data, level) or b"" for level in range(1, 10))).hexdigest()
     assert found == "08ef1825bb4d9004f32e3d36bdc93e4c416c88620e749aef066acfdd3a188d55"
+
+
+def test_without_the_core_no_stream_is_made_and_none_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = contents()["text"]
+    stream = zlib_stream(data, 6)
+    monkeypatch.setattr(_deflate, "core", None)
+
+    with pytest.raises(TensorCasError, match="compiled core") as caught:
+        ours(data, 6)
+    assert not isinstance(caught.value, FormatError)
+    assert not _deflate.deflates_to(data, 6, stream)

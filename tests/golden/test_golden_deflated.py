@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.codecs import IS_FAST
+from tensorcas_mlflow.codecs import CAN_DEFLATE
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tests.golden.stores import copied
 
 EXPECTED = json.loads((Path(__file__).parent / "v2_deflated/expected.json").read_text())
 
-# Each file takes minutes without the compiled core; `tests/codecs/test_deflate.py` has both.
-pytestmark = pytest.mark.skipif(not IS_FAST, reason="the core is not built")
+pytestmark = pytest.mark.skipif(not CAN_DEFLATE, reason="the core is not built")
 
 
 @pytest.fixture
