@@ -1,6 +1,6 @@
 """Rows of a model, and the layout: everything about a model that its rows lack and JSON can express.
 
-A skeleton is a layout, or a pickle, then a layout, then the layout's length as 8 bytes, little-endian. Version 2 is an
+A skeleton is a layout, or a pickle, then a layout, then the layout's length as 8 bytes, little-endian. A layout is an
 object with
 
 * ``layout``: 2;
@@ -10,8 +10,6 @@ object with
 * ``beyond``: facts of the parts that only the pickle can restore, if there is a pickle (see there);
 * ``values``: the numbers of both in reading order. They come last, so that the bytes that change at every step lie
   behind those that do not.
-
-Version 1, for state dicts and modules alone, had ``plain``, ``entries``, ``ordered`` and ``metadata`` for the tree.
 """
 
 from __future__ import annotations
@@ -147,7 +145,7 @@ class ModelLayout:
     kinds: dict[str, str] = field(default_factory=dict)
     """Kind of each row that is no tensor of the row's own dtype."""
     tree: Any = None
-    """The stored value, as `_tree` writes it; in version 1, the object in its place."""
+    """The stored value, as `_tree` writes it."""
     values: list[Any] = field(default_factory=list)
     """The numbers of the tree, then those of ``beyond``."""
     beyond: list[Any] = field(default_factory=list)
@@ -173,14 +171,12 @@ class ModelLayout:
         try:
             facts = json.loads(text)
             version = facts["layout"]
-            if type(version) is not int or version not in (1, 2):
-                raise ValueError(f"its version is {version!r}, and this release reads versions up to {_VERSION}")
+            if type(version) is not int or version != _VERSION:
+                raise ValueError(f"its version is {version!r}, and this release reads version {_VERSION}")
             storages = tuple(
                 tuple(StorageView(name=name, offset=offset, stride=tuple(stride)) for name, offset, stride in views)
                 for views in facts["storages"]
             )
-            if version == 1:
-                return cls(storages=storages, tree=_version_1(facts), version=1)
             kinds, values, beyond = facts["kinds"], facts["values"], facts.get("beyond", [])
             if not isinstance(values, list) or not isinstance(beyond, list) or not isinstance(kinds, dict):
                 raise ValueError("'values' or 'beyond' is no list, or 'kinds' no mapping")
@@ -288,13 +284,6 @@ def check_row(rows: Mapping[str, Array], name: str, dtype: str, shape: Sequence[
 def _name_of_row(dtype: np.dtype[Any]) -> str:
     """Return the name of an array's dtype; a lookup without a Python call after the first."""
     return dtype.name
-
-
-def _version_1(facts: dict[str, Any]) -> dict[str, Any]:
-    for key, optional in (("plain", False), ("metadata", True), ("entries", True)):
-        if not isinstance(facts[key], dict) and not (optional and facts[key] is None):
-            raise ValueError(f"{key!r} is no mapping")
-    return {key: facts.get(key) for key in ("plain", "metadata", "entries", "ordered")}
 
 
 def _span(text: bytes, after_pickle: bool) -> tuple[int, int]:

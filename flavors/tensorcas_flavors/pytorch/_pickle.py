@@ -83,9 +83,13 @@ def load(
     stored_parts = _StoredTensors(rows, tensors, is_converted)
     token = _loading.set(stored_parts)
     try:
-        return load_skeleton("pytorch", skeleton, stored_parts.numbered)
+        return load_skeleton("pytorch", skeleton, _refuse_reference)
     finally:
         _loading.reset(token)
+
+
+def _refuse_reference(reference: Any) -> object:
+    raise pytorch_error(f"the skeleton is damaged: its pickle refers to {reference!r}")
 
 
 def _current() -> _StoredTensors:
@@ -286,7 +290,6 @@ class _StoredTensors:
         self._is_converted = is_converted
         self._rows = rows
         self._tensors = tensors
-        self._objects: dict[int, torch.Tensor] = {}
 
     def tensor(
         self, row: str, dtype: str, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool
@@ -312,11 +315,3 @@ class _StoredTensors:
         if array is None or is_other or (shape is not None and array.shape != tuple(shape)):
             raise pytorch_error(f"array {row!r}, stored as {dtype} {shape}, is missing or another: read all tensors")
         return array
-
-    def numbered(self, reference: Any) -> torch.Tensor:
-        """Return the tensor of a persistent id, which version 1 of the layout used."""
-        row, number, dtype, shape, requires_grad, attributes = reference
-        if number not in self._objects:
-            self._objects[number] = self.tensor(row, dtype, shape, requires_grad, False)
-            vars(self._objects[number]).update(attributes)
-        return self._objects[number]

@@ -78,7 +78,7 @@ from tensorcas_flavors.pytorch._objects import (
     unwrap,
 )
 from tensorcas_flavors.pytorch._tensors import name_of, pytorch_error, refusal, row_dtype
-from tensorcas_mlflow.adapter import SKELETON, Array
+from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base import dtypes
 from tensorcas_mlflow.errors import AdapterError, FormatError
 
@@ -680,27 +680,24 @@ def read_stored(
     Raises:
         AdapterError: The layout is damaged, or rows are missing or do not fit.
     """
-    if layout.version == 2:
-        try:
-            return _TreeReader(layout, rows, tensors, skip_missing).read()
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            IndexError,
-            AttributeError,
-            ArithmeticError,
-            MemoryError,
-            RuntimeError,
-            StopIteration,
-            struct.error,
-            FormatError,
-        ) as error:
-            raise pytorch_error(f"the layout in the skeleton is damaged: {error!r}") from error
-    named = {name: tensor for name, tensor in tensors.items() if not name.startswith(ELSEWHERE)}
     if layout.version == 0:
-        return named
-    return _read_version_1(layout.tree, rows, tensors, named, skip_missing)
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(ELSEWHERE)}
+    try:
+        return _TreeReader(layout, rows, tensors, skip_missing).read()
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        ArithmeticError,
+        MemoryError,
+        RuntimeError,
+        StopIteration,
+        struct.error,
+        FormatError,
+    ) as error:
+        raise pytorch_error(f"the layout in the skeleton is damaged: {error!r}") from error
 
 
 def find_opaque(value: Any, *, objects_too: bool = False) -> PickleOnly | NamedItems | StoredObject | None:
@@ -1037,33 +1034,6 @@ def _dtype_of_row(dtype: str) -> str:
 
 
 _PATHS = frozenset(("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"))
-
-
-def _read_version_1(
-    facts: dict[str, Any],
-    rows: Mapping[str, Array],
-    tensors: Mapping[str, torch.Tensor],
-    named: dict[str, torch.Tensor],
-    skip_missing: bool,
-) -> Any:
-    entries, plain, metadata = facts["entries"], facts["plain"], facts["metadata"]
-    state: dict[str, Any]
-    if entries is None:
-        state = OrderedDict(plain | named)
-    else:
-        state = OrderedDict() if facts["ordered"] is True else {}
-        for name, entry in entries.items():
-            if entry is None and name in plain:
-                state[name] = plain[name]
-            elif isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list) and name != SKELETON:
-                if not (skip_missing and name not in rows):
-                    check_row(rows, name, *entry)
-                    state[name] = tensors[name]
-            else:
-                raise pytorch_error(f"the skeleton does not say what entry {name!r} is")
-    if type(state) is OrderedDict and metadata is not None:
-        vars(state)["_metadata"] = OrderedDict(metadata)
-    return state if entries is not None else StoredObject(kind="torch.nn.Module", state=state)
 
 
 def _key(key: Any) -> Any:

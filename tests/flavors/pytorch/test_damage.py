@@ -103,6 +103,7 @@ class TestDamage:
         "change",
         [
             {"layout": 3},
+            {"layout": 1},
             {"layout": True},
             {"layout": "2"},
             {"storages": None},

@@ -1,21 +1,18 @@
-"""Modules of many classes round-trip, only changed tensors are new, and version 1 of the layout is read."""
+"""Modules of many classes round-trip, and only changed tensors are new."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.errors import AdapterError
-from tests.flavors.pytorch.models import ADAPTER, Holder, raw, round_trip, same, shares_storage, stored
+from tensorcas_mlflow.adapter import SKELETON
+from tests.flavors.pytorch.models import ADAPTER, Holder, raw, round_trip, stored
 from tests.flavors.pytorch.states import exactly, network, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(weight_norm|spectral_norm|nested_tensor).*")
@@ -188,84 +185,6 @@ class TestParts:
             model.weight.data[0, 0] += 1  # torch counts no version for .data
 
         assert digests(model)["weight"] != before["weight"]
-
-
-class TestVersion1:
-    @pytest.fixture
-    def rows(self) -> dict[str, dict[str, Array]]:
-        """Rows of version 1 of the layout: of a module, its state dict with more entries, and a dict."""
-        found: dict[str, dict[str, Array]] = {"module": {}, "state": {}, "dict": {}}
-        with np.load(Path(__file__).with_name("pytorch_v1.npz")) as file:
-            for key in file.files:
-                kind, _, name = key.partition("|")
-                found[kind][name] = file[key]
-        return found
-
-    def test_a_module_of_version_1_is_read(self, rows: dict[str, dict[str, Array]]) -> None:
-        model = ADAPTER.reconstruct(copied(rows["module"]))
-
-        assert model[3].weight is model[2].weight
-        assert [part.requires_grad for part in model.parameters()] == [True] * 5 + [False]
-        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-        assert (model.scale.item(), model[1].mask.tolist()) == (2.5, [0, 1, 2])
-        assert all(
-            raw(part) == rows["module"][name].tobytes() for name, part in model.state_dict().items() if name[0] != "0"
-        )
-
-    def test_a_module_is_filled_from_version_1(self, rows: dict[str, dict[str, Array]]) -> None:
-        model, target = ADAPTER.reconstruct(copied(rows["module"])), ADAPTER.reconstruct(copied(rows["module"]))
-        with torch.no_grad():
-            for part in [*target.parameters(), target[1].mask]:
-                part.zero_()
-
-        ADAPTER.reconstruct(copied(rows["module"]), target)
-
-        assert exactly(target.state_dict(), model.state_dict())
-        assert target[1].mask.tolist() == [0, 1, 2]
-
-    def test_a_state_dict_of_version_1_is_read(self, rows: dict[str, dict[str, Array]]) -> None:
-        state = ADAPTER.reconstruct(copied(rows["state"]))
-        model = ADAPTER.reconstruct(copied(rows["module"]))
-
-        assert list(state) == [*model.state_dict(), "low", "high", "note"]
-        assert state._metadata == model.state_dict()._metadata
-        assert state["note"] == {"a": [1, None, 2.5]}
-        assert shares_storage(state["low"], state["high"])
-        assert same(state["2.weight"], model.state_dict()["2.weight"])
-
-    def test_a_plain_dict_of_version_1_is_read_and_fills_another(self, rows: dict[str, dict[str, Array]]) -> None:
-        target = {"w": torch.zeros(2)}
-
-        ADAPTER.reconstruct(copied(rows["dict"]), target)
-
-        assert exactly(ADAPTER.reconstruct(copied(rows["dict"])), {"w": torch.ones(2)})
-        assert exactly(target, {"w": torch.ones(2)})
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            (b'"entries":{', b'"entries":["'),
-            (b'"entries":{"w":["float32",[2]]}', b'"entries":{"w":null}'),
-            (b'"entries":{"w":["float32",[2]]}', b'"entries":{"w":["float32",2]}'),
-            (b'"entries":{"w":["float32",[2]]}', b'"entries":{"v":["float32",[2]]}'),
-            (b'"entries":{"w":["float32",[2]]}', b'"entries":null'),
-            (b'"plain":{}', b'"plain":null'),
-            (b'"metadata":null', b'"metadata":3'),
-        ],
-    )
-    def test_a_damaged_layout_of_version_1_is_refused(
-        self, rows: dict[str, dict[str, Array]], change: tuple[bytes, bytes]
-    ) -> None:
-        text = rows["dict"][SKELETON].tobytes()
-        forged = text.replace(*change)
-
-        assert forged != text
-        with pytest.raises(AdapterError):
-            ADAPTER.reconstruct(rows["dict"] | {SKELETON: np.frombuffer(forged, dtype=np.uint8)})
-
-
-def copied(rows: dict[str, Array]) -> dict[str, Array]:
-    return {name: row.copy() for name, row in rows.items()}
 
 
 def digests(model: Any) -> dict[str, str]:
