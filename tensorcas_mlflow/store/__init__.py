@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.store._payload import (
         MANIFEST_FILE,
         PAYLOAD_FILE,
-        PAYLOAD_FILES,
         copy_payload,
         payload_bytes,
         payload_pieces,
@@ -65,9 +64,7 @@ _NAMES = {
     "_batch": "PendingBatch",
     "_choose": "LEAST_DELTA_BYTES Policy",
     "_derivations": "LEAST_DERIVED_BYTES MOST_DERIVED_BYTES Derived",
-    "_payload": (
-        "MANIFEST_FILE PAYLOAD_FILE PAYLOAD_FILES copy_payload payload_bytes payload_pieces read_payload write_payload"
-    ),
+    "_payload": ("MANIFEST_FILE PAYLOAD_FILE copy_payload payload_bytes payload_pieces read_payload write_payload"),
     "_pending": "abandon_pending has_pending hold_pending take_pending",
     "_recipes": "find_derived recipe_of",
     "_relatives": "Likely find_likely",

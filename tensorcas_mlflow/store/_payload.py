@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import BlobInfo, LocalBackend
+from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
-from tensorcas_mlflow.chunk_io import Catalog, ChunkReader, LastRow, TensorsFile
-from tensorcas_mlflow.errors import BlobNotFoundError, ConflictError, CorruptError
+from tensorcas_mlflow.chunk_io import LastRow, TensorsFile
+from tensorcas_mlflow.errors import ConflictError, CorruptError
 from tensorcas_mlflow.layout import (
     MAX_BYTES,
     Fill,
@@ -22,62 +22,14 @@ from tensorcas_mlflow.layout import (
     Ref,
     TensorsFileLayout,
     file_pieces,
-    pack_key,
-    read_pack_table,
 )
 from tensorcas_mlflow.store._sources import TensorSource
 from tensorcas_mlflow.store._store import Store
-
-PACKED_FILE = "chunks.pack"
-"""Name of the pack."""
-
-_PACK_NAME = "0" * 32
-
-
-class _PackFolder(LocalBackend):
-    """A folder with one pack, named `PACKED_FILE`."""
-
-    def _path(self, key: str) -> str:
-        return os.fspath(self.root / PACKED_FILE) if key == pack_key(_PACK_NAME) else super()._path(key)
-
-    def list_dir(self, prefix: str) -> tuple[list[BlobInfo], list[str]]:
-        pack = self.stat(pack_key(_PACK_NAME)) if prefix == "packs" else None
-        return [pack] if pack is not None else [], []
-
-
-class PackedPayload:
-    """The tensors of such a folder."""
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Read the pack's table.
-
-        Raises:
-            CorruptError: The pack is damaged.
-            BlobNotFoundError: There is none.
-        """
-        self.manifest = manifest
-        self._backend = _PackFolder(folder)
-        catalog = Catalog(self._backend, manifest.store_id or "")
-        catalog.add(_PACK_NAME, read_pack_table(self._backend, _PACK_NAME))
-        self._chunks = ChunkReader(self._backend, catalog)
-        self._last = LastRow()
-
-    def read(self, names: Iterable[str] | None = None, *, verify: bool = True) -> dict[str, Array]:
-        """Read tensors; see `Store.read_tensors`."""
-        return self._chunks.tensors(self.manifest, names, verify=verify)
-
-    def fill(self, first: int, outs: list[memoryview]) -> None:
-        """Read consecutive chunks and verify them: a `Fill`."""
-        chunks = np.arange(first, first + len(outs))
-        self._chunks.read_chunks(self.manifest, chunks, outs, verify=True, last=self._last)
-
 
 MANIFEST_FILE = "checkpoint.arrow"
 """Name of a checkpoint's manifest inside a model's data folder."""
 PAYLOAD_FILE = "checkpoint.tensors"
 """Name of a self-contained model's tensors, beside its manifest."""
-PAYLOAD_FILES = (PAYLOAD_FILE, PACKED_FILE)
-"""All names used by any release."""
 
 
 def write_payload(
@@ -181,15 +133,10 @@ def _write(folder: Path, manifest: Manifest, fill: Fill) -> None:
     backend.put_new(MANIFEST_FILE, [manifest.to_bytes()])
 
 
-def _payload_in(folder: Path) -> TensorsFile | PackedPayload:
+def _payload_in(folder: Path) -> TensorsFile:
     stream = LocalBackend(folder).get(MANIFEST_FILE, max_bytes=MAX_BYTES)
     file = folder / PAYLOAD_FILE
-    try:
-        payload = TensorsFile(file)
-    except BlobNotFoundError:
-        if not (folder / PACKED_FILE).exists():
-            raise
-        return PackedPayload(folder, Manifest.from_bytes(stream))
+    payload = TensorsFile(file)
     if payload.manifest.stream != stream:
         raise CorruptError(os.fspath(file), f"its manifest is not the one in {MANIFEST_FILE!r} beside it")
     return payload

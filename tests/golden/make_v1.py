@@ -1,7 +1,4 @@
-"""Write the golden store of format 1. It was run once; a store that was written is never changed.
-
-Payloads of codec 2 were encoded anew in their places, each in as many bytes as before, when that
-codec changed its meaning.
+"""Write the golden store of format 1, without logs. It was run once; a store that was written is never changed.
 
     python -m tests.golden.make_v1
 
@@ -15,8 +12,8 @@ from pathlib import Path
 
 from tensorcas_mlflow.chunk_io import _catalog
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.store import Store, write_payload
-from tests.golden.golden_v1 import CUTS, FILE, METADATA, payload_tensors, tensors
+from tensorcas_mlflow.store import Store
+from tests.golden.golden_v1 import CUTS, FILE, METADATA, tensors
 
 HERE = Path(__file__).parent / "v1"
 
@@ -25,7 +22,7 @@ def main() -> None:
     if HERE.exists():
         raise SystemExit(f"{HERE} is there, and stays as it is")
     _catalog._FOLD_AT = 3  # a segment of few packs keeps the store small
-    store = Store.init(HERE / "root", chunk_bytes=4096)
+    store = Store.init(HERE / "root", chunk_bytes=4096, logs=False)
     for step in (1, 2, 3, 4):
         target = RefTarget(run_id="run one", step=step, model_id="m-1")
         with store.write_checkpoint(tensors(step), flavor="pytorch", cuts=CUTS, metadata=METADATA) as save:
@@ -38,7 +35,6 @@ def main() -> None:
         (Path(folder) / "file").write_bytes(FILE)
         with store.write_file(Path(folder) / "file") as save:
             save.commit(RefTarget(path="plots/ä b%.bin"))
-    write_payload(HERE / "payload", payload_tensors(), flavor="sklearn", metadata=METADATA)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
 """Write golden stores of format 1 with deltas. It was run once; a store that was written is never changed.
 
-Payloads of codec 2 were encoded anew in their places, each in as many bytes as before, when that
-codec changed its meaning.
-
     python -m tests.golden.make_v1_deltas
 
 Two stores: one of files, of which an optimization has encoded the first steps anew, and the objects of one in a bucket.
-Packs, index, intent and census are of version 2. ``expected.json`` says what they must hold, by SHA-256 of the bytes
-before they came near a store; what that was is said in `golden_v1_deltas.py`, which the test reads too.
+Packs and intent are of version 2, the census of version 3. ``expected.json`` says what they must hold, by SHA-256 of
+the bytes before they came near a store; what that was is said in `golden_v1_deltas.py`, which the test reads too.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ def save(store: Store, expected: Expected, step: int, arrays: Mapping[str, np.nd
 def make_root(expected: Expected) -> None:
     """Two steps that are optimized, two that are stored against them, and a save under way that may rely on both."""
     uri = HERE / "root"
-    store = Store.init(uri, chunk_bytes=CHUNK_BYTES)
+    store = Store.init(uri, chunk_bytes=CHUNK_BYTES, logs=False)
     for step in (0, 1):
         save(store, expected, step, tensors(step))
     plan_optimize(Store.open(uri)).execute()

@@ -1,8 +1,5 @@
 """Write what the first golden store of format 1 lacks. It was run once; a store that was written is never changed.
 
-Payloads of codec 2 were encoded anew in their places, each in as many bytes as before, when that
-codec changed its meaning.
-
     python -m tests.golden.make_v1_more
 
 Three stores: one of files, one that clients carried through an MLflow server, and the objects of one in a bucket.
@@ -27,7 +24,7 @@ from obstore.store import MemoryStore
 from tensorcas_mlflow.backends import ObjectBackend
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.chunk_io import _catalog
-from tensorcas_mlflow.layout import RefTarget, _records, new_ref, ref_bytes
+from tensorcas_mlflow.layout import RefTarget, _records, new_ref, record_bytes, ref_bytes
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import PendingSave, Store, _ingest, _save
 from tensorcas_mlflow.store.protocol import condemned_bytes, intent_bytes, list_packs
@@ -105,15 +102,17 @@ def leave_open(store: Store, expected: Expected) -> None:
     backend.put_new(f"refs/replacing/@{'5a' * 16}", [ref_bytes(of_it)])
     store.drop(of_it)
     expected[f"refs/replacing/@{'5a' * 16}"] = expected.pop(of_it.key)
+    save(store, expected, {"loose": noise(1_500, 17)}, RefTarget(run_id="loose", step=0))
     packs = frozenset(name for name, _ in list_packs(backend))
     backend.put_new(f"condemned/{'c0' * 16}", [condemned_bytes(packs, frozenset({of_it.manifest, "0" * 64}))])
 
 
 def make_carried(expected: Expected) -> None:
     """As if clients had put it there through a server; one of them is in the middle of a save."""
-    store = Store.init(HERE / "carried", chunk_bytes=4096)
+    store = Store.init(HERE / "carried", chunk_bytes=4096, logs=False)
     path = HERE / "carried" / ".tensorcas" / "format"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "carried": True}, sort_keys=True) + "\n")
+    said = {name: value for name, value in json.loads(path.read_bytes()).items() if name != "check"}
+    path.write_bytes(record_bytes(said | {"carried": True}))
     save(store, expected, tensors(1), RefTarget(run_id="run", name="checkpoint", step=1), flavor="pytorch", cuts=CUTS)
     under_way = {"under way": noise(1_500, 15)}
     pending = store.write_checkpoint(under_way)
@@ -124,23 +123,15 @@ def make_carried(expected: Expected) -> None:
 
 
 def die_in_a_commit(store: Store, arrays: Mapping[str, Any]) -> None:
-    """Leave an intent that has become a move, and the void at its destination."""
+    """Leave an intent that has become a move to a key with no blob."""
     pending = store.write_checkpoint(arrays)
     assert pending._intent is not None
     assert isinstance(store.backend, ObjectBackend)
-    bucket, swaps = store.backend._bucket, list[str]()
-    swap = bucket.swap
-
-    def once(path: str, *rest: Any) -> Any:
-        swaps.append(path)
-        if len(swaps) == 2:
-            raise KeyboardInterrupt
-        return swap(path, *rest)
-
     about: dict[str, Any] = {"kind": "checkpoint", "manifest": pending._manifest_name, "n_bytes": 1, "flavor": None}
     ref = new_ref(RefTarget(run_id="moving", step=0), key="refs/runs/moving/@0", **about)
     key, token = pending._intent
-    with mock.patch.object(bucket, "swap", once), contextlib.suppress(KeyboardInterrupt):
+    died = mock.patch.object(store.backend._bucket, "create", side_effect=KeyboardInterrupt)
+    with died, contextlib.suppress(KeyboardInterrupt):
         store.backend.promote(key, ref.key, ref_bytes(ref), token=token, replace=True)
 
 
@@ -174,7 +165,7 @@ def main() -> None:
         mock.patch("platform.node", return_value="golden"),
         mock.patch.object(_records.os, "getpid", return_value=1),
     ):
-        store = Store.init(HERE / "root", chunk_bytes=4096)
+        store = Store.init(HERE / "root", chunk_bytes=4096, logs=False)
         save_files(store, expected["root"])
         save_steps(store, expected["root"])
         drop_and_rewrite(store)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.codecs import DELTA
+from tensorcas_mlflow.layout import RefTarget, pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.golden.golden_v1_deltas import sha_of
 from tests.golden.make_v2 import small
 from tests.golden.stores import copied
@@ -38,6 +40,16 @@ def assert_holds(store: Store) -> None:
 
 def test_every_golden_step_in_logs_is_read_bit_for_bit(store: Store) -> None:
     assert_holds(store)
+
+
+def test_golden_logs_hold_plain_and_grouped_deltas(store: Store) -> None:
+    found = set()
+    for name, _ in list_packs(store.backend):
+        blob = store.backend.get(pack_key(name))
+        rows = read_pack_table(store.backend, name)
+        found |= {blob[int(entry["offset"]) + 1] & 15 for entry in rows[rows["codec"] == DELTA.number]}
+
+    assert found == {0, 1}
 
 
 def test_golden_logs_need_no_repair(store: Store) -> None:

@@ -137,9 +137,9 @@ def test_golden_store_holds_every_codec_and_both_kinds_of_manifest_and_index(roo
     starts = {root.backend.get(info.key)[:4] for info in root.backend.list("manifests")}
     endings = {info.key.rpartition(".")[2] for info in root.backend.list("index")}
 
-    assert codecs == {0, 1, 2}
+    assert codecs == {0, 1, 2, 4}
     assert starts == {b"\xff\xff\xff\xff", b"\x28\xb5\x2f\xfd"}
-    assert endings == {"loose", "arrow"}
+    assert endings == {"loose", "segment"}
 
 
 def test_golden_store_holds_files_of_every_container_and_full_refs(root: Store) -> None:

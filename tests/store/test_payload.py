@@ -1,4 +1,4 @@
-"""Self-contained checkpoints: written, moved, read in part, damaged; and those of earlier releases."""
+"""Self-contained checkpoints: written, moved, read in part, damaged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ TENSORS = {
     "scalar": np.array(3),
     "last": np.zeros((3, 0)),
 }
-GOLDEN = Path(__file__).parent.parent / "golden" / "v1" / "payload"
 
 
 def assert_are_tensors(loaded: dict[str, np.ndarray]) -> None:
@@ -275,14 +274,3 @@ def test_a_copy_of_a_payload_names_no_store(tmp_path: Path) -> None:
     for folder in ("first", "second"):
         assert Manifest.from_bytes((tmp_path / folder / MANIFEST_FILE).read_bytes()).store_id is None
         assert_are_tensors(read_payload(tmp_path / folder))
-
-
-def test_a_payload_of_an_earlier_release_is_copied_into_a_file_of_this_one(tmp_path: Path) -> None:
-    manifest = Manifest.from_bytes((GOLDEN / MANIFEST_FILE).read_bytes())
-    copy_payload(tmp_path, GOLDEN, manifest)
-    old, new = read_payload(GOLDEN), read_payload(tmp_path)
-
-    assert (tmp_path / PAYLOAD_FILE).is_file()
-    assert {name: array.tobytes() for name, array in old.items()} == {
-        name: array.tobytes() for name, array in new.items()
-    }

@@ -13,7 +13,7 @@ from tensorcas_mlflow.errors import FormatError, StoreNotFoundError
 from tensorcas_mlflow.integration.forgotten._holdings import Kind
 from tensorcas_mlflow.integration.forgotten._tracker import Artifacts, Tracker
 from tensorcas_mlflow.layout import Manifest
-from tensorcas_mlflow.store import PAYLOAD_FILES, Store
+from tensorcas_mlflow.store import PAYLOAD_FILE, Store
 
 _FLAVOR = "tensorcas"
 _MLMODEL = "MLmodel"
@@ -80,9 +80,9 @@ def _named(store: Store, artifacts: Artifacts) -> Iterator[tuple[str, str]]:
             if said is None:
                 continue
             data, digest = said
-            brought = {posixpath.join(posixpath.dirname(path), data, name) for name in PAYLOAD_FILES}
+            brought = posixpath.join(posixpath.dirname(path), data, PAYLOAD_FILE)
             # Elsewhere the copy of the manifest tells. A self-contained model needs no store.
-            if is_here and brought.isdisjoint(paths):
+            if is_here and brought not in paths:
                 yield path, digest
 
 

@@ -22,7 +22,7 @@ from tensorcas_mlflow.integration.models._folder import FLAVOR, STORE_KEY
 from tensorcas_mlflow.integration.models._load import store_for
 from tensorcas_mlflow.integration.models._saved import SavedModel, load_mlmodel, open_folder
 from tensorcas_mlflow.layout import Manifest
-from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILES, copy_payload
+from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, copy_payload
 
 _PAGE_FILE = Path(MANIFEST_FILE).with_suffix(".html").name
 """Page shown by our artifact repository beside a manifest; a download through a server includes it."""
@@ -58,8 +58,8 @@ def export_model(model_uri: str | os.PathLike[str], path: str | os.PathLike[str]
 def _bring_tensors(saved: SavedModel, folder: Path) -> None:
     """Put a model's tensors into a copy of its folder, and record this in its MLmodel."""
     data = folder / saved.data
-    # The copied data folder is replaced: it may name the original store, or have an old form.
-    with _set_aside(data, [MANIFEST_FILE, *PAYLOAD_FILES, _PAGE_FILE]) as aside:
+    # The copied data folder is replaced: it may name the original store.
+    with _set_aside(data, [MANIFEST_FILE, PAYLOAD_FILE, _PAGE_FILE]) as aside:
         store = store_for(saved, saved.configured_store())
         if store is not None:
             saved.check_manifest(store)

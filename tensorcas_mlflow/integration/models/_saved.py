@@ -37,7 +37,7 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.integration.models._folder import FLAVOR, STORE_KEY
 from tensorcas_mlflow.layout import Manifest, list_blobs
-from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILES, Store
+from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Store
 
 
 class ModelFolder(ABC):
@@ -302,8 +302,8 @@ class SavedModel:
     @Lazy
     def payload(self) -> str | None:
         """Path of the file with the tensors in a self-contained folder; None in any other."""
-        paths = (f"{self.data}/{name}" for name in PAYLOAD_FILES)
-        return next((path for path in paths if self.folder.has(path)), None)
+        path = f"{self.data}/{PAYLOAD_FILE}"
+        return path if self.folder.has(path) else None
 
     def configured_store(self) -> str | None:
         """Return the store set by MLFLOW_PYFUNC_INFERENCE_CONFIG in place of the declared one, if any.

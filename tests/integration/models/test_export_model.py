@@ -28,7 +28,6 @@ FILES = [
     "python_env.yaml",
     "requirements.txt",
 ]
-GOLDEN = Path(__file__).parents[2] / "golden" / "v1" / "payload"
 
 
 def files(folder: Path) -> list[str]:
@@ -103,16 +102,6 @@ def test_a_download_that_names_its_store_is_exported_from_its_own_tensors(cas_ex
     assert_loads(tmp_path / "out")
     assert_names_no_store(tmp_path / "out", tmp_path / "artifacts")
     assert sorted(tmp_path.glob(".*")) == []
-
-
-def test_a_payload_of_an_earlier_release_is_exported_as_one_of_this(tmp_path: Path) -> None:
-    mlflow.tensorcas.save_model(MODEL, tmp_path / "old")
-    shutil.rmtree(tmp_path / "old/data")
-    shutil.copytree(GOLDEN, tmp_path / "old/data")
-    mlflow.tensorcas.export_model(tmp_path / "old", tmp_path / "out")
-
-    assert files(tmp_path / "out" / "data") == [MANIFEST_FILE, PAYLOAD_FILE]
-    assert files(tmp_path / "old" / "data") == sorted(path.name for path in GOLDEN.iterdir())
 
 
 def test_a_model_of_another_flavor_comes_complete(cas_experiment: str, tmp_path: Path) -> None:
