@@ -36,7 +36,6 @@ from tensorcas_mlflow.layout import (
     drawn_s,
     is_blob_key,
     is_delta,
-    is_earlier_segment,
     list_blobs,
     list_packs,
     list_segments,
@@ -437,7 +436,7 @@ class Catalog:
         self._n_reread = 0
         """Number of refreshes from packs."""
         self._has_bad_segments = False
-        """True if a segment is damaged or of an earlier release, so packs may exist outside of the index."""
+        """True if a segment is damaged, so packs may exist outside of the index."""
         self._manifests: dict[str, str] = {}
         self._lately = LastLookups()
         self._newest = ""
@@ -779,8 +778,6 @@ class Catalog:
                 continue
             if ending == "loose":
                 loose.append(name)
-            elif is_earlier_segment(key):
-                self._has_bad_segments = True
             elif name not in self._segments and not self._load_segment(name, key):
                 is_whole = False
             elif name in self._packs:
@@ -839,7 +836,6 @@ class Catalog:
             The packs that only they tell of; none if a segment is unsound, since older packs may be in none then.
         """
         listed = list(list_blobs(self._backend, "index"))
-        self._has_bad_segments = any(is_earlier_segment(info.key) for info in listed)
         names = {segment_name(info.key): info for info in listed if info.key.endswith(".segment")}
         for gone in self._large.keys() - names.keys():
             self._forget_segment(gone)

@@ -167,7 +167,6 @@ if TYPE_CHECKING:
         SEGMENT_MAGIC,
         Segment,
         check_segment_version,
-        is_earlier_segment,
         list_segments,
         merge_segments,
         open_segment,
@@ -220,7 +219,7 @@ _NAMES = {
     ),
     "_rows": "Columns Numbers Row Rows Specs row_cuts",
     "_segment": (
-        "MAX_SEGMENT_BYTES SEGMENT_MAGIC Segment check_segment_version is_earlier_segment list_segments "
+        "MAX_SEGMENT_BYTES SEGMENT_MAGIC Segment check_segment_version list_segments "
         "merge_segments open_segment read_segment segment_bytes segment_key segment_name to_merge"
     ),
     "_sketches": "read_sketches sketch_bytes sketched_rows",

@@ -56,7 +56,7 @@ _MANIFEST_NAME = re.compile(_MANIFEST)
 _KEY = re.compile(
     "format"
     rf"|packs/{_HEX}\.pack"
-    rf"|index/{_HEX}\.(?:loose|segment|arrow)"  # .arrow: a segment of an earlier release, which gc removes
+    rf"|index/{_HEX}\.(?:loose|segment)"
     rf"|(?:manifests|recipes)/{_MANIFEST}"
     rf"|(?:intents|census|ref-tables)/{_HEX}"
     rf"|condemned/(?:{_HEX}|@generation)"

@@ -123,11 +123,6 @@ def segment_name(key: str) -> str:
     return key.removeprefix("index/").partition(".")[0]
 
 
-def is_earlier_segment(key: str) -> bool:
-    """Tell whether a key is that of a segment of an earlier release, which nobody reads: its packs are read instead."""
-    return key.startswith("index/") and key.endswith(".arrow")
-
-
 def list_segments(backend: Backend) -> list[BlobInfo]:
     """List the segments of an index."""
     return [info for info in list_blobs(backend, "index") if info.key.endswith(".segment")]

@@ -33,7 +33,6 @@ from tensorcas_mlflow.layout import (
     Entries,
     Manifest,
     Ref,
-    is_earlier_segment,
     list_blobs,
     make_table,
     open_segment,
@@ -139,8 +138,6 @@ def find_index_faults(backend: Backend, packs: CheckedPacks) -> IndexFaults:
     for info in list(list_blobs(backend, "index")):
         if info.key.endswith(".loose"):
             named.add(segment_name(info.key))
-        elif is_earlier_segment(info.key):
-            named.update(packs.packs)  # readers then read all packs
         else:
             try:
                 segment = open_segment(backend, info.key)

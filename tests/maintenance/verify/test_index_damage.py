@@ -142,15 +142,3 @@ def test_a_damaged_segment_is_replaced_by_a_collection(
 
     assert not [info.key for info in folded.list("index") if info.key.endswith(".segment")]
     assert save_and_load(folded, 2) == 0
-
-
-def test_a_segment_of_an_earlier_release_is_replaced_by_a_collection(folded: MemoryBackend) -> None:
-    key = segment_key(folded)
-    earlier = key.replace(".segment", ".arrow")
-    folded.put_new(earlier, [b"ARROW1"])
-    folded.delete(key)
-    assert save_and_load(folded, 2) == 0
-
-    tidy_index(folded, {name for name, _ in list_packs(folded)})
-    assert earlier not in [info.key for info in folded.list("index")]
-    assert save_and_load(folded, 2) == 0
