@@ -50,8 +50,6 @@ _COLUMNS = (
     ("entry_effort", "u1", "n_entries"),
 )
 """Columns after the digests: name, type, and the count that gives their length."""
-_N_COLUMNS = {1: 9, 2: 11}
-"""Number of columns in earlier versions."""
 _MANIFEST_NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{8})?")
 _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 
@@ -101,9 +99,10 @@ def read_census(key: str, blob: bytes) -> Inventory:
             raise CorruptError(key, "it says no version")
         if version > VERSION:
             raise NewerFormatError(f"{key!r}", version, VERSION)
+        if version < VERSION:
+            raise CorruptError(key, f"it says the impossible version {version}")
         manifests, packs = _names(head["manifests"], _MANIFEST_NAME), _names(head["packs"], _PACK_NAME)
-        fields = _COLUMNS[: _N_COLUMNS.get(version, len(_COLUMNS))]
-        base_packs = _names(head["base_packs"] if version > 1 else [], _PACK_NAME)
+        base_packs = _names(head["base_packs"], _PACK_NAME)
         refs = {_seen(*seen): _names([name], _MANIFEST_NAME)[0] for *seen, name in head["refs"]}
         counts = {name: head[name] for name in ("n_digests", "n_spans", "n_entries")}
         if not all(type(count) is int and 0 <= count < 1 << 32 for count in counts.values()):
@@ -112,20 +111,16 @@ def read_census(key: str, blob: bytes) -> Inventory:
         raise CorruptError(key, f"it is not a census: {error!r}") from error
     counts |= {"manifests": len(manifests), "packs": len(packs)}
     n_bytes = counts["n_digests"] * DIGEST_BYTES
-    n_bytes += sum(np.dtype(dtype).itemsize * counts[of] for _, dtype, of in fields)
+    n_bytes += sum(np.dtype(dtype).itemsize * counts[of] for _, dtype, of in _COLUMNS)
     # The sizes agree with the blob, so nothing below takes more memory than the blob does.
     if head_bytes + n_bytes != len(body):
         raise CorruptError(key, "it has another size than it says")
     at = int(head_bytes) + counts["n_digests"] * DIGEST_BYTES
     digests: Digests = np.frombuffer(body[head_bytes:at], np.uint8).reshape(-1, DIGEST_BYTES)
     columns: dict[str, Any] = {}
-    for name, dtype, of in fields:
+    for name, dtype, of in _COLUMNS:
         columns[name] = np.frombuffer(body, dtype, counts[of], at)
         at += columns[name].nbytes
-    if version == 1:
-        # Version 1 has no deltas.
-        columns |= dict.fromkeys(("entry_base", "entry_base_pack"), np.full(counts["n_entries"], NO_BASE))
-    columns.setdefault("entry_effort", np.zeros(counts["n_entries"], np.uint8))
     pack_entries = columns.pop("pack_entries")
     if int(pack_entries.sum(dtype=np.uint64)) != counts["n_entries"]:
         raise CorruptError(key, "its packs have other entries than it says")
@@ -140,9 +135,6 @@ def read_census(key: str, blob: bytes) -> Inventory:
     )
     if not _is_possible(inventory) or not inventory.is_consistent:
         raise CorruptError(key, "it contradicts itself")
-    if version < VERSION:
-        # Earlier versions lack the efforts, so the packs' tables are read again.
-        return replace(inventory.only(manifests=inventory.manifests, packs={}), refs=refs)
     return inventory
 
 

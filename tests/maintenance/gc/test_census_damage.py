@@ -104,7 +104,7 @@ def test_no_census_however_made_ends_in_anything_but_our_errors(store: Store) ->
         b'{"format": 1}',
         b'{"format": "1"}',
         b"\xff",
-        b'{"format": 1, "manifests": 7}',
+        b'{"format": 3, "manifests": 7}',
     ],
 )
 def test_a_census_with_an_impossible_head_is_refused(head: bytes) -> None:
