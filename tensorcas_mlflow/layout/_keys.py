@@ -62,7 +62,7 @@ _KEY = re.compile(
     rf"|condemned/(?:{_HEX}|@generation)"
     rf"|maintenance/(?:{_HEX}|@lease)"
     rf"|quarantine/(?:{_HEX}-[0-9a-f]{{1,16}}-[0-9a-f]{{1,16}}\.[0-9a-f]{{8}}|@{_HEX})"
-    rf"|refs/runs/{_SEGMENT}/(?:{_SEGMENT}/)?@(?:-?[0-9]+|True|False)"  # an earlier release accepted a bool as a step
+    rf"|refs/runs/{_SEGMENT}/(?:{_SEGMENT}/)?@-?[0-9]+"
     rf"|refs/copies/[0-9a-f]{{64}}/@{_HEX}"
     rf"|refs/replacing/@{_HEX}"
     # A ref of a later kind keeps a manifest alive like any other.
