@@ -17,7 +17,7 @@ import numpy as np
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._hdf5_chunks import Stretch, may_derive, plan_stretch, put_together, take_apart
-from tensorcas_mlflow.file_formats._hdf5_file import Chunks, DataSet, read_data_sets, user_block
+from tensorcas_mlflow.file_formats._hdf5_file import Chunks, DataSet, check_library, read_data_sets, user_block
 from tensorcas_mlflow.file_formats._headers import name_or_none
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable, record_fields
 from tensorcas_mlflow.file_formats._source import ByteSource, MemorySource, spool
@@ -47,6 +47,7 @@ def split_hdf5(tape: Tape) -> Iterator[FilePart]:
     Raises:
         FormatError: The file is malformed, or h5py is not installed. The others of `UNREADABLE` say the same.
     """
+    check_library()  # before the file is copied
     source = spool(tape)
     yield from _Passing(tape, source.size, read_data_sets(source)[0]).parts()
 

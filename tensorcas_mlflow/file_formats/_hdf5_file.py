@@ -127,6 +127,12 @@ def user_block(head: memoryview) -> int | None:
     return next((at for at in _USER_BLOCKS if head[at : at + 8] == _SIGNATURE), None)
 
 
+def check_library() -> None:
+    """Raise `FormatError` if h5py is not installed."""
+    if find_spec("h5py") is None:
+        raise FormatError("h5py is not installed, which reads HDF5: pip install 'tensorcas-mlflow[keras]'")
+
+
 def read_data_sets(source: ByteSource) -> tuple[list[DataSet], Mapping[str, str]]:
     """Find the data sets of a file, in the order of their elements.
 
@@ -138,6 +144,7 @@ def read_data_sets(source: ByteSource) -> tuple[list[DataSet], Mapping[str, str]
         CorruptError: The file ends while it is read.
         BackendError: The storage does not give its bytes.
     """
+    check_library()
     base = user_block(source.read(0, min(HEAD_BYTES, source.size)))
     if base is None:
         raise FormatError("it has no superblock")
@@ -167,8 +174,6 @@ _server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
 def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the program that forks a process for each file."""
-    if find_spec("h5py") is None:
-        raise FormatError("h5py is not installed, which reads HDF5: pip install 'tensorcas-mlflow[keras]'")
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -188,19 +193,19 @@ def _connect() -> socket.socket:
         FormatError: None can be started.
     """
     global _server
-    ours, theirs = socket.socketpair()
-    with theirs:
-        for server in (_server, None):
-            try:
+    failure: OSError | None = None
+    for server in (_server, None):
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
                 process, control = server or _start()
                 socket.send_fds(control, [b"\0"], [theirs.fileno()])
-            except OSError as error:
-                if server is None:
-                    raise FormatError(f"no process can be started to read it: {error}") from error
-            else:
-                _server = process, control
-                return ours
-    raise AssertionError
+        except OSError as error:
+            failure = error
+        else:
+            _server = process, control
+            return ours
+    raise FormatError(f"no process can be started to read it: {failure}") from failure
 
 
 def _ask(source: ByteSource) -> tuple[dict[str, Any], Any]:

@@ -61,17 +61,8 @@ class _File(io.RawIOBase):
         self._at = 0
         self._block = lru_cache(_MOST_BLOCKS)(self._fetch)
 
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
         return self._at
 
     def readinto(self, out: Any, /) -> int:

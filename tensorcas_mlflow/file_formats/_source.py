@@ -356,13 +356,18 @@ def spool(tape: Tape) -> ByteSource:
         opened.append(LocalFile(file.name))
         return SourceStream(opened[0])
 
+    try:
+        file = tempfile.NamedTemporaryFile(buffering=0)  # noqa: SIM115 - errors of its block are others
+    except OSError as error:
+        raise FormatError(f"it cannot be copied: {error}") from error
+
     def write(block: memoryview) -> int:
         try:
             return file.write(block) or 0
         except OSError as error:
-            raise FormatError(f"no temporary file can be written to read it: {error}") from error
+            raise FormatError(f"it cannot be copied: {error}") from error
 
-    with tempfile.NamedTemporaryFile(buffering=0) as file:
+    with file:
         tape.divert(write, reopen, sys.maxsize)
     return opened[0]
 

@@ -190,3 +190,11 @@ def test_a_full_disk_of_temporary_files_costs_no_byte(tmp_path: Path, monkeypatc
 
     assert check_stored(sample("gzip")) == 0
     assert written == [5000]
+
+
+def test_a_machine_without_a_folder_of_temporary_files_costs_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+
+    assert check_stored(sample("gzip")) == 0
