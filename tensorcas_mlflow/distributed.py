@@ -21,7 +21,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack, cast
 
 import mlflow
 import numpy as np
@@ -61,9 +61,10 @@ from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import AdapterError, FormatError
 from tensorcas_mlflow.integration.checkpoints import (
     CheckpointInfo,
-    Keep,
+    SaveOptions,
     ShardedStep,
     ShardPlace,
+    check_options,
     find_whole_step,
     open_whole_step,
     pickle_forbidden_by,
@@ -93,16 +94,6 @@ T = TypeVar("T")
 
 _GROUP_BYTES = 512 << 20
 """Bytes of tensors of other devices that are copied to this machine's memory at a time."""
-
-
-class _WantedSave(TypedDict):
-    step: int
-    name: str
-    run_id: str | Run | None
-    overwrite: bool
-    keep: Keep | None
-    log_metrics: bool | None
-    policy: str | None
 
 
 class _Written(NamedTuple):
@@ -138,48 +129,28 @@ class TensorCasStorageWriter(StorageWriter):
     One writer saves one step; it may be used again for the same step. All ranks pass equal arguments.
     """
 
-    def __init__(
-        self,
-        *,
-        step: int,
-        name: str = DEFAULT_NAME,
-        run_id: str | Run | None = None,
-        overwrite: bool = False,
-        keep: Keep | None = None,
-        log_metrics: bool | None = None,
-        policy: str | None = None,
-    ) -> None:
+    def __init__(self, *, step: int, **options: Unpack[SaveOptions]) -> None:
         """Describe the step; nothing is written or looked up yet.
 
         Args:
             step: Any whole number of 64 bits.
-            name: The series of checkpoints in the run.
-            run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. Only the coordinator, rank 0 by
-                default, looks for it. By default the run that is active now, else a new one.
-            overwrite: Replace a checkpoint of this step, atomically.
-            keep: As for `log_checkpoint`.
-            log_metrics: As for `log_checkpoint`.
-            policy: As for `log_checkpoint`.
+            options: ``name``, ``run_id``, ``overwrite``, ``keep``, ``log_metrics`` and ``policy``, as for
+                `log_checkpoint`. Only the coordinator, rank 0 by default, looks for the run. By default it is the run
+                that is active now, else a new one.
 
         Raises:
+            TypeError: There is no option of a name.
             ValueError: There is no such policy.
         """
-        Policy.of(policy)
-        if run_id is None:
+        check_options(options)
+        active = mlflow.active_run()
+        if options.get("run_id") is None and active is not None:
             # A thread or a process that saves in the background does not see the active run.
-            active = mlflow.active_run()
-            run_id = None if active is None else active.info.run_id
+            options["run_id"] = active.info.run_id
         self.info: CheckpointInfo | None = None
         """On the coordinator, the result of the last save."""
-        self._wanted = _WantedSave(
-            step=step,
-            name=name,
-            run_id=run_id,
-            overwrite=overwrite,
-            keep=keep,
-            log_metrics=log_metrics,
-            policy=policy,
-        )
+        self._wanted_step = step
+        self._options = options
         self._step: ShardedStep | None = None
         self._rank = 0
         self._open: tuple[Store, list[str]] | None = None
@@ -214,7 +185,7 @@ class TensorCasStorageWriter(StorageWriter):
         """Find the step, on the coordinator."""
         self._rank = int(kwargs.get("rank", 0))
         if is_coordinator:
-            self._step = ShardedStep(**self._wanted)
+            self._step = ShardedStep(step=self._wanted_step, **self._options)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan."""
@@ -694,17 +665,7 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def log_state(
-    state: Any,
-    *,
-    step: int,
-    name: str,
-    run_id: str | Run | None,
-    overwrite: bool,
-    keep: Keep | None,
-    log_metrics: bool | None,
-    policy: str | None,
-) -> CheckpointInfo:
+def log_state(state: Any, *, step: int, **options: Unpack[SaveOptions]) -> CheckpointInfo:
     """Save a live state from all ranks of the default process group: the part of `log_checkpoint` for spread states.
 
     Modules and optimizers become their state dicts. The entries of an optimizer are named by the parameters of the
@@ -721,15 +682,7 @@ def log_state(
         CheckpointExistsError: The step is there and ``overwrite`` is False.
         Exception: A rank failed; nothing was saved. All ranks raise the error of the first of those that failed.
     """
-    writer = TensorCasStorageWriter(
-        step=step,
-        name=name,
-        run_id=run_id,
-        overwrite=overwrite,
-        keep=keep,
-        log_metrics=log_metrics,
-        policy=policy,
-    )
+    writer = TensorCasStorageWriter(step=step, **options)
     with _own_errors():
         save(_plain(state, _modules_of(state)), storage_writer=writer)
     info = _from_first(lambda: writer.info)
