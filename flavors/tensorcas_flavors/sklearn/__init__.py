@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tensorcas_flavors._pickle_tree import named_modules
 from tensorcas_flavors._pickling import (
     dump_skeleton,
     installed_version,
     is_pickle,
     load_skeleton,
-    named_modules,
     pinned_packages,
     try_back,
     view_of_map,
