@@ -57,7 +57,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tensorcas_mlflow.adapter import SKELETON, Array, adapter_named, take_apart
 from tensorcas_mlflow.base.dtypes import parse_dtype
-from tensorcas_mlflow.base.tensors import Spec
+from tensorcas_mlflow.base.tensors import Spec, group_by_bytes
 from tensorcas_mlflow.errors import AdapterError, FormatError
 from tensorcas_mlflow.integration.checkpoints import (
     CheckpointInfo,
@@ -488,7 +488,9 @@ class TensorCasStorageReader(StorageReader):
                 continue
             box = tuple(slice(at, at + side) for at, side in zip(item.storage_offsets, item.lengths, strict=True))
             parts.append((item, row, box))
-        for group in _grouped(parts, lambda part: math.prod(part[0].lengths) * self._itemsize(part[1])):
+        for group in group_by_bytes(
+            parts, lambda part: math.prod(part[0].lengths) * self._itemsize(part[1]), _READ_GROUP_BYTES
+        ):
             found = self._reader.slices([(row, box) for _, row, box in group])
             for (item, _, _), tensor in zip(group, found, strict=True):
                 _fill(planner, item, tensor)
@@ -524,7 +526,8 @@ class TensorCasStorageReader(StorageReader):
         for item, target in filled:
             torch.autograd.graph.increment_version(target)
             planner.commit_tensor(item, target)
-        for rows in _grouped((row for row in items if row not in outs), lambda row: reader.spec(row).n_bytes):
+        others = (row for row in items if row not in outs)
+        for rows in group_by_bytes(others, lambda row: reader.spec(row).n_bytes, _READ_GROUP_BYTES):
             for row, tensor in reader.tensors(rows).items():
                 for item in items[row]:
                     _fill(planner, item, tensor)
@@ -532,21 +535,6 @@ class TensorCasStorageReader(StorageReader):
     def _itemsize(self, row: str) -> int:
         assert self._reader is not None
         return int(self._reader.spec(row).numpy_dtype.itemsize)
-
-
-def _grouped(items: Iterable[T], bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield items in groups to read together, of some bytes each."""
-    group: list[T] = []
-    n_bytes = 0
-    for item in items:
-        size = bytes_of(item)
-        if group and n_bytes + size > _READ_GROUP_BYTES:
-            yield group
-            group, n_bytes = [], 0
-        group.append(item)
-        n_bytes += size
-    if group:
-        yield group
 
 
 def _fill(planner: LoadPlanner, item: ReadItem, tensor: torch.Tensor) -> None:

@@ -77,7 +77,7 @@ _MAX_SECTIONS = 64
 _ATOMS = frozenset((type(None), bool, int, float, str, bytes))
 _PLAIN_KINDS = frozenset((LIST, DICT, SET, FROZENSET, BYTEARRAY))
 _TUPLE = "tuple"
-_LIVE_KINDS = {list: LIST, dict: DICT, set: SET, frozenset: FROZENSET, tuple: _TUPLE}
+_LIVE_KINDS: dict[Any, str] = {list: LIST, dict: DICT, set: SET, frozenset: FROZENSET, tuple: _TUPLE}
 _COLLECTIONS = frozenset((deque, OrderedDict, defaultdict))
 _MAKES_CLASS = frozenset(
     ("cloudpickle.cloudpickle:_make_skeleton_class", "cloudpickle.cloudpickle:_make_skeleton_enum")
