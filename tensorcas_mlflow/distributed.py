@@ -21,7 +21,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, cast
 
 import mlflow
 import numpy as np
@@ -377,12 +377,6 @@ _READ_BYTES = 1 << 16
 """A row of at most this size is read with the structure: it may be no tensor of the state."""
 
 
-class _WantedLoad(TypedDict):
-    step: int | None
-    name: str
-    run_id: str | Run | None
-
-
 class TensorCasStorageReader(StorageReader):
     """Reader for `torch.distributed.checkpoint.load`: fills the tensors of any mesh from a step of a run.
 
@@ -403,7 +397,7 @@ class TensorCasStorageReader(StorageReader):
             name: The series of checkpoints in the run.
             run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run of each rank.
         """
-        self._wanted = _WantedLoad(step=step, name=name, run_id=run_id)
+        self._open = partial(open_whole_step, run_id, step=step, name=name)
         self._reader: CheckpointReader | None = None
         self._rows: dict[str, str] = {}
         """Row of each tensor, by the tensor's name in plans."""
@@ -433,7 +427,7 @@ class TensorCasStorageReader(StorageReader):
             AdapterError: The step holds a whole model, and no state.
             CorruptChunkError: A chunk is damaged.
         """
-        metadata, self._reader = open_whole_step(**self._wanted, take=self._take)
+        metadata, self._reader = self._open(take=self._take)
         assert isinstance(metadata, Metadata)
         return metadata
 
