@@ -12,7 +12,6 @@ import mmap
 import os
 import stat
 import sys
-import tempfile
 import weakref
 import zlib
 from abc import ABC, abstractmethod
@@ -350,6 +349,8 @@ def spool(tape: Tape) -> ByteSource:
         FormatError: The file cannot be written; the tape has all bytes.
         Exception: Any error of the tape's source.
     """
+    import tempfile  # only a file that h5py reads needs it
+
     opened: list[LocalFile] = []
 
     def reopen() -> SourceStream:
