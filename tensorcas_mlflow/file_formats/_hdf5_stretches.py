@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow.codecs import CAN_DEFLATE, ChunkedElements, Hdf5Chunks
+from tensorcas_mlflow.codecs import ChunkedElements, Hdf5Chunks
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._deflated import LEAST_STREAM_BYTES, MOST_RAW_BYTES
 from tensorcas_mlflow.file_formats._hdf5_chunks import ChunkPlaces
@@ -62,11 +62,9 @@ def may_derive(data_set: DataSet) -> bool:
         return False
     if chunks.is_filtered and (chunks.filters is None or chunks.filters.level == 0):
         return False
-    is_deflated = chunks.filters is not None and chunks.filters.level is not None
     inner = data_set.shape[len(chunks.sides) :]
     return (
-        (CAN_DEFLATE or not is_deflated)
-        and _LEAST_CHUNK_BYTES <= chunks.chunk_bytes <= MAX_PEEK_BYTES
+        _LEAST_CHUNK_BYTES <= chunks.chunk_bytes <= MAX_PEEK_BYTES
         and math.prod((*chunks.sides, *inner)) * data_set.dtype.itemsize == chunks.chunk_bytes
     )
 
