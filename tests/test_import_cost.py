@@ -111,6 +111,22 @@ def test_a_save_and_a_load_import_nothing_that_takes_long(tmp_path: Path) -> Non
     assert "tensorcas_mlflow.file_formats._formats" not in loaded
 
 
+LOOK_AT_PAGES = """
+import json, sys
+from tensorcas_mlflow.integration.pages import HISTORY_PAGE, SeriesFacts, history_page, render_page
+made = set(sys.modules)
+history_page("net", "run", SeriesFacts())
+print(json.dumps([sorted(made), sorted(sys.modules)]))
+"""
+
+
+def test_jinja_is_imported_by_the_first_page(tmp_path: Path) -> None:
+    before, after = json.loads(run_fresh(LOOK_AT_PAGES, tmp_path))
+
+    assert "jinja2" not in before
+    assert "jinja2" in after
+
+
 READ_PARTS = """
 import json, sys
 from tensorcas_mlflow import TensorCasStore

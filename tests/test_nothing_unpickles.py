@@ -147,7 +147,7 @@ class Case:
         return main(["copy", str(self.root), str(self.folder / "copies" / self.adapter), "--quiet"])
 
     def pages(self) -> Any:
-        from tensorcas_mlflow.integration.artifacts._page import render_page
+        from tensorcas_mlflow.integration.pages import render_page
 
         store = self.store().store
         return [render_page(store, ref) for ref in store.checkpoints()]

@@ -17,9 +17,8 @@ from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.integration.artifacts._page import render_page
-from tensorcas_mlflow.integration.pages import RunFacts, SeriesFacts, history_page, script
-from tensorcas_mlflow.integration.pages._html import script_hash
+from tensorcas_mlflow.integration.pages import RunFacts, SeriesFacts, history_page, render_page, source
+from tensorcas_mlflow.integration.pages._render import script_hash
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.store import Store
 
@@ -67,7 +66,8 @@ CLASSES = {
     "time",
     "steps",
 }
-POLICY = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash(script())}'"
+SCRIPT = source("tensors.js")
+POLICY = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash(SCRIPT)}'"
 
 PIECES = [
     *("</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", '" onload="x', "' x='", "</title></style>"),
@@ -101,7 +101,7 @@ class Strict(HTMLParser):
             self.open.append(tag)
 
     def handle_data(self, data: str) -> None:
-        assert self.open[-1:] != ["script"] or data == script()
+        assert self.open[-1:] != ["script"] or data == SCRIPT
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag

@@ -32,7 +32,7 @@ from tensorcas_mlflow.integration._artifact_uri import root_of
 from tensorcas_mlflow.integration._home import home_of
 from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
-from tensorcas_mlflow.integration.artifacts._page import render_page
+from tensorcas_mlflow.integration.pages import render_page
 from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.layout._keys import copies_prefix

@@ -120,9 +120,16 @@ MUTANTS = (
     Mutant(
         fault="markup in names",
         test="test_hostile_name_is_only_text_in_a_page",
-        definition="text",
-        before="html.escape(visible(value))",
-        after="visible(value)",
+        definition="_environment",
+        before="visible(value)",
+        after="Markup(visible(value))",
+    ),
+    Mutant(
+        fault="markup in addresses",
+        test="test_any_name_is_text_and_short[1]",
+        definition="_environment",
+        before='html.escape("".join(filter(str.isprintable, value)))',
+        after='"".join(filter(str.isprintable, value))',
     ),
     Mutant(
         fault="a password in a URI",

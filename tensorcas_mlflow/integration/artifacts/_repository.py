@@ -48,15 +48,6 @@ from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.artifacts._carried import CarriedStores
 from tensorcas_mlflow.integration.artifacts._finder import Checked, StoreFinder, has_ref, parents
-from tensorcas_mlflow.integration.artifacts._page import (
-    MAX_PAGES_LISTED,
-    beside,
-    folders_without_tensors,
-    history_in,
-    in_folder,
-    virtual_at,
-    write_pieces,
-)
 from tensorcas_mlflow.integration.artifacts._paths import (
     NOT_FOLLOWED,
     FolderLinks,
@@ -67,6 +58,15 @@ from tensorcas_mlflow.integration.artifacts._paths import (
     path_to_write,
 )
 from tensorcas_mlflow.integration.artifacts._streams import Inflow, Rejoined, UploadStream, n_announced, read_head
+from tensorcas_mlflow.integration.artifacts._virtual import (
+    MAX_PAGES_LISTED,
+    beside,
+    folders_without_tensors,
+    history_in,
+    in_folder,
+    virtual_at,
+    write_pieces,
+)
 from tensorcas_mlflow.integration.pages import HISTORY_PAGE
 from tensorcas_mlflow.integration.server_store import announcement
 from tensorcas_mlflow.layout import Manifest, RefTarget

@@ -1,8 +1,9 @@
-"""Pages for MLflow's UI: one self-contained HTML document each.
+"""Pages: the renderer of all of them, and those that are files, one self-contained HTML document each.
 
-`_facts` reads manifests, `_run` asks MLflow for a run, `_html` has the frame of all pages, `_tensors` the table of
-tensors that all pages share, `_history` draws the page of a series. A page loads nothing from anywhere, and every text
-of a user in it is escaped. Its script shows the page's own data, as text only.
+`_render` fills the templates, in which every text is escaped; the pages inside a server have theirs here, too. `_facts`
+reads manifests, `_earlier` finds what was there before, `_run` asks MLflow for a run; `_history` is the page of a
+series, `_checkpoint` that of a checkpoint, and `_tensors` the data that both give their script. A page that is a file
+loads nothing from anywhere. Its script shows the page's own data, as text only.
 """
 
 from typing import TYPE_CHECKING
@@ -10,41 +11,32 @@ from typing import TYPE_CHECKING
 from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.integration.pages._facts import Changes as Changes
+    from tensorcas_mlflow.integration.pages._checkpoint import PAGE_ENDING as PAGE_ENDING
+    from tensorcas_mlflow.integration.pages._checkpoint import page_bytes as page_bytes
+    from tensorcas_mlflow.integration.pages._checkpoint import render_page as render_page
+    from tensorcas_mlflow.integration.pages._checkpoint import run_of as run_of
+    from tensorcas_mlflow.integration.pages._earlier import PAYLOAD_ENDING as PAYLOAD_ENDING
+    from tensorcas_mlflow.integration.pages._earlier import order as order
+    from tensorcas_mlflow.integration.pages._earlier import series_of as series_of
+    from tensorcas_mlflow.integration.pages._earlier import step_of as step_of
     from tensorcas_mlflow.integration.pages._facts import SeriesFacts as SeriesFacts
     from tensorcas_mlflow.integration.pages._facts import StepFacts as StepFacts
-    from tensorcas_mlflow.integration.pages._facts import Tensors as Tensors
     from tensorcas_mlflow.integration.pages._facts import parts_by_steps as parts_by_steps
     from tensorcas_mlflow.integration.pages._history import HISTORY_PAGE as HISTORY_PAGE
-    from tensorcas_mlflow.integration.pages._history import MOST_FACTS_CHARS as MOST_FACTS_CHARS
+    from tensorcas_mlflow.integration.pages._history import history_bytes as history_bytes
     from tensorcas_mlflow.integration.pages._history import history_page as history_page
-    from tensorcas_mlflow.integration.pages._history import time_text as time_text
-    from tensorcas_mlflow.integration.pages._html import SCRIPT as SCRIPT
-    from tensorcas_mlflow.integration.pages._html import SEARCH as SEARCH
-    from tensorcas_mlflow.integration.pages._html import STYLE as STYLE
-    from tensorcas_mlflow.integration.pages._html import Markup as Markup
-    from tensorcas_mlflow.integration.pages._html import document as document
-    from tensorcas_mlflow.integration.pages._html import row as row
-    from tensorcas_mlflow.integration.pages._html import table as table
-    from tensorcas_mlflow.integration.pages._html import text as text
-    from tensorcas_mlflow.integration.pages._html import totals as totals
-    from tensorcas_mlflow.integration.pages._html import visible as visible
+    from tensorcas_mlflow.integration.pages._render import render as render
+    from tensorcas_mlflow.integration.pages._render import source as source
     from tensorcas_mlflow.integration.pages._run import RunFacts as RunFacts
     from tensorcas_mlflow.integration.pages._run import run_facts as run_facts
-    from tensorcas_mlflow.integration.pages._run import run_facts_here as run_facts_here
-    from tensorcas_mlflow.integration.pages._tensors import BLOCKED_LINKS as BLOCKED_LINKS
-    from tensorcas_mlflow.integration.pages._tensors import Value as Value
-    from tensorcas_mlflow.integration.pages._tensors import packed_facts as packed_facts
-    from tensorcas_mlflow.integration.pages._tensors import script as script
-    from tensorcas_mlflow.integration.pages._tensors import shape_text as shape_text
-    from tensorcas_mlflow.integration.pages._tensors import tensor_table as tensor_table
 
 _NAMES = {
-    "_facts": "Changes SeriesFacts StepFacts Tensors parts_by_steps",
-    "_history": "HISTORY_PAGE MOST_FACTS_CHARS history_page time_text",
-    "_html": "SCRIPT SEARCH STYLE Markup document row table text totals visible",
-    "_run": "RunFacts run_facts run_facts_here",
-    "_tensors": "BLOCKED_LINKS Value packed_facts script shape_text tensor_table",
+    "_checkpoint": "PAGE_ENDING page_bytes render_page run_of",
+    "_earlier": "PAYLOAD_ENDING order series_of step_of",
+    "_facts": "SeriesFacts StepFacts parts_by_steps",
+    "_history": "HISTORY_PAGE history_bytes history_page",
+    "_render": "render source",
+    "_run": "RunFacts run_facts",
 }
 
 if not TYPE_CHECKING:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import struct
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow.base.text import count_text, size_text
+from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.integration.pages._facts import SeriesFacts, StepFacts, amounts_by_steps, parts_by_steps
-from tensorcas_mlflow.integration.pages._html import Markup, document, png, row, table, text, totals, visible
+from tensorcas_mlflow.integration.pages._render import render, time_text, visible
 from tensorcas_mlflow.integration.pages._run import RunFacts
-from tensorcas_mlflow.integration.pages._tensors import BLOCKED_LINKS, packed_facts, script, tensor_table
+from tensorcas_mlflow.integration.pages._tensors import STATE_BYTES, packed_facts, whole_blocks
 
 HISTORY_PAGE = "history.html"
 """Name of the page in the folder of a series."""
 
 _MOST_STEPS_LISTED = 200
+_STEP_BYTES = 420
+"""What the page says of one step: a row of a table, a column of the map, and figures."""
+_CHARTS_BYTES = 40_000
+"""Its curves, and the labels of its map."""
 MOST_FACTS_CHARS = 150_000
 """Size of a page's data. With more, it no longer has the changed tensors of the earlier steps."""
 _MOST_POINTS = 250
@@ -40,10 +47,12 @@ _SHADES = np.array(
 ).astype(np.uint8)
 """From no change to all changed, the more opaque the more changed, so that a dark page shows it too; then the colors of
 a part that a step does not have, of a deleted step, and of a change of unknown size. The last number is the opacity."""
-_OWN_SIZE = Markup("<!--own size-->")
+_OWN_SIZE = "<!--own size-->"
 """Place of the figure that includes the size of the page."""
 _LEAST_AMOUNT = 1e-3
 """A change by this relative norm or less has the lightest shade."""
+_WIDTH, _HEIGHT = 560, 160
+"""Of a chart, in the units of its points."""
 
 
 def history_page(
@@ -72,58 +81,40 @@ def history_page(
     """
     if isinstance(run, str):
         run = RunFacts(name=run)
-    body = _body(facts, run, dropped, n_left_out, rule, is_stored)
-    page = "".join(document(f"{series} of {run.label}", body, script=script())).encode()
+    steps = facts.steps
+    parts, maps, curves = _drawings(steps, run, dropped) if len(steps) > 1 else ([], [], [])
+    is_known = all(step.stored_bytes is not None for step in steps)
+    page = render(
+        "file/history.html",
+        series=series,
+        run=run,
+        steps=steps,
+        plain_bytes=sum(step.n_bytes for step in steps),
+        stored=(_OWN_SIZE if is_stored else _stored_text(steps, 0)) if is_known else None,
+        parts=parts,
+        maps=maps,
+        curves=curves,
+        facts=_packed(facts, dropped) if steps else "",
+        has_values=bool(facts.amounts),
+        most_listed=_MOST_STEPS_LISTED,
+        dropped=dropped,
+        n_left_out=n_left_out,
+        rule=rule,
+        is_stored=is_stored,
+    ).encode()
     before, mark, after = page.partition(_OWN_SIZE.encode())
     if not mark:
         return page
     n_others = len(before) + len(after)
-    figure = _stored_text(facts.steps, n_others)
-    return before + _stored_text(facts.steps, n_others + len(figure.encode())).encode() + after
+    figure = _stored_text(steps, n_others)
+    return before + _stored_text(steps, n_others + len(figure.encode())).encode() + after
 
 
-def _body(
-    facts: SeriesFacts, run: RunFacts, dropped: Collection[int], n_left_out: int, rule: str, is_stored: bool
-) -> Iterator[str]:
-    steps = facts.steps
-    if not steps:
-        yield "<p>No step has been logged.</p>\n"
-        return
-    last = steps[-1]
-    yield f"<p>{count_text(len(steps), 'step')}, the last is {last.step} of {text(time_text(last.created))} UTC</p>\n"
-    if run.experiment_id:
-        yield f"<p>In MLflow: {run.run_link(run.label)}</p>\n{BLOCKED_LINKS}"
-    if n_left_out:
-        yield f"<p>Not shown: {count_text(n_left_out, 'other step')}.</p>\n"
-    yield totals(_totals(steps, is_stored))
-    if len(steps) > 1:
-        yield from _maps(steps, dropped)
-        yield '<div class="charts">\n'
-        yield from _bytes(steps)
-        yield from _metrics(steps, run.metrics)
-        yield "</div>\n"
-    yield "<h2>Tensors, changed ones first</h2>\n"
-    yield from tensor_table(_packed(facts, dropped), has_values=bool(facts.amounts), has_steps=True)
-    yield "<h2>Steps</h2>\n"
-    if rule:
-        yield f"<p>Rule: {text(rule)}.</p>\n"
-    if dropped:
-        yield f"<p>Deleted: {count_text(len(dropped), 'step')}.</p>\n"
-    yield from _list(steps, dropped)
-
-
-def time_text(created: str) -> str:
-    """Format a time for people."""
-    return created.replace("T", " ").partition(".")[0]
-
-
-def _totals(steps: Sequence[StepFacts], is_stored: bool) -> Iterator[tuple[str, str]]:
-    last = steps[-1]
-    yield "State", size_text(last.n_bytes)
-    yield "Changed at the last step", f"{size_text(last.n_changed_bytes)} in {count_text(last.n_changed, 'tensor')}"
-    yield "As plain files", size_text(sum(step.n_bytes for step in steps))
-    if all(step.stored_bytes is not None for step in steps):
-        yield ("Stored, with this page", _OWN_SIZE) if is_stored else ("Stored", _stored_text(steps, 0))
+def history_bytes(page_bytes: int, n_steps: int) -> int:
+    """Return the size to which a page of so many steps is filled up, from that of the page of its last step."""
+    # A page has 20 bytes or more for each tensor, and a history one bit for each tensor and step, in base64.
+    marks = min(MOST_FACTS_CHARS, n_steps * (page_bytes // (6 * STATE_BYTES)))
+    return whole_blocks(page_bytes + marks + n_steps * _STEP_BYTES + _CHARTS_BYTES)
 
 
 def _stored_text(steps: Sequence[StepFacts], page_bytes: int) -> str:
@@ -175,36 +166,37 @@ def _step_facts(step: StepFacts, is_dropped: bool) -> dict[str, Any]:
 # --- the map
 
 
-def _maps(steps: Sequence[StepFacts], dropped: Collection[int]) -> Iterator[str]:
+class _Map(NamedTuple):
+    """A picture of the parts of a state and of the steps."""
+
+    words: str
+    uri: str
+    """The picture, as ``data:``."""
+    is_fine: bool
+    """Whether its rows are drawn as many pixels."""
+    key: Sequence[tuple[str, str]]
+    """Colors, and what they mean."""
+
+
+def _drawings(
+    steps: Sequence[StepFacts], run: RunFacts, dropped: Collection[int]
+) -> tuple[list[str], list[_Map], list[tuple[str, str, dict[str, _Chart]]]]:
+    """Return the rows of the maps, the maps, and the charts: name, title, and each by what it shows."""
     parts, shares = parts_by_steps(steps)
     amounts = amounts_by_steps(steps)
-    has_amounts = bool((np.nan_to_num(amounts) > 0).any())
-    yield '<h2><label for="by">What changed</label>'
-    if has_amounts:
-        yield ' <select id="by" data-shows="map" hidden><option value="0">by bytes</option>'
-        yield '<option value="1">by how much, estimated</option></select>'
-    yield '</h2>\n<div class="wide"><div class="map">\n'
     is_dropped = np.array([step.step in dropped for step in steps])
-    rows = [*parts, "(deleted steps)"] if is_dropped.any() else parts
-    for number, part in enumerate(rows):
-        yield f'<div class="label" style="grid-row: {number + 1}" title="{text(part)}"><bdi>{text(part)}</bdi></div>\n'
     shade = np.ceil(np.nan_to_num(shares) * (_N_SHADES - 1)).astype(np.uint8)
-    words = f"at {len(steps)} steps from {steps[0].step} to {steps[-1].step}"
-    yield _picture(0, _with_absent(shade, shares, is_dropped), f"Share of each part that changed, {words}", len(rows))
-    if has_amounts:
-        yield _picture(
-            1, _amount_shades(amounts, shares, is_dropped), f"How much each part changed, {words}", len(rows)
-        )
-    yield "</div></div>\n"
-    ends = f"<span>steps {steps[0].step} to {steps[-1].step}, from left to right; click one to see its tensors</span>"
-    keys = [(0, "unchanged"), (_N_SHADES // 3, "in part"), (_N_SHADES - 1, "all of it"), (_ABSENT, "not there")]
+    key = [(0, "unchanged"), (_N_SHADES // 3, "in part"), (_N_SHADES - 1, "all of it"), (_ABSENT, "not there")]
     if is_dropped.any():
-        keys.append((_DELETED, "deleted"))
-    yield f'<p class="key" data-view="map-0">{_key(keys)}{ends}</p>\n'
-    if has_amounts:
-        keys = [(1, "by a thousandth"), (_N_SHADES // 2, "by 3 %"), (_N_SHADES - 1, "by 100 % of its norm")]
-        keys = [(0, "unchanged"), *keys, (_UNKNOWN, "changed, not known how much"), (_ABSENT, "not there")]
-        yield f'<p class="key" data-view="map-1" hidden>{_key(keys)}{ends}</p>\n'
+        parts.append("(deleted steps)")
+        key.append((_DELETED, "deleted"))
+    maps = [_map("Share of each part that changed", _with_absent(shade, shares, is_dropped), key)]
+    if (np.nan_to_num(amounts) > 0).any():
+        key = [(1, "by a thousandth"), (_N_SHADES // 2, "by 3 %"), (_N_SHADES - 1, "by 100 % of its norm")]
+        key = [(0, "unchanged"), *key, (_UNKNOWN, "changed, not known how much"), (_ABSENT, "not there")]
+        maps.append(_map("How much each part changed", _amount_shades(amounts, shares, is_dropped), key))
+    curves = [("bytes", "Bytes", _bytes(steps)), ("metric", "Metric", _metrics(steps, run.metrics))]
+    return parts, maps, [each for each in curves if each[2]]
 
 
 def _with_absent(shade: Any, shares: Any, is_dropped: Any) -> Any:
@@ -222,55 +214,80 @@ def _amount_shades(amounts: Any, shares: Any, is_dropped: Any) -> Any:
     return _with_absent(shade, shares, is_dropped)
 
 
-def _picture(view: int, shade: Any, label: str, n_rows: int) -> str:
-    hidden, kind = " hidden" if view else "", ""
-    if shade.shape[1] > _MOST_SHARP:
+def _map(words: str, shade: Any, key: Sequence[tuple[int, str]]) -> _Map:
+    is_fine = shade.shape[1] > _MOST_SHARP
+    if is_fine:
         # A narrow window mixes the colors of neighbours instead of leaving steps out; rows stay sharp.
-        shade, kind = np.repeat(shade, _ROW_PIXELS, axis=0), " fine"
-    return (
-        f'<div class="picture{kind}" data-view="map-{view}" style="grid-row: 1 / {n_rows + 1}"{hidden}>'
-        f'<img alt="{label}" src="{png(shade, _SHADES)}"><div class="cursor" style="left: 100%"></div></div>\n'
-    )
+        shade = np.repeat(shade, _ROW_PIXELS, axis=0)
+    return _Map(words, _png(shade, _SHADES), is_fine, [(_SHADES[at].tobytes().hex(), words) for at, words in key])
 
 
-def _key(keys: Sequence[tuple[int, str]]) -> str:
-    return "".join(
-        f'<span><i style="background: #{_SHADES[number].tobytes().hex()}"></i>{words}</span>' for number, words in keys
+def _png(pixels: Any, palette: Any) -> str:
+    """Return a picture as a ``data:`` URI.
+
+    Args:
+        pixels: The number of each pixel's color, uint8, shape ``(height, width)``.
+        palette: The colors and how opaque they are, uint8, shape ``(n, 4)``.
+    """
+    height, width = pixels.shape
+    lines = np.zeros((height, width + 1), np.uint8)
+    lines[:, 1:] = pixels
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    chunks = (
+        chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+        chunk(b"PLTE", palette[:, :3].tobytes()),
+        chunk(b"tRNS", palette[:, 3].tobytes()),
+        chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)),
+        chunk(b"IEND", b""),
     )
+    encoded = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+    return f"data:image/png;base64,{encoded}"
 
 
 # --- the curves
 
 
-def _bytes(steps: Sequence[StepFacts]) -> Iterator[str]:
+class _Line(NamedTuple):
+    """A curve over the steps."""
+
+    label: str
+    color: str
+    last: str
+    """Its last value, for people."""
+    points: str
+
+
+class _Chart(NamedTuple):
+    """Curves over the steps, and the ends of their axis."""
+
+    least: str
+    most: str
+    lines: Sequence[_Line]
+
+
+def _bytes(steps: Sequence[StepFacts]) -> dict[str, _Chart]:
     is_known = all(step.stored_bytes is not None for step in steps)
     label = "stored" if is_known else "changed tensors"
-    each = [(step.stored_bytes or 0) if is_known else step.n_changed_bytes for step in steps]
-    plain = [step.n_bytes for step in steps]
-    yield '<div><h2><label for="bytes">Bytes</label> <select id="bytes" data-shows="bytes" hidden>'
-    yield '<option value="0">added up</option><option value="1">of each step</option></select></h2>\n'
-    added = [("as plain files", "--plain", list(accumulate(plain))), (label, "--bar", list(accumulate(each)))]
-    yield from _chart(steps, added, size_text, view="bytes-0")
-    by_step = [("changed tensors", "--part", [step.n_changed_bytes for step in steps])]
-    if is_known:
-        by_step.append((label, "--bar", each))
-    yield from _chart(steps, by_step, size_text, view="bytes-1")
-    yield "</div>\n"
+    changed = [step.n_changed_bytes for step in steps]
+    each = [step.stored_bytes or 0 for step in steps] if is_known else changed
+    plain = accumulate(step.n_bytes for step in steps)
+    by_step = {"changed tensors": ("--part", changed)} | ({label: ("--bar", each)} if is_known else {})
+    return {
+        "added up": _chart({"as plain files": ("--plain", [*plain]), label: ("--bar", [*accumulate(each)])}, size_text),
+        "of each step": _chart(by_step, size_text),
+    }
 
 
-def _metrics(steps: Sequence[StepFacts], metrics: Mapping[str, Sequence[tuple[int, float]]]) -> Iterator[str]:
+def _metrics(steps: Sequence[StepFacts], metrics: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, _Chart]:
     curves = {name: _at(steps, history) for name, history in metrics.items()}
-    curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
-    if not curves:
-        return
-    options = "".join(f'<option value="{number}">{text(name)}</option>' for number, name in enumerate(curves))
-    yield '<div><h2><label for="metric">Metric</label> '
-    yield f'<select id="metric" data-shows="metric" hidden>{options}</select></h2>\n'
-    for number, (name, values) in enumerate(curves.items()):
-        yield from _chart(
-            steps, [(name, "--new", values)], lambda value: f"{value:.4g}", view=f"metric-{number}", low=True
-        )
-    yield "</div>\n"
+    return {
+        name: _chart({name: ("--new", values)}, "{:.4g}".format, low=True)
+        for name, values in curves.items()
+        if any(value is not None for value in values)
+    }
 
 
 def _at(steps: Sequence[StepFacts], history: Sequence[tuple[int, float]]) -> list[float | None]:
@@ -287,77 +304,33 @@ def _at(steps: Sequence[StepFacts], history: Sequence[tuple[int, float]]) -> lis
 
 
 def _chart(
-    steps: Sequence[StepFacts],
-    lines: Sequence[tuple[str, str, Sequence[float | None]]],
-    format: Any,
-    *,
-    view: str,
-    low: bool = False,
-) -> Iterator[str]:
-    """Yield curves over the steps.
+    lines: Mapping[str, tuple[str, Sequence[float | None]]], words_of: Callable[[float], str], *, low: bool = False
+) -> _Chart:
+    """Draw curves over the steps.
 
     Args:
-        steps: The steps.
-        lines: Label, color and values of each curve; a value that is None is left out.
-        format: Formats a value.
-        view: Name of the view, of which the first one is shown.
+        lines: By label the color and the values of each curve; a value that is None is left out.
+        words_of: Formats a value.
         low: Whether the axis begins at the least value, and not at 0.
     """
-    known = [value for _, _, values in lines for value in values if value is not None]
+    known = [value for _, values in lines.values() for value in values if value is not None]
     least, most = (min(known) if low else 0), max(known)
-    reach = (most - least) or 1
-    width, height = 560, 160
-    hidden = "" if view.endswith("-0") else " hidden"
-    words = "; ".join(f"{label}: {format(_last(values))} at the last step" for label, _, values in lines)
-    yield f'<div data-view="{view}"{hidden}>'
-    yield f'<p class="axis">{text(format(least))} to {text(format(most))}</p>\n'
-    yield f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(words)}">\n'
-    for _, color, values in lines:
-        chosen = np.unique(np.linspace(0, len(values) - 1, min(len(values), _MOST_POINTS)).astype(int)).tolist()
-        points = " ".join(
-            f"{width * at / max(1, len(values) - 1):.0f},{height - 1 - (height - 2) * (value - least) / reach:.1f}"
-            for at in chosen
-            if (value := values[at]) is not None
-        )
-        yield f'<polyline points="{points}" fill="none" stroke="var({color})" stroke-width="2"/>\n'
-    yield f'</svg>\n<p class="axis"><span>step {steps[0].step}</span><span>step {steps[-1].step}</span></p>\n'
-    yield '<p class="key">'
-    for label, color, values in lines:
-        yield f'<span><i style="background: var({color})"></i>{text(label)}: {text(format(_last(values)))}</span>'
-    yield "</p></div>\n"
+
+    def draw(values: Sequence[float | None]) -> Iterator[str]:
+        for at in np.unique(np.linspace(0, len(values) - 1, min(len(values), _MOST_POINTS)).astype(int)).tolist():
+            if (value := values[at]) is not None:
+                y = _HEIGHT - 1 - (_HEIGHT - 2) * (value - least) / ((most - least) or 1)
+                yield f"{_WIDTH * at / max(1, len(values) - 1):.0f},{y:.1f}"
+
+    return _Chart(
+        words_of(least),
+        words_of(most),
+        [
+            _Line(label, color, words_of(_last(values)), " ".join(draw(values)))
+            for label, (color, values) in lines.items()
+        ],
+    )
 
 
 def _last(values: Sequence[float | None]) -> float:
     return next((value for value in reversed(values) if value is not None), math.nan)
-
-
-# --- the list
-
-_STEP_HEADINGS = (
-    ("", "Step"),
-    ("", "Saved at (UTC)"),
-    ("size optional", "State"),
-    ("size", "Changed"),
-    ("size optional", "Tensors changed"),
-    ("size", "Stored"),
-)
-
-
-def _list(steps: Sequence[StepFacts], dropped: Collection[int]) -> Iterator[str]:
-    shown = list(enumerate(steps))[-_MOST_STEPS_LISTED:]
-    yield from table(_STEP_HEADINGS, (_step_row(at, step, step.step in dropped) for at, step in reversed(shown)))
-    if len(steps) > len(shown):
-        yield f"<p>and {count_text(len(steps) - len(shown), 'earlier step')}: choose them above</p>\n"
-
-
-def _step_row(at: int, step: StepFacts, is_dropped: bool) -> str:
-    words = f"{step.step} (deleted)" if is_dropped else f"{step.step}"
-    cells = (
-        ("", Markup(f'<button type="button" data-at="{at}">{words}</button>')),
-        ("time", time_text(step.created)),
-        ("size optional", size_text(step.n_bytes)),
-        ("size", size_text(step.n_changed_bytes)),
-        ("size optional", f"{step.n_changed:,}"),
-        ("size", "" if step.stored_bytes is None else size_text(step.stored_bytes)),
-    )
-    return row(cells)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.integration.pages._html import text
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -38,24 +36,18 @@ class RunFacts(NamedTuple):
         """A name of the run for people."""
         return self.name or (f"run {self.run_id}" if self.run_id else "")
 
-    def link(self, words: str, *path: str) -> str:
-        """Return a link to a page of MLflow's UI; its words alone if the experiment is not known.
+    @property
+    def prefix(self) -> str:
+        """The path of MLflow's UI on its host, without a slash at its end."""
+        return urlsplit(self.ui).path
 
-        Args:
-            words: Its text, escaped here.
-            path: Segments of the address below the UI's root.
-        """
-        if not self.experiment_id:
-            return text(words)
-        to = f"/#/{'/'.join(quote(each, safe='/') for each in path)}"
-        prefix = urlsplit(self.ui).path
-        href = f' href="{escape(self.ui + to)}"' if self.ui.startswith("http") else ""
-        place = f'data-prefix="{escape(prefix)}" data-to="{escape(to)}"{href}'
-        return f'<a target="_blank" rel="noopener" {place}>{text(words)}</a>'
+    def to(self, *path: str) -> str:
+        """Return the address of a page of MLflow's UI below its root, from segments of its path."""
+        return f"/#/{'/'.join(quote(each, safe='/') for each in path)}"
 
-    def run_link(self, words: str, *below: str) -> str:
-        """Return a link to the run's page, or to one below it."""
-        return self.link(words, "experiments", self.experiment_id, "runs", self.run_id, *below)
+    def to_run(self, *below: str) -> str:
+        """Return the address of the run's page, or of one below it."""
+        return self.to("experiments", self.experiment_id, "runs", self.run_id, *below)
 
 
 def run_facts(client: MlflowClient, run_id: str, *, metric: str | None = None, ui: str = "") -> RunFacts:

@@ -1,4 +1,4 @@
-"""The tensors of a step as a table that folds, and the data of a page that its script shows."""
+"""The data of a page that its script shows: a table of tensors that folds, and steps to choose from."""
 
 from __future__ import annotations
 
@@ -6,26 +6,21 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorcas_mlflow.integration.pages._facts import Tensors
-from tensorcas_mlflow.integration.pages._html import text, visible
+from tensorcas_mlflow.integration.pages._render import visible
 
 _MOST_NAME = 300
+STATE_BYTES = 20
+"""What a page says of the change of one tensor, compressed and in base64."""
+_PAGE_BLOCK = 4096
 _LEVEL = 6
 """Of compression. Level 9 takes three times as long, for 2 percent less."""
 
 Value = tuple[float | None, float | None, float | None]
 """How much a tensor changed: relative norm, share of equal elements, largest change; None for what is not known."""
-
-
-@cache
-def script() -> str:
-    """Return the script of the pages that show tensors."""
-    return files(__package__).joinpath("tensors.js").read_text("utf-8")
 
 
 def packed_facts(
@@ -87,49 +82,6 @@ def shape_text(shape: Sequence[int]) -> str:
     return " \N{MULTIPLICATION SIGN} ".join(map(str, shape)) or "scalar"
 
 
-_HEADINGS = (
-    ("name", "name", "Tensor"),
-    ("spec", None, "Dtype"),
-    ("spec", None, "Shape"),
-    ("size", "size", "Size"),
-    ("", "change", "This step"),
-)
-
-
-def tensor_table(facts: str, *, has_values: bool, has_steps: bool) -> Iterator[str]:
-    """Yield the search, the choice of the step, and the table that the script fills.
-
-    Args:
-        facts: From `packed_facts`.
-        has_values: Whether the table says how much tensors changed.
-        has_steps: Whether the reader can choose the step.
-    """
-    yield f'<data id="facts" value="{facts}"></data>\n'
-    yield "<noscript><p>The list of tensors needs JavaScript.</p></noscript>\n"
-    if has_steps:
-        yield (
-            '<p class="steps"><button id="earlier" type="button">\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} earlier'
-            '</button> <select id="step" aria-label="Step"></select> <button id="later" type="button">later '
-            '\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}</button> <span id="chosen" aria-live="polite"></span></p>\n'
-        )
-    yield (
-        '<p><label for="search">Search tensors by name</label></p>\n'
-        '<p><input id="search" type="search" autocomplete="off" spellcheck="false"> '
-        '<span id="found" aria-live="polite"></span></p>\n'
-    )
-    headings = (*_HEADINGS, ("amount", "amount", "How much")) if has_values else _HEADINGS
-    cells = "".join(_heading(*each) for each in headings)
-    yield f'<div class="wide"><table id="tensors"><thead><tr>{cells}</tr></thead><tbody></tbody></table></div>\n'
-    yield '<p><button id="more" type="button" hidden>Show more</button></p>\n'
-
-
-def _heading(kind: str, sort: str | None, words: str) -> str:
-    button = f'<button type="button" data-sort="{sort}">{text(words)}</button>' if sort else text(words)
-    return f'<th scope="col" class="{kind}">{button}</th>' if kind else f'<th scope="col">{button}</th>'
-
-
-BLOCKED_LINKS = (
-    '<p id="blocked" hidden>MLflow\'s preview blocks links: open one with Ctrl or \N{PLACE OF INTEREST SIGN} and a '
-    "click, with the middle button, or from its menu.</p>\n"
-)
-"""A note that the script shows where links open only so."""
+def whole_blocks(n_bytes: int) -> int:
+    """Round the size of a page up."""
+    return -(-n_bytes // _PAGE_BLOCK) * _PAGE_BLOCK

@@ -12,12 +12,11 @@ entry points of the group ``mlflow.app``.
 | `_survey` | figures of one store and what a comparison or a lineage finds |
 | `_jobs` | work in the background, and its bounded results |
 | `_content` | content of each page, as values |
-| `_views` | HTML of these values: pure functions |
-| `_frame` | the frame of a page, links, and the two static files |
+| `_site` | a page as HTML, links, and the two static files; templates are in `integration/pages` |
 | `_schedule` | maintenance in the background, and links in descriptions |
 
-A route makes the content of a page as values and gives them to a view, or to JSON. The room imports Flask and MLflow's
-server, so only a server imports it.
+A route makes the content of a page as values and gives them to a template, or to JSON. The room imports Flask and
+MLflow's server, so only a server imports it.
 """
 
 from typing import TYPE_CHECKING

@@ -11,13 +11,12 @@ from flask import Blueprint, Flask, Response, jsonify, request
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import TensorCasError, without_secrets
-from tensorcas_mlflow.integration.server_app import _views as views
 from tensorcas_mlflow.integration.server_app._access import DeniedError, access_of_sender
 from tensorcas_mlflow.integration.server_app._catalog import own_stores
 from tensorcas_mlflow.integration.server_app._content import NotThereError, Sender, Site, Sort, to_json
-from tensorcas_mlflow.integration.server_app._frame import POLICY, SCRIPT, STYLE, Links, Page, frame
 from tensorcas_mlflow.integration.server_app._jobs import BusyError, Jobs
 from tensorcas_mlflow.integration.server_app._schedule import Scheduler
+from tensorcas_mlflow.integration.server_app._site import POLICY, SCRIPT, STYLE, Links, Notice, page
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ def _blueprint(site: Site, scheduler: Scheduler | None, *, has_auth: bool) -> Bl
         try:
             unquote_to_bytes(request.query_string).decode()
         except UnicodeDecodeError:
-            return _refused("This address percent-encodes bytes that are not UTF-8.", _links(), status=400)
+            return _refused("This address percent-encodes bytes that are not UTF-8.", status=400)
         return None
 
     @blueprint.after_request
@@ -118,84 +117,70 @@ def _blueprint(site: Site, scheduler: Scheduler | None, *, has_auth: bool) -> Bl
             response.headers["Cache-Control"] = "no-store"
         return response
 
-    def show(name: str, content_of: Callable[[Sender], Any], view: Callable[[Any, Links], Page]) -> Response:
-        links = _links()
+    def show(view: str, content_of: Callable[[Sender], Any]) -> Response:
         try:
             content = content_of(Sender(site, access_of_sender(has_auth=has_auth)))
         except NotThereError:
-            return _answer(views.missing(links), links, name, status=404)
+            return _missing(view)
         except BusyError:
-            page = views.refusal("Busy", "Many figures are being computed. Try again in a minute.", links)
-            return _answer(page, links, name, status=503)
+            return _notice("Busy", "Many figures are being computed. Try again in a minute.", view=view, status=503)
         except DeniedError as denied:
-            return _denied(denied, links)
+            return _denied(denied)
         except TensorCasError as error:
-            return _answer(views.refusal("Problem", _reason(error), links), links, name, status=500)
-        if _wants_json():
-            answer = jsonify(to_json(content))
-            answer.headers["Vary"] = "Accept"
-            return answer
-        return _answer(view(content, links), links, name)
+            return _notice("Problem", _reason(error), view=view, status=500)
+        return _answer(view, content)
 
     @blueprint.get("/")
     def overview() -> Response:
-        return show("", Sender.overview, views.overview)
+        return show("overview", Sender.overview)
 
     @blueprint.get("/experiment")
     def experiment() -> Response:
         sort = _asked("sort")
         chosen: Sort = next((each for each in _SORTS if each == sort), "freed")
-        return show("", lambda sender: sender.experiment(_asked("id"), page=_page(), sort=chosen), views.experiment)
+        return show("experiment", lambda sender: sender.experiment(_asked("id"), page=_page(), sort=chosen))
 
     @blueprint.get("/run")
     def run() -> Response:
-        return show("", lambda sender: sender.run(_asked("id"), page=_page()), views.run)
+        return show("run", lambda sender: sender.run(_asked("id"), page=_page()))
 
     @blueprint.get("/checkpoint")
     def checkpoint() -> Response:
-        def content_of(sender: Sender) -> Any:
-            return sender.checkpoint(_asked("store"), _asked("key"), page=_page())
-
-        return show("", content_of, views.checkpoint)
+        return show("checkpoint", lambda sender: sender.checkpoint(_asked("store"), _asked("key"), page=_page()))
 
     @blueprint.get("/diff")
     def diff() -> Response:
         a, b, values = _asked("a"), _asked("b"), _asked("values") == "1"
-        return show("diff", lambda sender: sender.diff(a, b, values=values, page=_page()), views.diff)
+        return show("diff", lambda sender: sender.diff(a, b, values=values, page=_page()))
 
     @blueprint.get("/models")
     def models() -> Response:
-        return show("models", lambda sender: sender.models(_asked("token") or None), views.models)
+        return show("models", lambda sender: sender.models(_asked("token") or None))
 
     @blueprint.get("/health")
     def health() -> Response:
-        def content_of(sender: Sender) -> Any:
-            return sender.health(can_run=sender.access.is_admin and scheduler is not None)
-
-        return show("health", content_of, views.health)
+        return show("health", lambda sender: sender.health(can_run=sender.access.is_admin and scheduler is not None))
 
     @blueprint.post("/maintenance")
     def maintain() -> Response:
-        links = _links()
         try:
             sender = Sender(site, access_of_sender(has_auth=has_auth))
         except DeniedError as denied:
-            return _denied(denied, links)
+            return _denied(denied)
         if not sender.access.is_admin:
-            return _refused("Only an administrator may run maintenance.", links)
+            return _refused("Only an administrator may run maintenance.")
         if not _is_from_here():
-            return _refused("This request comes from another site.", links)
+            return _refused("This request comes from another site.")
         action = str(request.form.get("action", ""))
         if scheduler is None or action not in scheduler.schedule:
-            reason = "TENSORCAS_MAINTENANCE of this server does not name this maintenance."
-            return _refused(reason, links)
+            return _refused("TENSORCAS_MAINTENANCE of this server does not name this maintenance.")
         place = next((each for each in own_stores() if each.id == request.form.get("store")), None)
         if place is None:
-            return _answer(views.missing(links), links, "health", status=404)
+            return _missing("health")
         scheduler.ask(place, action)
         sender.forget(place)
         response = Response(status=303)
-        response.headers["Location"] = links.to("health")
+        response.headers["Location"] = _links().to("health")
         response.autocorrect_location_header = False
         return response
 
@@ -210,23 +195,33 @@ def _blueprint(site: Site, scheduler: Scheduler | None, *, has_auth: bool) -> Bl
     return blueprint
 
 
-def _answer(page: Page, links: Links, name: str, *, status: int = 200) -> Response:
-    if _wants_json() and status != 200:
-        answer = jsonify({"error": page.title})
-        answer.status_code = status
-        return answer
-    response = Response("".join(frame(page, links, current=name)), status=status, mimetype="text/html")
+def _answer(view: str, content: Any, *, status: int = 200) -> Response:
+    """Answer with a page, or with its content as JSON."""
+    if _wants_json():
+        response = jsonify({"error": content.title} if isinstance(content, Notice) else to_json(content))
+    else:
+        response = Response(page(view, content, _links()), mimetype="text/html")
+    response.status_code = status
     response.headers["Vary"] = "Accept"
     return response
 
 
-def _denied(denied: DeniedError, links: Links) -> Response:
+def _notice(title: str, reason: str, *, view: str, status: int) -> Response:
+    return _answer(view, Notice(title, reason), status=status)
+
+
+def _missing(view: str) -> Response:
+    reason = "There is nothing of this name here, or you may not read it."
+    return _notice("Not found", reason, view=view, status=404)
+
+
+def _denied(denied: DeniedError) -> Response:
     status = denied.status if denied.status in (401, 403) else 502
-    return _refused("MLflow did not answer for you.", links, status=status)
+    return _refused("MLflow did not answer for you.", status=status)
 
 
-def _refused(reason: str, links: Links, *, status: int = 403) -> Response:
-    return _answer(views.refusal("Refused", reason, links), links, "", status=status)
+def _refused(reason: str, *, status: int = 403) -> Response:
+    return _notice("Refused", reason, view="", status=status)
 
 
 def _static(content: str, kind: str) -> Response:

@@ -147,6 +147,11 @@ class StepLine(NamedTuple):
         kind = "checkpoint" if self.model_id is None else "model"
         return self.label if self.step is None else f"{self.name or kind} step {self.step}"
 
+    @property
+    def side(self) -> str:
+        """Its name as a side of a comparison; see `Sender.diff`."""
+        return f"{self.store}:{self.key}"
+
 
 class RunPage(NamedTuple):
     """Checkpoints, models and files of one run."""

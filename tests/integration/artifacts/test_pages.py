@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tensorcas_mlflow.integration.artifacts import _page
-from tensorcas_mlflow.integration.artifacts import _page as _earlier
-from tensorcas_mlflow.integration.artifacts._page import render_page
+from tensorcas_mlflow.integration.artifacts import _virtual
+from tensorcas_mlflow.integration.pages import _checkpoint, _earlier, render_page
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
 from tests.integration.artifacts.pages import Page
@@ -172,8 +171,8 @@ def test_steps_that_came_as_files_have_a_page_of_their_series(store: Store, tmp_
         write_payload(tmp_path / str(number), {"frozen": noise(0), "head": noise(number)})
         with store.write_file(tmp_path / str(number) / PAYLOAD_FILE) as pending:
             ref = pending.commit(RefTarget(path=f"{folder}/step-{number:08d}.tensors", run_id="r1"))
-    history = _page.virtual_at(store, f"{folder}/history.html")
-    assert isinstance(history, _page.HistoryFile)
+    history = _virtual.virtual_at(store, f"{folder}/history.html")
+    assert isinstance(history, _virtual.HistoryFile)
     data = b"".join(history.pieces())
 
     assert len(data) == history.n_bytes
@@ -254,7 +253,7 @@ def test_a_page_reads_a_bounded_number_of_refs(store: Store, monkeypatch: pytest
 
 
 def test_many_tensors_are_counted_and_not_all_shown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_page, "MAX_ROWS_SHOWN", 10)
+    monkeypatch.setattr(_checkpoint, "MAX_ROWS_SHOWN", 10)
     shown = page(store, step(store, 1, {f"t{number}": np.full(100, number) for number in range(25)}))
 
     assert len(shown.tensors) == 10
@@ -325,7 +324,7 @@ def test_page_tells_how_much_tensors_changed_since_the_step_before(store: Store)
 
 
 def test_page_measures_the_smallest_tensors_within_its_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_page, "MOST_MEASURED_BYTES", 3_000)
+    monkeypatch.setattr(_checkpoint, "MOST_MEASURED_BYTES", 3_000)
     for number in (1, 2):
         ref = step(store, number, {f"t{n}": np.full(100 * n, number * 1.5) for n in (3, 2, 1)})
     shown = page(store, ref)

@@ -6,25 +6,28 @@ from typing import Any
 
 import pytest
 
-from tensorcas_mlflow.integration.server_app import _views as views
 from tensorcas_mlflow.integration.server_app._content import (
     ChangeLine,
+    CheckpointPage,
     DiffPage,
     ExperimentLine,
     ExperimentPage,
     HealthPage,
     ModelsPage,
     OverviewPage,
+    RelationLine,
     RoundLine,
     RunLine,
     RunPage,
     StepLine,
     StoreHealth,
     StoreLine,
+    TensorLine,
     VersionLine,
     to_json,
 )
-from tensorcas_mlflow.integration.server_app._frame import Links, Page, frame
+from tensorcas_mlflow.integration.server_app._site import Links, Notice, page
+from tensorcas_mlflow.integration.server_app._tracking import Named
 from tensorcas_mlflow.maintenance import OwnedBytes
 from tests.integration.server_app.test_pages import check_is_safe
 
@@ -43,8 +46,8 @@ NAMES = [
 STORE = StoreLine("abc", None, 3, None, 0, 1_790_000_000.0, None)
 
 
-def html(page: Page) -> str:
-    return "".join(frame(page, LINKS, current=""))
+def html(view: str, content: Any) -> str:
+    return page(view, content, LINKS)
 
 
 def step(name: str, number: int | None = 1) -> StepLine:
@@ -53,7 +56,7 @@ def step(name: str, number: int | None = 1) -> StepLine:
     )
 
 
-def contents(name: str) -> list[Page]:
+def contents(name: str) -> list[str]:
     """Every page, with one name everywhere."""
     line = step(name)
     said = RoundLine(name, 1.0, 2.0, "failed", name)
@@ -61,28 +64,26 @@ def contents(name: str) -> list[Page]:
     health = StoreHealth(STORE, 9, 1, 9, 8, 7, 1, 1, 1, [(name, 0, 1, 2, 3)], said, said, [said])
     experiment = ExperimentLine(name, name, False, 1, OWNED)
     change = ChangeLine(name, "changed", 8, float("inf"), None, 0.5)
+    owner = Named(name, name, name, False)
+    tensors = [TensorLine(name, name, (2, 3), 24)]
+    relatives = [RelationLine(name, True, name, 0.5, 1, 0, 2, "abc", name)]
+    diff = DiffPage(name[:300], name[:300], line, line, True, {"changed": (1, 2)}, (name,), [change], 1, 1, name)
+    checkpoint = CheckpointPage(line, owner, owner, name, {name: 1.0}, 1, 24, tensors, line, relatives, None, False)
     return [
-        views.overview(
-            OverviewPage([STORE._replace(uri=name, error=name)], [experiment], OWNED, False),
-            LINKS,
-        ),
-        views.experiment(ExperimentPage(name, name, OWNED, [run], 1, [], 0, 1, "freed", 1, False), LINKS),
-        views.diff(
-            DiffPage(name[:300], name[:300], line, line, True, {"changed": (1, 2)}, (name,), [change], 1, 1, name),
-            LINKS,
-        ),
-        views.models(ModelsPage([VersionLine(name, "1", (name,), name, "abc", name, OWNED)], name, False), LINKS),
-        views.health(HealthPage([health], [STORE._replace(error=name)], {"verify": 60.0}, True, False), LINKS),
-        views.missing(LINKS),
-        views.refusal("Refused", name, LINKS),
+        html("overview", OverviewPage([STORE._replace(uri=name, error=name)], [experiment], OWNED, False)),
+        html("experiment", ExperimentPage(name, name, OWNED, [run], 1, [], 0, 1, "freed", 1, False)),
+        html("run", RunPage(name, name, name, name, OWNED, [line, line], 2, 1, False)),
+        html("checkpoint", checkpoint),
+        html("diff", diff),
+        html("models", ModelsPage([VersionLine(name, "1", (name,), name, "abc", name, OWNED)], name, False)),
+        html("health", HealthPage([health], [STORE._replace(error=name)], {"verify": 60.0}, True, False)),
+        html("run", Notice(name, name)),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_any_name_is_text_and_short(name: str) -> None:
-    for page in contents(name):
-        shown = html(page)
-
+    for shown in contents(name):
         check_is_safe(shown)
         assert "<img src=x" not in shown
         assert "onmouseover='" not in shown
@@ -91,9 +92,7 @@ def test_any_name_is_text_and_short(name: str) -> None:
 
 
 def test_page_can_be_read_without_sight_or_mouse() -> None:
-    for page in contents("name"):
-        shown = html(page)
-
+    for shown in contents("name"):
         assert '<html lang="en">' in shown
         assert 'href="#content"' in shown
         assert shown.count("<h1>") == 1
@@ -106,28 +105,27 @@ def test_page_can_be_read_without_sight_or_mouse() -> None:
 def test_page_asks_again_only_while_figures_are_computed() -> None:
     pending = OverviewPage([STORE], [], None, True)
 
-    assert 'http-equiv="refresh"' in html(views.overview(pending, LINKS))
-    assert 'http-equiv="refresh"' not in html(views.overview(pending._replace(is_pending=False), LINKS))
+    assert 'http-equiv="refresh"' in html("overview", pending)
+    assert 'http-equiv="refresh"' not in html("overview", pending._replace(is_pending=False))
 
 
 def test_page_says_nothing_of_an_experiment_or_run_before_its_figures_are_known() -> None:
     nothing = OwnedBytes(0, 0, 0, 0)
     pages = [
-        views.experiment(ExperimentPage("1", "one", nothing, [], 0, [], 0, 1, "freed", 1, True), LINKS),
-        views.run(RunPage("a", "ant", "1", "one", nothing, [], 0, 1, True), LINKS),
+        html("experiment", ExperimentPage("1", "one", nothing, [], 0, [], 0, 1, "freed", 1, True)),
+        html("run", RunPage("a", "ant", "1", "one", nothing, [], 0, 1, True)),
     ]
 
-    for page in pages:
-        assert "0 B" not in html(page)
-        assert "nothing" not in html(page)
-        assert "No run" not in html(page)
+    for shown in pages:
+        assert "0 B" not in shown
+        assert "nothing" not in shown
+        assert "No run" not in shown
 
 
 def test_lists_lead_to_their_next_and_previous_pages() -> None:
     runs = [RunLine(str(number), str(number), False, OWNED) for number in range(100)]
-    page = ExperimentPage("1", "one", OWNED, runs, 250, [], 0, 2, "shared", 1, False)
 
-    shown = html(views.experiment(page, LINKS))
+    shown = html("experiment", ExperimentPage("1", "one", OWNED, runs, 250, [], 0, 2, "shared", 1, False))
 
     assert "runs 101 to 200 of 250" in shown
     assert "/team/tensorcas/experiment?id=1&amp;sort=shared&amp;page=3" in shown
@@ -136,10 +134,10 @@ def test_lists_lead_to_their_next_and_previous_pages() -> None:
 
 def test_equal_checkpoints_are_said_to_be_equal() -> None:
     counts = {"changed": (0, 0), "added": (0, 0), "removed": (0, 0), "equal": (2, 8)}
-    page = DiffPage("a", "b", step("x"), step("y"), False, counts)
+    content = DiffPage("a", "b", step("x"), step("y"), False, counts)
 
-    assert "equal, bit for bit" in html(views.diff(page, LINKS))
-    assert "equal, bit for bit" not in html(views.diff(page._replace(other=("metadata",)), LINKS))
+    assert "equal, bit for bit" in html("diff", content)
+    assert "equal, bit for bit" not in html("diff", content._replace(other=("metadata",)))
 
 
 def test_content_becomes_json_without_numbers_that_json_lacks() -> None:
