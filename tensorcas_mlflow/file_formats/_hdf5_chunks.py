@@ -1,306 +1,330 @@
-"""Indexes of the chunks of an HDF5 data set: trees, fixed arrays and extensible arrays."""
+"""Chunks of HDF5 data sets: without their filters, put together as a tensor, and as a function of one.
+
+The function ``hdf5_chunks`` (``docs/format.md``, HDF5 chunks) makes a stretch of a file: it goes from a chunk to
+another one, with what lies between the chunks. It holds some whole rows of its data set. The store keeps the rows in C
+order, which other formats have, too.
+"""
 
 from __future__ import annotations
 
 import math
-import struct
+import zlib
+from collections import OrderedDict
+from itertools import pairwise
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.file_formats._hdf5_file import (
-    MAX_ADDRESS,
-    MAX_CHUNKS,
-    NOWHERE,
-    Hdf5File,
-    UnknownTypeError,
-    check_address,
-    u64,
-)
-from tensorcas_mlflow.file_formats._hdf5_headers import Chunks, DataSet
-from tensorcas_mlflow.file_formats._hdf5_trees import leaves, read_records
+from tensorcas_mlflow.base.tensors import bytes_of
+from tensorcas_mlflow.codecs import ChunkedElements, Hdf5Chunks, fletcher32
+from tensorcas_mlflow.errors import CorruptError, FormatError
+from tensorcas_mlflow.file_formats._deflated import LEAST_STREAM_BYTES, MOST_RAW_BYTES
+from tensorcas_mlflow.file_formats._hdf5_file import Chunks, DataSet, Filters
+from tensorcas_mlflow.file_formats._source import ByteSource
+from tensorcas_mlflow.file_formats._tape import MAX_PEEK_BYTES
+
+_CHECKSUM_BYTES = 4
+_MOST_INFLATION = 1032
+"""Bytes that DEFLATE makes of one byte at most."""
+_MOST_KEPT_BYTES = 32 << 20
+"""Bytes of chunks that a reader keeps: the chunks of one row are read for each of its rows."""
+_LEAST_CHUNK_BYTES = 1024
+"""Smaller chunks take more time than they are worth: each one costs some calls."""
+_MOST_GAP_BYTES = 256 << 10
+"""Most bytes between two chunks of a stretch. More are likely another data set."""
 
 
-class ChunkPlaces(NamedTuple):
-    """Places of a data set's chunks in its file: arrays with a side for each dimension of the data set."""
-
-    addresses: Any
-    """-1 where there is no chunk."""
-    sizes: Any
-    """Sizes as they are stored."""
-    masks: Any
-    """Bits of the filters that a chunk has not passed."""
-
-    @property
-    def is_whole(self) -> bool:
-        """True if every chunk exists."""
-        return bool((self.addresses >= 0).all())
+# --- without filters, at random
 
 
-_N_COLUMNS = 3
-_MASK_BYTES = 4
-_ADDRESS_BYTES = 8
+def most_filtered_bytes(chunk_bytes: int) -> int:
+    """Return the most bytes that a stored chunk of a size may have; DEFLATE hardly adds any."""
+    return chunk_bytes + (chunk_bytes >> 8) + 1024
 
 
-def find_chunks(file: Hdf5File, data_set: DataSet, *, is_partial: bool = False) -> ChunkPlaces:
-    """Find the chunks of a data set.
+def unfiltered(stored: memoryview, filters: Filters, chunk_bytes: int) -> Any:
+    """Undo the filters of a chunk.
 
     Args:
-        data_set: The data set.
-        is_partial: Whether blocks of an index that cannot be read are passed over.
+        stored: The chunk as the file has it.
+        filters: Its filters.
+        chunk_bytes: Its size without them; no more memory is taken.
 
     Returns:
-        The places, without those of blocks passed over.
+        The chunk's bytes.
 
     Raises:
-        FormatError: The index is malformed, or the data set has too many chunks.
-        UnknownTypeError: The index is of an unknown kind.
+        FormatError: They do not match their checksum, or have another size.
+        zlib.error: The stream is damaged.
     """
-    chunks, shape = data_set.chunks, data_set.shape
-    assert chunks is not None
-    assert shape is not None
-    grid = tuple(-(-side // step) for side, step in zip(shape, chunks.sides, strict=False))
-    n_chunks = math.prod(grid)
-    if n_chunks > MAX_CHUNKS:
-        raise FormatError(f"a data set has {n_chunks} chunks")
-    file.spend(n_chunks)
-    places = np.empty((*grid, _N_COLUMNS), np.int64)
-    places[...] = -1, chunks.chunk_bytes, 0
-    if n_chunks and chunks.address != NOWHERE:
-        _find(file, chunks, places, is_partial=is_partial)
-    found = ChunkPlaces(*np.moveaxis(places, -1, 0))
-    is_there = found.addresses >= 0
-    if not chunks.is_filtered and (found.masks[is_there].any() or (found.sizes[is_there] != chunks.chunk_bytes).any()):
+    if filters.fletcher32:
+        data, checksum = stored[:-_CHECKSUM_BYTES], stored[-_CHECKSUM_BYTES:]
+        if fletcher32(data) != int.from_bytes(checksum, "little"):
+            raise FormatError("a chunk does not match its checksum")
+        stored = data
+    raw: bytes | memoryview = stored
+    if filters.level is not None:
+        engine = zlib.decompressobj()
+        raw = engine.decompress(stored, chunk_bytes)
+        more = b"" if engine.eof else engine.decompress(engine.unconsumed_tail, 1)
+        if more or not engine.eof or engine.unused_data:
+            raise FormatError("a compressed chunk has another size than its data set says")
+    if len(raw) != chunk_bytes:
         raise FormatError("a chunk has another size than its data set says")
-    return found
+    chunk = np.frombuffer(raw, np.uint8)
+    if filters.shuffle > 1:
+        if chunk_bytes % filters.shuffle:
+            raise FormatError("the filter shuffle has elements of another size")
+        chunk = np.ascontiguousarray(chunk.reshape(filters.shuffle, -1).T).reshape(-1)
+    return chunk
 
 
-def _find(file: Hdf5File, chunks: Chunks, places: Any, *, is_partial: bool) -> None:
-    """Write the places of chunks into an array with a side for each dimension, and one for the columns."""
-    grid = places.shape[:-1]
-    entry_bytes = _ADDRESS_BYTES if not chunks.is_filtered else None
-    if chunks.index == 0:
-        _tree_chunks(file, chunks, places, is_partial=is_partial)
-    elif chunks.index in (1, 2):
-        if chunks.index == 1 and math.prod(grid) != 1:
-            raise FormatError("a data set of a single chunk has several")
-        if chunks.is_filtered and chunks.single is None:
-            raise FormatError("a filtered chunk has no size")
-        numbers = _numbers_in(chunks, grid)
-        check_address(chunks.address + (int(numbers.max()) + 1) * chunks.chunk_bytes)
-        places[..., 0] = chunks.address + chunks.chunk_bytes * numbers
-        if chunks.single is not None:
-            places[..., 1:] = check_address(chunks.single[0]), chunks.single[1]
-    elif chunks.index in (3, 4):
-        numbers = _numbers_in(chunks, grid)
-        read = _fixed_array if chunks.index == 3 else _extensible_array
-        places[...] = read(file, chunks, entry_bytes, int(numbers.max()) + 1, is_partial=is_partial)[numbers]
-    elif chunks.index == 5:
-        n_sides = len(grid)
-        for record in read_records(file, chunks.address, 11 if chunks.is_filtered else 10, is_partial=is_partial):
-            head_bytes = len(record) - 8 * n_sides
-            if head_bytes < _ADDRESS_BYTES or (entry_bytes is not None and head_bytes != entry_bytes):
-                raise FormatError("a chunk has no place in its data set")
-            place = np.frombuffer(record[head_bytes:], "<u8")
-            if (place < np.array(grid, np.uint64)).all():
-                [places[tuple(place.tolist())]] = _entries(record[:head_bytes], head_bytes, chunks)
-    else:
-        raise UnknownTypeError(f"chunks with an index of the kind {chunks.index}")
+def put_together(source: ByteSource, data_set: DataSet, chunks: Chunks) -> ByteSource:
+    """Return the bytes of a data set in C order; it is not empty, and all its chunks exist.
 
-
-def _tree_chunks(file: Hdf5File, chunks: Chunks, places: Any, *, is_partial: bool) -> None:
-    n_sides = len(chunks.sides)
-    grid = places.shape[:-1]
-    for node in leaves(file, chunks.address, 1, 16 + 8 * n_sides, is_partial=is_partial):
-        for key, address in zip(node.keys, node.children, strict=True):
-            n_bytes, mask, *place = struct.unpack_from(f"<II{n_sides}Q", key)
-            at = tuple(first // side for first, side in zip(place, chunks.sides, strict=True))
-            if any(first % side for first, side in zip(place, chunks.sides, strict=True)):
-                raise FormatError("a chunk has no place in its data set")
-            if all(nth < side for nth, side in zip(at, grid, strict=True)):
-                places[at] = check_address(address), n_bytes, mask
-
-
-def _check_entry_bytes(entry_bytes: int, wanted: int | None) -> None:
-    """Check the size of an entry of an array: an address, and with filters a size and a mask."""
-    least, most = _ADDRESS_BYTES + 1 + _MASK_BYTES, _ADDRESS_BYTES + 8 + _MASK_BYTES
-    if entry_bytes != wanted and (wanted is not None or not least <= entry_bytes <= most):
-        raise FormatError(f"an array has entries of {entry_bytes} bytes")
-
-
-def _no_chunks(n: int, chunks: Chunks) -> Any:
-    """Return the places of chunks that do not exist."""
-    places = np.empty((n, _N_COLUMNS), np.int64)
-    places[...] = -1, chunks.chunk_bytes, 0
-    return places
-
-
-def _fixed_array(file: Hdf5File, chunks: Chunks, wanted: int | None, n_wanted: int, *, is_partial: bool) -> Any:
-    """Read places from a fixed array (section VII.C)."""
-    head = file.read(chunks.address, 24)
-    if bytes(head[:4]) != b"FAHD" or head[5] != (wanted is None):
-        raise FormatError(f"there is no array of addresses at the address {chunks.address}")
-    entry, page_bits, n_entries, block = head[6], head[7], u64(head, 8), u64(head, 16)
-    _check_entry_bytes(entry, wanted)
-    if not n_wanted <= n_entries <= MAX_CHUNKS or page_bits > 32:
-        raise FormatError(f"an array has {n_entries} addresses")
-    file.spend(n_entries)
-    places = _no_chunks(n_entries, chunks)
-    if block == NOWHERE:
-        return places
-    if bytes(file.read(block, 4)) != b"FADB":
-        raise FormatError(f"there is no array of addresses at the address {block}")
-    page = 1 << page_bits
-    if n_entries <= page:
-        return _entries(file.read(block + 14, entry * n_entries), entry, chunks)
-    n_pages = -(-n_entries // page)
-    bitmap_bytes = -(-n_pages // 8)
-    bitmap = file.read(block + 14, bitmap_bytes)
-    at = block + 14 + bitmap_bytes + 4
-    for nth in range(n_pages):
-        count = min(page, n_entries - nth * page)
-        if bitmap[nth // 8] & (128 >> nth % 8):
-            try:
-                places[nth * page : nth * page + count] = _entries(file.read(at, entry * count), entry, chunks)
-            except FormatError:
-                if not is_partial:
-                    raise
-        at += entry * page + 4
-    return places
-
-
-def _extensible_array(file: Hdf5File, chunks: Chunks, wanted: int | None, n_wanted: int, *, is_partial: bool) -> Any:
-    """Read places from an extensible array (section VII.D)."""
-    head = file.read(chunks.address, 68)
-    if bytes(head[:4]) != b"EAHD" or head[5] != (wanted is None):
-        raise FormatError(f"there is no array of addresses at the address {chunks.address}")
-    entry = head[6]
-    _check_entry_bytes(entry, wanted)
-    bits, n_own, least, n_pointers, page_bits = head[7:12]
-    index = u64(head, 60)
-    powers = (least, n_pointers)
-    if bits > 64 or page_bits > 32 or not all(power and not power & (power - 1) for power in powers):
-        raise FormatError("an array of addresses has impossible sizes")
-    file.spend(n_wanted)
-    found = _no_chunks(n_wanted, chunks)
-    if index == NOWHERE:
-        return found
-    if bytes(file.read(index, 4)) != b"EAIB":
-        raise FormatError(f"there is no array of addresses at the address {index}")
-    n_first = min(n_own, n_wanted)
-    found[:n_first] = _entries(file.read(index + 14, entry * n_first), entry, chunks)
-    offset_bytes, page = -(-bits // 8), 1 << page_bits
-    blocks_at, n_blocks = index + 14 + entry * n_own, 2 * (n_pointers - 1)
-    n_direct = 2 * (n_pointers.bit_length() - 1)
-    at, nth = n_own, 0
-    while at < n_wanted:
-        n_in, size = 1 << nth // 2, least << (nth + 1) // 2
-        n_pages = size // page if size > page else 0
-        bitmap_bytes = -(-n_pages // 8)
-        bitmaps = memoryview(b"")
-        if nth < n_direct:
-            table = file.read(blocks_at, 8 * n_in)
-            blocks_at += 8 * n_in
-        else:
-            place = index + 14 + entry * n_own + 8 * (n_blocks + nth - n_direct)
-            above = u64(file.read(place, 8), 0)
-            if above == NOWHERE:
-                at, nth = at + n_in * size, nth + 1
-                continue
-            try:
-                kind = bytes(file.read(above, 4))
-            except FormatError:
-                if is_partial:
-                    break
-                raise
-            if kind != b"EASB":
-                raise FormatError(f"there is no array of addresses at the address {above}")
-            above += 14 + offset_bytes
-            bitmaps = file.read(above, n_in * bitmap_bytes)
-            table = file.read(above + len(bitmaps), 8 * n_in)
-        for number in range(n_in):
-            if at >= n_wanted:
-                break
-            block = u64(table, 8 * number)
-            if block != NOWHERE:
-                own, first_page = found[at : at + size], number * n_pages
-                try:
-                    paged = _Pages(page if n_pages else 0, bitmaps, first_page)
-                    _data_block(file, chunks, block + 14 + offset_bytes, block, entry, own, paged)
-                except FormatError:
-                    if not is_partial:
-                        raise
-            at += size
-        nth += 1
-    return found
-
-
-class _Pages(NamedTuple):
-    """Pages of a block of an extensible array."""
-
-    size: int
-    """Entries of a page; 0 for a block without pages."""
-    bitmaps: memoryview
-    """Bits of the pages that exist, of all blocks."""
-    first: int
-    """The block's first bit."""
-
-
-def _data_block(file: Hdf5File, chunks: Chunks, at: int, address: int, entry: int, out: Any, pages: _Pages) -> None:
-    """Read the entries of one block of an extensible array, perhaps in pages.
-
-    The bits of the pages of all blocks follow each other; a block's do not begin in a byte of their own.
+    Raises:
+        FormatError: A chunk has an impossible size.
     """
-    if bytes(file.read(address, 4)) != b"EADB":
-        raise FormatError(f"there is no array of addresses at the address {address}")
-    page = pages.size
-    if not page:
-        out[:] = _entries(file.read(at, entry * len(out)), entry, chunks)
-        return
-    at += 4
-    for nth in range(-(-len(out) // page)):
-        own = out[nth * page : (nth + 1) * page]
-        byte, bit = divmod(pages.first + nth, 8)
-        if len(pages.bitmaps) <= byte or pages.bitmaps[byte] & (128 >> bit):
-            own[:] = _entries(file.read(at, entry * len(own)), entry, chunks)
-        at += entry * page + 4
+    assert data_set.dtype is not None
+    at = chunks.starts
+    if chunks.filters is not None and chunks.is_filtered:
+        unfiltered_source = _UnfilteredSource(source, chunks, chunks.filters)
+        source, at = unfiltered_source, unfiltered_source.places
+    inner = data_set.shape[len(chunks.sides) :]
+    sides, at = (*chunks.sides, *inner), at.reshape(*at.shape, *[1] * len(inner))
+    return _ChunkedSource(source, data_set.dtype, data_set.shape, sides, at)
 
 
-def _numbers_in(chunks: Chunks, grid: tuple[int, ...]) -> Any:
-    """Return the number of each chunk of a grid, as counted in the data set's largest shape.
+class _UnfilteredSource(ByteSource):
+    """The chunks of a data set one after the other, without their filters."""
 
-    A side without a limit is counted last; only an extensible array has one.
+    def __init__(self, source: ByteSource, chunks: Chunks, filters: Filters) -> None:
+        """Stand for chunks; raises as `put_together`."""
+        most = _MOST_INFLATION if filters.level is not None else 1
+        added = _CHECKSUM_BYTES if filters.fletcher32 else 0
+        sizes = chunks.sizes.reshape(-1)
+        if (sizes > most_filtered_bytes(chunks.n_bytes)).any() or int((sizes - added).min()) * most < chunks.n_bytes:
+            raise FormatError("a filtered chunk has an impossible size")
+        self.name = source.name
+        self.size = sizes.size * chunks.n_bytes
+        self.places = chunks.n_bytes * np.arange(sizes.size).reshape(chunks.starts.shape)
+        """First byte of each chunk in this source."""
+        self._source = source
+        self._filters = filters
+        self._chunk_bytes = chunks.n_bytes
+        self._starts = chunks.starts.reshape(-1)
+        self._sizes = sizes
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._lock = Lock()
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        while len(out):
+            number, begin = divmod(start, self._chunk_bytes)
+            piece = self._chunk(number)[begin : begin + len(out)]
+            out[: len(piece)] = piece.data
+            start, out = start + len(piece), out[len(piece) :]
+
+    def _chunk(self, number: int) -> Any:
+        with self._lock:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+                return self._kept[number]
+        stored = self._source.read(int(self._starts[number]), int(self._sizes[number]))
+        try:
+            chunk = unfiltered(stored, self._filters, self._chunk_bytes)
+        except (FormatError, zlib.error) as error:
+            raise CorruptError(self.name, f"at byte {self._starts[number]}, {error}") from error
+        with self._lock:
+            self._kept[number] = chunk
+            while len(self._kept) > 1 and len(self._kept) * self._chunk_bytes > _MOST_KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return chunk
+
+
+class _ChunkedSource(ByteSource):
+    """The bytes of a data set in C order, put together from its chunks."""
+
+    def __init__(self, source: ByteSource, dtype: Any, shape: tuple[int, ...], sides: tuple[int, ...], at: Any) -> None:
+        """Stand for the bytes.
+
+        Args:
+            source: The file.
+            dtype: The elements'.
+            shape: Shape of the data set; it is not empty.
+            sides: Sides of a chunk.
+            at: Positions of the chunks, with a side for each dimension.
+        """
+        self.name = source.name
+        self.size = math.prod(shape) * dtype.itemsize
+        self._source = source
+        self._dtype = dtype
+        self._shape = shape
+        self._sides = sides
+        self._at = at
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        stop = start + len(out)
+        if stop > self.size:
+            raise CorruptError(self.name, f"it ends before byte {stop}")
+        if not len(out):
+            return
+        row_bytes = self.size // self._shape[0]
+        first, last = start // row_bytes, -(-stop // row_bytes)
+        if last - first == 1 and len(self._shape) > 1:
+            self._row(first).read_into(start - first * row_bytes, out)
+            return
+        block = np.empty((last - first, *self._shape[1:]), self._dtype)
+        step = self._sides[0]
+        for nth in range(first // step, -(-last // step)):
+            low, high = max(first, nth * step), min(last, (nth + 1) * step)
+            for place in np.ndindex(self._at.shape[1:]):
+                begin = int(self._at[(nth, *place)])
+                box = tuple(
+                    slice(at * side, min((at + 1) * side, whole))
+                    for at, side, whole in zip(place, self._sides[1:], self._shape[1:], strict=True)
+                )
+                chunk = self._rows(begin, low - nth * step, high - nth * step)
+                own = tuple(slice(each.stop - each.start) for each in box)
+                block[(slice(low - first, high - first), *box)] = chunk[(slice(None), *own)]
+        out[:] = bytes_of(block)[start - first * row_bytes : stop - first * row_bytes]
+
+    def _row(self, nth: int) -> _ChunkedSource:
+        """Return the source of one row, of which a reader may want small pieces."""
+        chunk, own = divmod(nth, self._sides[0])
+        at = self._at[chunk] + own * math.prod(self._sides[1:]) * self._dtype.itemsize
+        return _ChunkedSource(self._source, self._dtype, self._shape[1:], self._sides[1:], at)
+
+    def _rows(self, begin: int, low: int, high: int) -> Any:
+        """Read some rows of a chunk."""
+        row_bytes = math.prod(self._sides[1:]) * self._dtype.itemsize
+        data = self._source.read(begin + low * row_bytes, (high - low) * row_bytes)
+        return np.frombuffer(data, self._dtype).reshape(high - low, *self._sides[1:])
+
+
+# --- as a function of the tensor
+
+
+class Stretch(NamedTuple):
+    """Consecutive bytes of a file that hold the chunks of some rows."""
+
+    start: int
+    """Position of the first chunk."""
+    n_bytes: int
+    first_chunk: int
+    """Number of the first chunk in C order; the stretch has it and those that follow it."""
+    chunks: Hdf5Chunks
+    """The function."""
+    begins: tuple[int, ...]
+    """First byte of each chunk in the stretch, in the order of the file."""
+    sizes: tuple[int, ...]
+    """Sizes of the chunks as they are stored."""
+
+    @property
+    def stop_chunk(self) -> int:
+        """Number of the chunk behind the last one."""
+        return self.first_chunk + self.chunks.n_chunks
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """First byte and end of what lies between chunks."""
+        ends = [begin + size for begin, size in zip(self.begins, self.sizes, strict=True)]
+        return [gap for gap in zip(ends[:-1], self.begins[1:], strict=True) if gap[0] < gap[1]]
+
+
+def may_derive(data_set: DataSet) -> bool:
+    """Tell whether the function may make the chunks of a data set."""
+    chunks = data_set.chunks
+    if chunks is None or chunks.filters is None or not data_set.wanted_bytes or chunks.filters.level == 0:
+        return False
+    return _LEAST_CHUNK_BYTES <= chunks.n_bytes <= MAX_PEEK_BYTES
+
+
+def plan_stretch(data_set: DataSet, first_chunk: int) -> Stretch | None:
+    """Find the longest stretch of whole rows that begins with a chunk.
+
+    Args:
+        data_set: A data set of `may_derive`.
+        first_chunk: Number of the first chunk, which begins a row of chunks.
+
+    Returns:
+        None if a row of chunks is spread over the file, or too long; and for rows that follow each other in
+        C order without filters: those are the tensor as it is.
     """
-    most = [-(-side // step) for side, step in zip(chunks.max_shape, chunks.sides, strict=True)]
-    unlimited = [nth for nth, side in enumerate(chunks.max_shape) if side == NOWHERE]
-    if len(unlimited) > 1 or any(side > most[nth] for nth, side in enumerate(grid)):
-        raise FormatError("a data set is larger than it can be")
-    order = [*unlimited, *(nth for nth in range(len(most)) if nth not in unlimited)]
-    strides, step = [0] * len(most), 1
-    for nth in reversed(order):
-        strides[nth], step = step, step * most[nth]
-    numbers = np.zeros(grid, np.int64)
-    last = sum((side - 1) * stride for side, stride in zip(grid, strides, strict=True))
-    if last >= MAX_CHUNKS:
-        raise FormatError("a data set has too many chunks")
-    for nth, (side, stride) in enumerate(zip(grid, strides, strict=True)):
-        numbers += (stride * np.arange(side)).reshape(-1, *[1] * (len(grid) - nth - 1))
-    return numbers
+    chunks, shape, dtype = data_set.chunks, data_set.shape, data_set.dtype
+    assert chunks is not None
+    assert chunks.filters is not None
+    assert dtype is not None
+    grid = chunks.starts.shape
+    starts, sizes = chunks.starts.reshape(-1)[first_chunk:], chunks.sizes.reshape(-1)[first_chunk:]
+    order = np.argsort(starts, kind="stable")
+    begins, stored = starts[order], sizes[order]
+    # The first chunks in the file are all chunks of some rows, so far as the largest number among them is their count.
+    band, n = math.prod(grid[1:]), len(order)
+    counts = np.arange(1, n + 1)
+    is_whole = (np.maximum.accumulate(order) + 1 == counts) & (counts % band == 0)
+    gaps = np.diff(begins) - stored[:-1]
+    breaks = np.flatnonzero(gaps > _MOST_GAP_BYTES)
+    masked = np.flatnonzero(chunks.masks.reshape(-1)[first_chunk:][order])
+    bad = np.flatnonzero((stored <= 0) | (stored > most_filtered_bytes(chunks.n_bytes)))
+    most = min([n, *(breaks[:1] + 1), *masked[:1], *bad[:1], MOST_RAW_BYTES // chunks.n_bytes])
+    is_short = begins[:most] + stored[:most] - begins[:1] <= MAX_PEEK_BYTES
+    ends = np.flatnonzero(is_whole[:most] & is_short)
+    if not len(ends):
+        return None
+    count = int(ends[-1]) + 1
+    begins, stored, order, gaps = begins[:count], stored[:count], order[:count], gaps[: count - 1]
+    n_bytes = int(begins[-1] + stored[-1] - begins[0])
+    in_order = np.diff(order) == 1
+    is_tensor = in_order.all() and not gaps.any() and shape[1 : len(chunks.sides)] == chunks.sides[1:]
+    if n_bytes < LEAST_STREAM_BYTES or (is_tensor and not chunks.is_filtered):
+        return None
+    first_row, last_row = (first_chunk // band) * chunks.sides[0], (first_chunk + count) // band * chunks.sides[0]
+    edges = [0, *(np.flatnonzero(~in_order | (gaps > 0)) + 1).tolist(), count]
+    before = [0, *gaps.tolist()]
+    runs = [[before[at], int(order[at]), end - at] for at, end in pairwise(edges)]
+    try:
+        function = Hdf5Chunks(
+            shape=(min(last_row, shape[0]) - first_row, *shape[1:]),
+            sides=(*chunks.sides, *shape[len(chunks.sides) :]),
+            itemsize=dtype.itemsize,
+            shuffle=chunks.filters.shuffle,
+            level=chunks.filters.level,
+            fletcher32=chunks.filters.fletcher32,
+            runs=runs,
+        )
+    except ValueError:
+        return None
+    offsets = tuple((begins - begins[0]).tolist())
+    return Stretch(int(begins[0]), n_bytes, first_chunk, function, offsets, tuple(stored.tolist()))
 
 
-def _entries(data: memoryview, entry_bytes: int, chunks: Chunks) -> Any:
-    """Read entries of an array: addresses, and with filters sizes and masks."""
-    raw = np.frombuffer(data, np.uint8).reshape(-1, entry_bytes)
-    found = np.ascontiguousarray(raw[:, :_ADDRESS_BYTES]).view("<u8")[:, 0]
-    is_there = found != NOWHERE
-    if (found[is_there] > MAX_ADDRESS).any():
-        raise FormatError("an address is outside of the file")
-    places = _no_chunks(len(found), chunks)
-    places[is_there, 0] = found[is_there]
-    if entry_bytes > _ADDRESS_BYTES:
-        sizes = np.zeros((len(raw), 8), np.uint8)
-        sizes[:, : entry_bytes - _ADDRESS_BYTES - _MASK_BYTES] = raw[:, _ADDRESS_BYTES:-_MASK_BYTES]
-        places[:, 1] = np.minimum(sizes.view("<u8")[:, 0], MAX_ADDRESS)
-        places[:, 2] = np.ascontiguousarray(raw[:, -_MASK_BYTES:]).view("<u4")[:, 0]
-    return places
+def take_apart(stretch: Stretch, data: memoryview) -> bytearray | None:
+    """Undo the filters of a stretch's chunks, and prove that the function makes the stretch again.
+
+    Args:
+        stretch: The stretch.
+        data: Its bytes.
+
+    Returns:
+        The elements and the bytes between chunks; None if the function makes other bytes.
+    """
+    chunks = stretch.chunks
+    content = bytearray(chunks.element_bytes + chunks.other_bytes)
+    room = np.frombuffer(content, np.uint8)
+    elements = ChunkedElements(chunks, room[: chunks.element_bytes])
+    filters = Filters(chunks.shuffle, chunks.level, chunks.fletcher32)
+    numbers = (number for _, first, count in chunks.runs for number in range(first, first + count))
+    for number, begin, size in zip(numbers, stretch.begins, stretch.sizes, strict=True):
+        stored = data[begin : begin + size]
+        try:
+            elements.put(number, unfiltered(stored, filters, chunks.chunk_bytes))
+        except (FormatError, zlib.error):
+            return None
+        if elements.stored(number) != stored:
+            return None
+    at = chunks.element_bytes
+    for begin, end in stretch.gaps:
+        content[at : at + end - begin] = data[begin:end]
+        at += end - begin
+    return content

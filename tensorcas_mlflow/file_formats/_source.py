@@ -11,6 +11,8 @@ import contextlib
 import mmap
 import os
 import stat
+import sys
+import tempfile
 import weakref
 import zlib
 from abc import ABC, abstractmethod
@@ -29,7 +31,7 @@ from tensorcas_mlflow.errors import (
     MalformedFileError,
     NewerFormatError,
 )
-from tensorcas_mlflow.file_formats._tape import UNREADABLE
+from tensorcas_mlflow.file_formats._tape import UNREADABLE, Tape
 
 _MISSING = (FileNotFoundError, NotADirectoryError)
 _LENGTH_BYTES = 8
@@ -339,6 +341,35 @@ class SourceStream:
             self._source.read_into(self._at, buffer[:n_bytes])
         self._at += n_bytes
         return n_bytes
+
+
+def spool(tape: Tape) -> ByteSource:
+    """Copy what is left of a tape into a temporary file without a name, from which the tape goes on.
+
+    Raises:
+        FormatError: The file cannot be written; the tape has all bytes.
+        Exception: Any error of the tape's source.
+    """
+    opened: list[LocalFile] = []
+
+    def reopen() -> SourceStream:
+        opened.append(LocalFile(file.name))
+        return SourceStream(opened[0])
+
+    try:
+        file = tempfile.NamedTemporaryFile(buffering=0)  # noqa: SIM115 - errors of its block are others
+    except OSError as error:
+        raise FormatError(f"it cannot be copied: {error}") from error
+
+    def write(block: memoryview) -> int:
+        try:
+            return file.write(block) or 0
+        except OSError as error:
+            raise FormatError(f"it cannot be copied: {error}") from error
+
+    with file:
+        tape.divert(write, reopen, sys.maxsize)
+    return opened[0]
 
 
 def file_in(folder: Path, name: str) -> Path:

@@ -108,6 +108,26 @@ class Tape:
         self.position += len(taken)
         return taken
 
+    def divert(self, write: Callable[[memoryview], int], reopen: Callable[[], Readable], n_bytes: int) -> None:
+        """Write the next bytes elsewhere without taking them, and go on with what has been written.
+
+        Args:
+            write: Writes bytes; returns how many it has written.
+            reopen: Opens what has been written.
+            n_bytes: Number of bytes; there may be fewer.
+
+        Raises:
+            Exception: Any error of the source, or of ``write``; no byte is lost.
+        """
+        try:
+            while n_bytes > 0 and (block := self.peek(min(n_bytes, self._block_bytes))):
+                n_written = write(block)
+                self._buffer = self._buffer[n_written:]
+                n_bytes -= n_written
+        finally:
+            self._source = _Joined([reopen(), io.BytesIO(self._buffer), self._source])
+            self._buffer, self._is_over = memoryview(b""), False
+
     def is_at_end(self) -> bool:
         """Tell whether no byte is left."""
         return len(self.peek(1)) == 0
@@ -135,6 +155,20 @@ class Tape:
                 self._failure = error
                 raise
         raise self._failure
+
+
+class _Joined:
+    """Sources one after the other."""
+
+    def __init__(self, sources: list[Readable]) -> None:
+        self._sources = sources
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        while self._sources:
+            if n_bytes := self._sources[0].readinto(buffer):
+                return n_bytes
+            del self._sources[0]
+        return 0
 
 
 class SkippingTape(Tape):
@@ -184,6 +218,9 @@ class TapePart(Tape):
 
     def take(self, n_bytes: int) -> memoryview:
         return self._outer.take(min(n_bytes, max(0, self.n_left)))
+
+    def divert(self, write: Callable[[memoryview], int], reopen: Callable[[], Readable], n_bytes: int) -> None:
+        self._outer.divert(write, reopen, min(n_bytes, max(0, self.n_left)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
