@@ -21,7 +21,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack, cast
 
 import mlflow
 import numpy as np
@@ -57,13 +57,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tensorcas_mlflow.adapter import SKELETON, Array, adapter_named, take_apart
 from tensorcas_mlflow.base.dtypes import parse_dtype
-from tensorcas_mlflow.base.tensors import Spec
+from tensorcas_mlflow.base.tensors import Spec, group_by_bytes
 from tensorcas_mlflow.errors import AdapterError, FormatError
 from tensorcas_mlflow.integration.checkpoints import (
     CheckpointInfo,
-    Keep,
+    SaveOptions,
     ShardedStep,
     ShardPlace,
+    check_options,
     find_whole_step,
     open_whole_step,
     pickle_forbidden_by,
@@ -93,16 +94,6 @@ T = TypeVar("T")
 
 _GROUP_BYTES = 512 << 20
 """Bytes of tensors of other devices that are copied to this machine's memory at a time."""
-
-
-class _WantedSave(TypedDict):
-    step: int
-    name: str
-    run_id: str | Run | None
-    overwrite: bool
-    keep: Keep | None
-    log_metrics: bool | None
-    policy: str | None
 
 
 class _Written(NamedTuple):
@@ -138,48 +129,28 @@ class TensorCasStorageWriter(StorageWriter):
     One writer saves one step; it may be used again for the same step. All ranks pass equal arguments.
     """
 
-    def __init__(
-        self,
-        *,
-        step: int,
-        name: str = DEFAULT_NAME,
-        run_id: str | Run | None = None,
-        overwrite: bool = False,
-        keep: Keep | None = None,
-        log_metrics: bool | None = None,
-        policy: str | None = None,
-    ) -> None:
+    def __init__(self, *, step: int, **options: Unpack[SaveOptions]) -> None:
         """Describe the step; nothing is written or looked up yet.
 
         Args:
             step: Any whole number of 64 bits.
-            name: The series of checkpoints in the run.
-            run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. Only the coordinator, rank 0 by
-                default, looks for it. By default the run that is active now, else a new one.
-            overwrite: Replace a checkpoint of this step, atomically.
-            keep: As for `log_checkpoint`.
-            log_metrics: As for `log_checkpoint`.
-            policy: As for `log_checkpoint`.
+            options: ``name``, ``run_id``, ``overwrite``, ``keep``, ``log_metrics`` and ``policy``, as for
+                `log_checkpoint`. Only the coordinator, rank 0 by default, looks for the run. By default it is the run
+                that is active now, else a new one.
 
         Raises:
+            TypeError: There is no option of a name.
             ValueError: There is no such policy.
         """
-        Policy.of(policy)
-        if run_id is None:
+        check_options(options)
+        active = mlflow.active_run()
+        if options.get("run_id") is None and active is not None:
             # A thread or a process that saves in the background does not see the active run.
-            active = mlflow.active_run()
-            run_id = None if active is None else active.info.run_id
+            options["run_id"] = active.info.run_id
         self.info: CheckpointInfo | None = None
         """On the coordinator, the result of the last save."""
-        self._wanted = _WantedSave(
-            step=step,
-            name=name,
-            run_id=run_id,
-            overwrite=overwrite,
-            keep=keep,
-            log_metrics=log_metrics,
-            policy=policy,
-        )
+        self._wanted_step = step
+        self._options = options
         self._step: ShardedStep | None = None
         self._rank = 0
         self._open: tuple[Store, list[str]] | None = None
@@ -214,7 +185,7 @@ class TensorCasStorageWriter(StorageWriter):
         """Find the step, on the coordinator."""
         self._rank = int(kwargs.get("rank", 0))
         if is_coordinator:
-            self._step = ShardedStep(**self._wanted)
+            self._step = ShardedStep(step=self._wanted_step, **self._options)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan."""
@@ -406,12 +377,6 @@ _READ_BYTES = 1 << 16
 """A row of at most this size is read with the structure: it may be no tensor of the state."""
 
 
-class _WantedLoad(TypedDict):
-    step: int | None
-    name: str
-    run_id: str | Run | None
-
-
 class TensorCasStorageReader(StorageReader):
     """Reader for `torch.distributed.checkpoint.load`: fills the tensors of any mesh from a step of a run.
 
@@ -432,7 +397,7 @@ class TensorCasStorageReader(StorageReader):
             name: The series of checkpoints in the run.
             run_id: The run: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the active run of each rank.
         """
-        self._wanted = _WantedLoad(step=step, name=name, run_id=run_id)
+        self._open = partial(open_whole_step, run_id, step=step, name=name)
         self._reader: CheckpointReader | None = None
         self._rows: dict[str, str] = {}
         """Row of each tensor, by the tensor's name in plans."""
@@ -462,7 +427,7 @@ class TensorCasStorageReader(StorageReader):
             AdapterError: The step holds a whole model, and no state.
             CorruptChunkError: A chunk is damaged.
         """
-        metadata, self._reader = open_whole_step(**self._wanted, take=self._take)
+        metadata, self._reader = self._open(take=self._take)
         assert isinstance(metadata, Metadata)
         return metadata
 
@@ -517,7 +482,9 @@ class TensorCasStorageReader(StorageReader):
                 continue
             box = tuple(slice(at, at + side) for at, side in zip(item.storage_offsets, item.lengths, strict=True))
             parts.append((item, row, box))
-        for group in _grouped(parts, lambda part: math.prod(part[0].lengths) * self._itemsize(part[1])):
+        for group in group_by_bytes(
+            parts, lambda part: math.prod(part[0].lengths) * self._itemsize(part[1]), _READ_GROUP_BYTES
+        ):
             found = self._reader.slices([(row, box) for _, row, box in group])
             for (item, _, _), tensor in zip(group, found, strict=True):
                 _fill(planner, item, tensor)
@@ -553,7 +520,8 @@ class TensorCasStorageReader(StorageReader):
         for item, target in filled:
             torch.autograd.graph.increment_version(target)
             planner.commit_tensor(item, target)
-        for rows in _grouped((row for row in items if row not in outs), lambda row: reader.spec(row).n_bytes):
+        others = (row for row in items if row not in outs)
+        for rows in group_by_bytes(others, lambda row: reader.spec(row).n_bytes, _READ_GROUP_BYTES):
             for row, tensor in reader.tensors(rows).items():
                 for item in items[row]:
                     _fill(planner, item, tensor)
@@ -561,21 +529,6 @@ class TensorCasStorageReader(StorageReader):
     def _itemsize(self, row: str) -> int:
         assert self._reader is not None
         return int(self._reader.spec(row).numpy_dtype.itemsize)
-
-
-def _grouped(items: Iterable[T], bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield items in groups to read together, of some bytes each."""
-    group: list[T] = []
-    n_bytes = 0
-    for item in items:
-        size = bytes_of(item)
-        if group and n_bytes + size > _READ_GROUP_BYTES:
-            yield group
-            group, n_bytes = [], 0
-        group.append(item)
-        n_bytes += size
-    if group:
-        yield group
 
 
 def _fill(planner: LoadPlanner, item: ReadItem, tensor: torch.Tensor) -> None:
@@ -694,17 +647,7 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def log_state(
-    state: Any,
-    *,
-    step: int,
-    name: str,
-    run_id: str | Run | None,
-    overwrite: bool,
-    keep: Keep | None,
-    log_metrics: bool | None,
-    policy: str | None,
-) -> CheckpointInfo:
+def log_state(state: Any, *, step: int, **options: Unpack[SaveOptions]) -> CheckpointInfo:
     """Save a live state from all ranks of the default process group: the part of `log_checkpoint` for spread states.
 
     Modules and optimizers become their state dicts. The entries of an optimizer are named by the parameters of the
@@ -721,15 +664,7 @@ def log_state(
         CheckpointExistsError: The step is there and ``overwrite`` is False.
         Exception: A rank failed; nothing was saved. All ranks raise the error of the first of those that failed.
     """
-    writer = TensorCasStorageWriter(
-        step=step,
-        name=name,
-        run_id=run_id,
-        overwrite=overwrite,
-        keep=keep,
-        log_metrics=log_metrics,
-        policy=policy,
-    )
+    writer = TensorCasStorageWriter(step=step, **options)
     with _own_errors():
         save(_plain(state, _modules_of(state)), storage_writer=writer)
     info = _from_first(lambda: writer.info)

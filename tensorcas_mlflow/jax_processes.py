@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from tensorcas_mlflow.base.tensors import Spec, bytes_of
 from tensorcas_mlflow.errors import AdapterError
 from tensorcas_mlflow.integration.checkpoints import (
     CheckpointInfo,
-    Keep,
+    SaveOptions,
     ShardedStep,
     ShardPlace,
     find_whole_step,
@@ -53,17 +53,7 @@ class _Stored:
     n_stored_bytes: int = 0
 
 
-def log_state(
-    state: Any,
-    *,
-    step: int,
-    name: str,
-    run_id: str | Run | None,
-    overwrite: bool,
-    keep: Keep | None,
-    log_metrics: bool | None,
-    policy: str | None,
-) -> CheckpointInfo:
+def log_state(state: Any, *, step: int, **options: Unpack[SaveOptions]) -> CheckpointInfo:
     """Save a state from all processes: the part of `log_checkpoint` for arrays over several processes.
 
     Args:
@@ -86,17 +76,7 @@ def log_state(
     def begin() -> ShardPlace | None:
         if not is_first:
             return None
-        begun.append(
-            ShardedStep(
-                step=step,
-                name=name,
-                run_id=run_id,
-                overwrite=overwrite,
-                keep=keep,
-                log_metrics=log_metrics,
-                policy=policy,
-            )
-        )
+        begun.append(ShardedStep(step=step, **options))
         return begun[0].place()
 
     place = _agree(begin)[0]

@@ -19,7 +19,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import jax
 import mlflow
@@ -32,17 +32,13 @@ from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.errors import MalformedFileError
 from tensorcas_mlflow.integration.checkpoints import (
     CheckpointInfo,
-    Keep,
+    SaveOptions,
+    check_options,
     load_checkpoint,
     log_checkpoint,
     open_checkpoint,
 )
 from tensorcas_mlflow.jax_processes import log_state
-from tensorcas_mlflow.layout import DEFAULT_NAME
-from tensorcas_mlflow.store import Policy
-
-if TYPE_CHECKING:
-    from mlflow.entities import Run
 
 __all__ = ["TensorCasHandler", "TensorCasRestore", "TensorCasSave"]
 
@@ -71,40 +67,24 @@ class TensorCasHandler(AsyncCheckpointHandler):  # type: ignore[misc]
     make the calls, a save stores the shards of each process before it returns.
     """
 
-    def __init__(
-        self,
-        *,
-        run_id: str | Run | None = None,
-        name: str = DEFAULT_NAME,
-        overwrite: bool = False,
-        keep: Keep | None = None,
-        log_metrics: bool | None = None,
-        policy: str | None = None,
-    ) -> None:
+    def __init__(self, **options: Unpack[SaveOptions]) -> None:
         """Describe the series; nothing is written or looked up yet.
 
         Args:
-            run_id: The run to save to: its id, ``runs:/<id>`` or a `mlflow.entities.Run`. By default the run that is
-                active now, or at the save. A restore does not need it.
-            name: The series of checkpoints in the run. Two items of one manager need two series.
-            overwrite: Replace a checkpoint of the same step, such as one left by a save that failed.
-            keep: As for `log_checkpoint`.
-            log_metrics: As for `log_checkpoint`.
-            policy: As for `log_checkpoint`.
+            options: ``run_id``, ``name``, ``overwrite``, ``keep``, ``log_metrics`` and ``policy``, as for
+                `log_checkpoint`. By default the run is the one that is active now, or at the save; a restore does not
+                need it. Two items of one manager need two names. ``overwrite`` replaces a step that a failed save has
+                left, too.
 
         Raises:
+            TypeError: There is no option of a name.
             ValueError: There is no such policy.
         """
-        Policy.of(policy)
-        active = mlflow.active_run() if run_id is None else None
-        self._run_id = active.info.run_id if active is not None else run_id
-        self._options: dict[str, Any] = {
-            "name": name,
-            "overwrite": overwrite,
-            "keep": keep,
-            "log_metrics": log_metrics,
-            "policy": policy,
-        }
+        check_options(options)
+        active = mlflow.active_run()
+        if options.get("run_id") is None and active is not None:
+            options["run_id"] = active.info.run_id
+        self._options = options
         self.info: CheckpointInfo | None = None
         """The result of the last save; its figures are final once Orbax has finished the save."""
 
@@ -122,18 +102,14 @@ class TensorCasHandler(AsyncCheckpointHandler):  # type: ignore[misc]
         return [*self._begin(directory, _saved_args(item, args), blocking=False)]
 
     def _begin(self, directory: Any, args: TensorCasSave, *, blocking: bool) -> list[_Saved]:
-        step = _step_of(directory) if args.step is None else args.step
-        run_id = self._run_id
+        step, options = _step_of(directory) if args.step is None else args.step, self._options
         if jax.process_count() > 1:
-            self.info = log_state(args.item, step=step, run_id=run_id, **self._options)
+            self.info = log_state(args.item, step=step, **options)
             return [_Saved(directory, self, self.info, _shardings(args.item))] if jax.process_index() == 0 else []
-        if run_id is None:
-            active = mlflow.active_run()
-            if active is None:
-                raise ValueError("there is no active run to save to: pass TensorCasHandler(run_id=...), or start a run")
-            run_id = active.info.run_id
+        if options.get("run_id") is None and mlflow.active_run() is None:
+            raise ValueError("there is no active run to save to: pass TensorCasHandler(run_id=...), or start a run")
         shardings = _shardings(args.item)
-        self.info = log_checkpoint(args.item, step=step, run_id=run_id, blocking=blocking, **self._options)
+        self.info = log_checkpoint(args.item, step=step, blocking=blocking, **options)
         return [_Saved(directory, self, self.info, shardings)]
 
     def restore(self, directory: Any, item: Any = None, args: TensorCasRestore | None = None) -> Any:

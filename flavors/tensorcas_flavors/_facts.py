@@ -76,6 +76,8 @@ _MAX_SECTIONS = 64
 """An object with more attributes or items has no digest of each."""
 _ATOMS = frozenset((type(None), bool, int, float, str, bytes))
 _PLAIN_KINDS = frozenset((LIST, DICT, SET, FROZENSET, BYTEARRAY))
+_TUPLE = "tuple"
+_LIVE_KINDS: dict[Any, str] = {list: LIST, dict: DICT, set: SET, frozenset: FROZENSET, tuple: _TUPLE}
 _COLLECTIONS = frozenset((deque, OrderedDict, defaultdict))
 _MAKES_CLASS = frozenset(
     ("cloudpickle.cloudpickle:_make_skeleton_class", "cloudpickle.cloudpickle:_make_skeleton_enum")
@@ -227,34 +229,25 @@ class Encoder:
         return known
 
     def _container(self, part: Any, depth: int) -> tuple[Any, int]:
-        kind = type(part)
-        if kind is PickleNode:
-            return self._node(part, depth)
-        if kind is tuple:
-            return self._all("t", part, depth)
-        if kind is list:
-            return self._all(None, part, depth)
-        if kind is dict:
-            return self._all("d", [each for pair in part.items() for each in pair], depth)
-        if kind is set or kind is frozenset:
-            return self._set("s" if kind is set else "z", list(part), depth)
-        reference = part.value if is_value(part) else take_value(part) if is_taken(kind) else None
+        kind = _LIVE_KINDS.get(type(part), "")
+        elements: Any = part
+        pairs: Any = part.items() if kind == DICT else ()
+        if type(part) is PickleNode:
+            if part.is_shared:
+                raise NotPlainError
+            kind, elements, pairs = part.kind, part.elements, part.pairs
+        if kind in (LIST, _TUPLE):
+            return self._all(None if kind == LIST else "t", elements, depth)
+        if kind == DICT:
+            return self._all("d", [each for pair in pairs for each in pair], depth)
+        if kind in (SET, FROZENSET):
+            return self._set("s" if kind == SET else "z", list(elements), depth)
+        if kind == BYTEARRAY:
+            return {"y": base64.b64encode(elements[0]).decode()}, 1
+        reference = part.value if is_value(part) else take_value(part) if is_taken(type(part)) else None
         if reference is None:
             raise NotPlainError
         return self._all("v", reference[1:], depth)
-
-    def _node(self, node: PickleNode, depth: int) -> tuple[Any, int]:
-        if node.is_shared:
-            raise NotPlainError
-        if node.kind == LIST:
-            return self._all(None, node.elements, depth)
-        if node.kind == DICT:
-            return self._all("d", [each for pair in node.pairs for each in pair], depth)
-        if node.kind == BYTEARRAY:
-            return {"y": base64.b64encode(node.elements[0]).decode()}, 1
-        if node.kind in (SET, FROZENSET):
-            return self._set("s" if node.kind == SET else "z", node.elements, depth)
-        raise NotPlainError
 
     def _set(self, word: str, elements: list[Any], depth: int) -> tuple[Any, int]:
         # The order in which a set is walked differs from process to process.

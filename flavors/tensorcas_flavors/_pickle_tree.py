@@ -1,7 +1,7 @@
 """Tree of a pickle, read without importing or calling anything that the pickle names.
 
-`_facts` reads pickles that this process has just made, to describe an object independently of memory addresses. This
-reader is not made for pickles of others.
+`_facts` reads pickles that this process has just made, to describe an object independently of memory addresses. Of
+other pickles the reader tells the code that they name.
 
 Numbers, texts, bytes and tuples stand for themselves. All else is a `PickleNode`, a `Named` or a `ReferenceNode`.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import io
 import pickle
+from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
-from tensorcas_flavors._pickling import MAGIC
+from tensorcas_flavors._pickling import MAGIC, is_pickle
 from tensorcas_mlflow.adapter import Array
 
 LIST, DICT, SET, FROZENSET, BYTEARRAY, BUFFER = "list", "dict", "set", "frozenset", "bytearray", "buffer"
@@ -72,6 +73,20 @@ def read_pickle_tree(skeleton: Array) -> PickleTree:
     """Read the tree of a skeleton that this process has made."""
     reader = _PickleReader(io.BytesIO(skeleton[len(MAGIC) :].tobytes()))
     return PickleTree(reader.load(), reader.names, reader.shared_tuples)
+
+
+def named_modules(skeleton: Array) -> set[str]:
+    """List the top-level modules whose classes and functions a skeleton's pickle names. Nothing is unpickled.
+
+    Of a damaged pickle, modules after the damage are missing. A pickle made to mislead may name others.
+    """
+    if not is_pickle(skeleton):
+        return set()
+    reader = _PickleReader(io.BytesIO(skeleton[len(MAGIC) :].tobytes()))
+    with suppress(Exception):
+        reader.load()
+    modules = {name.partition(":")[0].partition(".")[0] for name in reader.names}
+    return {module for module in modules if module.isidentifier()}
 
 
 _PYTHONS: Any = vars(pickle)["_Unpickler"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import pickletools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -279,45 +278,6 @@ OF_ARRAYS = {
 def _reduce_ordered_dict(part: OrderedDict[Any, Any]) -> tuple[Any, ...]:
     # The result of its own method, which first searches a class without slots for slots. A module holds eight of them.
     return OrderedDict, (), vars(part) or None, None, iter(part.items())
-
-
-_MEMOIZING = frozenset(["BINPUT", "LONG_BINPUT", "MEMOIZE"])
-_GETTING = frozenset(["BINGET", "LONG_BINGET"])
-
-
-def named_modules(skeleton: Array) -> set[str]:
-    """List the top-level modules whose classes and functions a skeleton's pickle names. Nothing is unpickled.
-
-    Of a damaged pickle, modules after the damage are missing. A pickle made to mislead may name others.
-    """
-    if not is_pickle(skeleton):
-        return set()
-    modules: set[str] = set()
-    memo: dict[Any, str] = {}
-    pushed = ["", ""]  # the last two texts pushed, which STACK_GLOBAL takes
-    n_memoized = 0
-    last = ""
-    try:
-        for opcode, argument, _ in pickletools.genops(skeleton[len(MAGIC) :].tobytes()):
-            name = opcode.name
-            if name in _MEMOIZING:
-                memo[n_memoized if name == "MEMOIZE" else argument] = last
-                n_memoized += 1
-                continue
-            last = ""
-            if "UNICODE" in name:
-                last = str(argument)
-            elif name in _GETTING:
-                last = memo.get(argument, "")
-            elif name == "STACK_GLOBAL":
-                modules.add(pushed[0].partition(".")[0])
-            elif name == "GLOBAL":
-                modules.add(str(argument).split(" ")[0].partition(".")[0])
-            if last:
-                pushed = [pushed[1], last]
-    except ValueError:
-        pass
-    return {module for module in modules if module.isidentifier()}
 
 
 def pinned_packages(modules: Set[str], *, but: Set[str] = frozenset()) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import shake_256
+from math import isqrt
 
 import numpy as np
 
@@ -38,6 +39,32 @@ def opaque_sizes(chunk_bytes: int) -> tuple[int, int, int]:
     """
     least = chunk_bytes // 2
     return least, least + chunk_bytes // 8, chunk_bytes
+
+
+def group_ends(part_ends: Sequence[int], row_bytes: int, *, least: int = 4096, growth: int = 180) -> list[int]:
+    """Group consecutive parts of a growing tensor into chunks, from its start, so that growth moves no boundary.
+
+    A chunk costs every later manifest its digest, and rewriting the last, ragged group costs half its bytes,
+    compressed. With n bytes stored, groups of sqrt(64 / ratio * n) bytes cost least.
+
+    Args:
+        part_ends: One past the last row of each part, ascending.
+        row_bytes: Bytes of a row.
+        least: Bytes of a group at the start of the tensor; less for rows that hardly compress.
+        growth: 64, divided by the ratio to which such groups compress.
+
+    Returns:
+        One past the last row of each group. A group holds one part at least.
+    """
+    groups = []
+    start = 0
+    for end in part_ends:
+        if (end - start) * row_bytes >= max(least, isqrt(growth * start * row_bytes)):
+            groups.append(end)
+            start = end
+    if part_ends and start != part_ends[-1]:
+        groups.append(part_ends[-1])
+    return groups
 
 
 def content_cuts(data: Array) -> list[int]:

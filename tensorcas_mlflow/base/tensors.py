@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,23 @@ MAX_TENSOR_BYTES = 1 << 56
 NOT_IN_NAMES = "\0\n\r"
 ALIGNMENT = 64
 """Alignment of arrays in memory, in bytes, as in frameworks."""
+
+T = TypeVar("T")
+
+
+def group_by_bytes(items: Iterable[T], bytes_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Yield consecutive items in groups of at most ``most`` bytes; a larger item is a group alone."""
+    group: list[T] = []
+    n_bytes = 0
+    for item in items:
+        size = bytes_of(item)
+        if group and n_bytes + size > most:
+            yield group
+            group, n_bytes = [], 0
+        group.append(item)
+        n_bytes += size
+    if group:
+        yield group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

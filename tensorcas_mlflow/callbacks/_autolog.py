@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -25,30 +25,32 @@ from mlflow.utils.autologging_utils.safety import revert_patches
 from mlflow.utils.import_hooks import register_post_import_hook
 from mlflow.utils.mlflow_tags import MLFLOW_AUTOLOGGING
 
-from tensorcas_mlflow.callbacks._common import QuietRecorder, known_policy, logger, positive
+from tensorcas_mlflow.callbacks._common import CallbackOptions, QuietRecorder, known_policy, logger, positive
 from tensorcas_mlflow.integration.checkpoints import Keep
 from tensorcas_mlflow.integration.models import log_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of a training function, with our callback in it."""
+    """A call of a training function."""
 
+    recorder: QuietRecorder
+    every_n_steps: int | None
+    original: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    is_main: bool
+    is_main: bool = False
     """True if this process logs the checkpoints."""
-    has_run: bool
+    has_run: bool = False
     """True if the framework's own logger brings a run."""
-    trained: Callable[[Any], Any] | None
+    trained: Callable[[Any], Any] | None = None
     """A function from the call's return value to the trained model; None if the model is not to be logged."""
-    undo: Callable[[], None]
+    undo: Callable[[], None] = lambda: None
     """Removes the callback again."""
 
 
-Prepare = Callable[..., Call | None]
-"""``prepare(recorder, every_n_steps, original, args, kwargs)`` adds our callback, with ``recorder``, to a call of
-``original``. It returns None if the call has one of ours already."""
+Prepare = Callable[[Call], Call | None]
+"""Function that adds our callback, with the recorder, to a call; None if the call has one of ours already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,28 +63,20 @@ class Wrapped:
     """Function from the module to its training functions: the owner of each, its name there, and its `Prepare`."""
 
 
-def _prepare_lightning(
-    package: str,
-    recorder: QuietRecorder,
-    every_n_steps: int | None,
-    original: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Call | None:
+def _prepare_lightning(package: str, call: Call) -> Call | None:
     from tensorcas_mlflow.callbacks._lightning import CheckpointHooks, logger_run
 
-    trainer = args[0]
+    trainer = call.args[0]
     if any(isinstance(known, CheckpointHooks) for known in trainer.callbacks):
         return None
     framework = importlib.import_module(f"tensorcas_mlflow.callbacks.{package}")
-    callback = framework.TensorCasCheckpoint(every_n_train_steps=every_n_steps)
-    callback.recorder = recorder
+    callback = framework.TensorCasCheckpoint(every_n_train_steps=call.every_n_steps)
+    callback.recorder = call.recorder
     is_main = trainer.is_global_zero
     has_run = is_main and logger_run(trainer) is not None
     trainer.callbacks.append(callback)
-    return Call(
-        args=args,
-        kwargs=kwargs,
+    return replace(
+        call,
         is_main=is_main,
         has_run=has_run,
         trained=lambda _: trainer.lightning_module,
@@ -90,28 +84,21 @@ def _prepare_lightning(
     )
 
 
-def _prepare_transformers(
-    recorder: QuietRecorder,
-    every_n_steps: int | None,
-    original: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Call | None:
+def _prepare_transformers(call: Call) -> Call | None:
     from transformers.integrations.integration_utils import MLflowCallback
 
     from tensorcas_mlflow.callbacks.transformers import TensorCasCallback
 
-    trainer = args[0]
+    trainer = call.args[0]
     callbacks = trainer.callback_handler.callbacks
     if any(isinstance(known, TensorCasCallback) for known in callbacks):
         return None
-    callback = TensorCasCallback(every_n_steps=every_n_steps)
-    callback.recorder = recorder
+    callback = TensorCasCallback(every_n_steps=call.every_n_steps)
+    callback.recorder = call.recorder
     has_run = any(isinstance(known, MLflowCallback) for known in callbacks)
     callbacks.append(callback)
-    return Call(
-        args=args,
-        kwargs=kwargs,
+    return replace(
+        call,
         is_main=trainer.is_world_process_zero(),
         has_run=has_run,
         trained=lambda _: trainer.model,
@@ -122,29 +109,21 @@ def _prepare_transformers(
 _recorder_of_fit: ContextVar[QuietRecorder | None] = ContextVar("_recorder_of_fit", default=None)
 
 
-def _prepare_xgboost_fit(
-    recorder: QuietRecorder,
-    every_n_steps: int | None,
-    original: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Call | None:
+def _prepare_xgboost_fit(call: Call) -> Call | None:
     import xgboost
 
     from tensorcas_mlflow.callbacks.xgboost import TensorCasCallback
 
     # The second one's `fit` calls the `fit` of its base class.
-    if not args or _recorder_of_fit.get() is not None or _is_part_of_something_larger(args[0]):
+    if not call.args or _recorder_of_fit.get() is not None or _is_part_of_something_larger(call.args[0]):
         return None
-    if any(isinstance(known, TensorCasCallback) for known in getattr(args[0], "callbacks", None) or ()):
+    if any(isinstance(known, TensorCasCallback) for known in getattr(call.args[0], "callbacks", None) or ()):
         return None
     # The callback goes into the call of `train` inside `fit`, not into the estimator's parameters.
-    token = _recorder_of_fit.set(recorder)
-    return Call(
-        args=args,
-        kwargs=kwargs,
+    token = _recorder_of_fit.set(call.recorder)
+    return replace(
+        call,
         is_main=xgboost.collective.get_rank() == 0,
-        has_run=False,
         trained=lambda fitted: fitted,
         undo=lambda: _recorder_of_fit.reset(token),
     )
@@ -179,37 +158,29 @@ def _fits_of_xgboost(module: Any) -> list[tuple[Any, str, Prepare]]:
     ]
 
 
-def _prepare_xgboost_train(
-    recorder: QuietRecorder,
-    every_n_steps: int | None,
-    original: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    is_of_fit: bool,
-) -> Call | None:
+def _prepare_xgboost_train(call: Call, *, is_of_fit: bool) -> Call | None:
     import xgboost
 
     from tensorcas_mlflow.callbacks.xgboost import TensorCasCallback
 
     # XGBoost may be given its callbacks by position. A wrong call is left as it is, for XGBoost to refuse.
-    named = dict(zip(inspect.signature(original).parameters, args, strict=False))
-    if len(named) < len(args) or named.keys() & kwargs.keys():
+    named = dict(zip(inspect.signature(call.original).parameters, call.args, strict=False))
+    if len(named) < len(call.args) or named.keys() & call.kwargs.keys():
         return None
-    named.update(kwargs)
+    named.update(call.kwargs)
     callbacks = list(named.get("callbacks") or ())
     if any(isinstance(known, TensorCasCallback) for known in callbacks):
         return None
-    callback = TensorCasCallback(every_n_rounds=every_n_steps or 10)
+    callback = TensorCasCallback(every_n_rounds=call.every_n_steps or 10)
     recorder_of_fit = _recorder_of_fit.get() if is_of_fit else None
-    callback.recorder = recorder_of_fit or recorder
-    return Call(
+    callback.recorder = recorder_of_fit or call.recorder
+    return replace(
+        call,
         args=(),
         kwargs={**named, "callbacks": [*callbacks, callback]},
         is_main=xgboost.collective.get_rank() == 0,
         has_run=recorder_of_fit is not None,
         trained=None if is_of_fit else lambda booster: booster,
-        undo=lambda: None,
     )
 
 
@@ -247,14 +218,10 @@ WRAPPED: Mapping[str, Wrapped] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
     every_n_steps: int | None
-    name: str
-    keep: Keep | None
-    blocking: bool
     log_models: bool
-    log_metrics: bool | None
-    policy: str | None
     exclusive: bool
     silent: bool
+    options: CallbackOptions
 
 
 _settings: _Settings | None = None  # None is off; replaced as a whole
@@ -320,14 +287,10 @@ def autolog(
         return
     _settings = _Settings(
         every_n_steps=every_n_steps,
-        name=name,
-        keep=keep,
-        blocking=blocking,
         log_models=log_models,
-        log_metrics=log_metrics,
-        policy=policy,
         exclusive=exclusive,
         silent=silent,
+        options={"name": name, "keep": keep, "blocking": blocking, "log_metrics": log_metrics, "policy": policy},
     )
     for module_name in WRAPPED:
         register_post_import_hook(_wrap_tensorcas_autolog, module_name)
@@ -360,21 +323,19 @@ def _wrap(flavor: str, owner: Any, attribute: str, prepare: Prepare) -> None:
         settings = _settings
         if settings is None or (settings.exclusive and _is_in_run_of_program()):
             return original(*args, **kwargs)
-        recorder = QuietRecorder(
-            framework=flavor,
-            silent=settings.silent,
-            name=settings.name,
-            keep=settings.keep,
-            blocking=settings.blocking,
-            log_metrics=settings.log_metrics,
-            policy=settings.policy,
-        )
+        recorder = QuietRecorder(framework=flavor, silent=settings.silent, **settings.options)
         call: Call | None = None
         with recorder.guard():
-            call = prepare(recorder, settings.every_n_steps, original, args, kwargs)
-        if call is None:
-            return original(*args, **kwargs)
-        return _train(settings, recorder, original, call)
+            call = prepare(
+                Call(
+                    recorder=recorder,
+                    every_n_steps=settings.every_n_steps,
+                    original=original,
+                    args=args,
+                    kwargs=kwargs,
+                )
+            )
+        return original(*args, **kwargs) if call is None else _train(settings, call)
 
     setattr(owner, attribute, wrapper)
 
@@ -400,13 +361,12 @@ def _is_in_run_of_program() -> bool:
     return active is not None and MLFLOW_AUTOLOGGING not in active.data.tags
 
 
-def _train(settings: _Settings, recorder: QuietRecorder, original: Callable[..., Any], call: Call) -> Any:
-    own_run: str | None = None
-    status = "FAILED"
+def _train(settings: _Settings, call: Call) -> Any:
+    recorder, own_run, status = call.recorder, None, "FAILED"
     try:
         if call.is_main and not call.has_run and mlflow.active_run() is None:
             own_run = _start_run(settings, recorder)
-        result = original(*call.args, **call.kwargs)
+        result = call.original(*call.args, **call.kwargs)
         with recorder.guard():
             if settings.log_models and call.is_main and call.trained is not None:
                 _log_model(call.trained(result), recorder)

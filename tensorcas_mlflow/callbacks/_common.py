@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import mlflow
 from mlflow.tracking import MlflowClient
@@ -50,19 +50,32 @@ def known_policy(name: str | None) -> str | None:
     return None if name is None else Policy.of(name).value
 
 
+class CallbackOptions(TypedDict, total=False):
+    """Options of every callback."""
+
+    name: str
+    """Name of the checkpoints; by default ``checkpoint``."""
+    run_id: str | None
+    """Run to log to. By default it is the run active when a training begins, else the run active at the first
+    checkpoint, else a new run, which ends with the training. The training keeps that run, even after other code has
+    ended it."""
+    keep: Keep | None
+    """A rule for the steps to keep; the others are deleted during the training. None keeps all."""
+    blocking: bool
+    """With False, training continues during the write. An error of a save in the background is raised at the next
+    save, or when training ends. True by default."""
+    overwrite: bool
+    """Replace a step logged before, as when training resumes from an earlier one. By default it is refused."""
+    log_metrics: bool | None
+    """Log storage figures as metrics of the run; None leaves the choice to `log_checkpoint`."""
+    policy: str | None
+    """As for `log_checkpoint`."""
+
+
 class Recorder:
     """Logger for the checkpoints of a training, held by a callback. It can be copied and pickled between trainings.
 
-    Args:
-        name: Name of the checkpoints.
-        run_id: Run for the checkpoints. By default it is the run active when a training begins, else the run active at
-            the first checkpoint, else a new run, which `finish` ends. The training keeps that run, even after other
-            code has ended it.
-        keep: A rule for the steps to keep.
-        blocking: Whether a save is finished when the call returns.
-        overwrite: Whether to replace a step logged before, instead of refusing it.
-        log_metrics: Whether to log storage figures; None leaves the choice to `log_checkpoint`.
-        policy: As for `log_checkpoint`.
+    It takes `CallbackOptions`.
 
     Raises:
         ValueError: There is no such policy.
@@ -217,7 +230,7 @@ class QuietRecorder(Recorder):
 
     may_wait_for_ranks = False  # a rank that gives up would let the others wait
 
-    def __init__(self, *, framework: str, silent: bool = False, **options: Any) -> None:
+    def __init__(self, *, framework: str, silent: bool = False, **options: Unpack[CallbackOptions]) -> None:
         super().__init__(**options)
         self._framework = framework
         self._silent = silent

@@ -7,14 +7,14 @@ This module imports neither package. To take a checkpoint, it replaces the strat
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Unpack
 
 import mlflow
 import torch
 from mlflow.entities import Run
 
-from tensorcas_mlflow.callbacks._common import Recorder, is_spread, positive
-from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
+from tensorcas_mlflow.callbacks._common import CallbackOptions, Recorder, is_spread, positive
+from tensorcas_mlflow.integration.checkpoints import load_checkpoint
 
 
 class CheckpointHooks:
@@ -27,21 +27,14 @@ class CheckpointHooks:
     The run is ``run_id``, else the run of the Trainer's ``MLFlowLogger``, else the active one, else a new one,
     which ends with the training. Under a distributed strategy the process of rank 0 logs. If the strategy spreads
     its checkpoint over the ranks (``ModelParallelStrategy``, and ``FSDPStrategy`` with
-    ``state_dict_type="sharded"``), each rank stores its part, and the call blocks. Errors are raised; with
-    ``blocking=False`` an error of a save in the background is raised at the next save, or when training ends.
+    ``state_dict_type="sharded"``), each rank stores its part, and the call blocks. Errors are raised.
 
     Args:
         every_n_train_steps: Log when ``trainer.global_step`` is a multiple of this.
         every_n_epochs: Log at the end of every n-th epoch, after its validation. With neither: every epoch.
         save_weights_only: Leave out the content needed only to resume.
-        name: Name of the checkpoints.
-        run_id: Run to log to.
-        keep: A rule for the steps to keep; the others are deleted during the training. A metric of the rule may be any
-            that a ``ModelCheckpoint`` could monitor; it is logged at the step.
-        blocking: With False, training continues during the write.
-        overwrite: Replace a step logged before, as when training resumes from an earlier one; otherwise it is refused.
-        log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
-        policy: As for `log_checkpoint`.
+        options: See `CallbackOptions`. A metric of the rule ``keep`` may be any that a ``ModelCheckpoint`` could
+            monitor; it is logged at the step.
 
     Raises:
         ValueError: An interval is less than 1, or there is no such policy.
@@ -56,13 +49,7 @@ class CheckpointHooks:
         every_n_train_steps: int | None = None,
         every_n_epochs: int | None = None,
         save_weights_only: bool = False,
-        name: str = "checkpoint",
-        run_id: str | None = None,
-        keep: Keep | None = None,
-        blocking: bool = True,
-        overwrite: bool = False,
-        log_metrics: bool | None = None,
-        policy: str | None = None,
+        **options: Unpack[CallbackOptions],
     ) -> None:
         super().__init__()
         if every_n_train_steps is None and every_n_epochs is None:
@@ -70,15 +57,7 @@ class CheckpointHooks:
         self.every_n_train_steps = positive(every_n_train_steps, "every_n_train_steps")
         self.every_n_epochs = positive(every_n_epochs, "every_n_epochs")
         self.save_weights_only = save_weights_only
-        self.recorder = Recorder(
-            name=name,
-            run_id=run_id,
-            keep=keep,
-            blocking=blocking,
-            overwrite=overwrite,
-            log_metrics=log_metrics,
-            policy=policy,
-        )
+        self.recorder = Recorder(**options)
         self._last_step = 0  # no step was taken, nothing to log
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

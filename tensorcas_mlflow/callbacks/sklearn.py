@@ -13,14 +13,13 @@ from collections.abc import Generator, Iterable, Mapping
 from inspect import signature
 from itertools import pairwise
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, Unpack
 
 import numpy as np
 from sklearn.base import is_classifier
 from sklearn.utils import gen_batches
 
-from tensorcas_mlflow.callbacks._common import Recorder, positive
-from tensorcas_mlflow.integration.checkpoints import Keep
+from tensorcas_mlflow.callbacks._common import CallbackOptions, Recorder, positive
 
 __all__ = ["fit_with_checkpoints"]
 
@@ -36,13 +35,7 @@ def fit_with_checkpoints(
     parameter: str | None = "n_estimators",
     batch_size: int | None = None,
     fit_params: Mapping[str, Any] | None = None,
-    name: str = "checkpoint",
-    run_id: str | None = None,
-    keep: Keep | None = None,
-    blocking: bool = True,
-    overwrite: bool = False,
-    log_metrics: bool | None = None,
-    policy: str | None = None,
+    **options: Unpack[CallbackOptions],
 ) -> Any:
     """Fit an estimator in stages and log it after each.
 
@@ -66,13 +59,7 @@ def fit_with_checkpoints(
         parameter: The growing parameter of the estimator; None for ``partial_fit``.
         batch_size: Rows of one call of ``partial_fit``; None passes them all at once.
         fit_params: Further arguments of every ``fit`` or ``partial_fit``. Nothing in them is cut into batches.
-        name: Name of the checkpoints.
-        run_id: Run to log to.
-        keep: A rule for the steps to keep; the others are deleted during the fitting. None keeps all.
-        blocking: With False, fitting continues during the write.
-        overwrite: Replace a step logged before; otherwise it is refused.
-        log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
-        policy: As for `log_checkpoint`.
+        options: See `CallbackOptions`.
 
     Returns:
         The estimator.
@@ -82,15 +69,7 @@ def fit_with_checkpoints(
             there is no such policy.
     """
     stages = _stages(steps)
-    recorder = Recorder(
-        name=name,
-        run_id=run_id,
-        keep=keep,
-        blocking=blocking,
-        overwrite=overwrite,
-        log_metrics=log_metrics,
-        policy=policy,
-    )
+    recorder = Recorder(**options)
     if parameter is None:
         positive(batch_size, "batch_size")
         fits = _passes(estimator, X, y, stages, batch_size, fit_params or {})

@@ -12,15 +12,15 @@ import os
 import random
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 import transformers
 from mlflow.entities import Run
 
-from tensorcas_mlflow.callbacks._common import Recorder, is_spread, positive
-from tensorcas_mlflow.integration.checkpoints import Keep, load_checkpoint
+from tensorcas_mlflow.callbacks._common import CallbackOptions, Recorder, is_spread, positive
+from tensorcas_mlflow.integration.checkpoints import load_checkpoint
 
 __all__ = ["TensorCasCallback", "write_trainer_checkpoint"]
 
@@ -40,23 +40,15 @@ class TensorCasCallback(transformers.TrainerCallback):
     The run is ``run_id``, else the run active when training begins (``MLflowCallback`` starts one), else a new one,
     which ends with the training. In a distributed training the main process logs. If the model is spread over the
     ranks (FSDP, or a model loaded with a ``DistributedConfig``), each rank stores its part, and the call blocks;
-    the checkpoint has the states of the random number generators of all ranks (``rng_of_ranks``). Errors are
-    raised; with ``blocking=False`` an error of a save in the background is raised at the next save, or when
-    training ends.
+    the checkpoint has the states of the random number generators of all ranks (``rng_of_ranks``). Errors are raised.
 
     The scaler of fp16 training and the states of other callbacks between the Trainer's own saves are not logged.
 
     Args:
         every_n_steps: Log when ``state.global_step`` is a multiple of this.
         every_n_epochs: Log at the end of every n-th epoch. With neither: when the Trainer saves.
-        name: Name of the checkpoints.
-        run_id: Run to log to.
-        keep: A rule for the steps to keep; the others are deleted during the training. A metric of the rule may be any
-            logged by the Trainer, such as ``eval_loss``; it is logged at the step.
-        blocking: With False, training continues during the write.
-        overwrite: Replace a step logged before, as when training resumes from an earlier one; otherwise it is refused.
-        log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
-        policy: As for `log_checkpoint`.
+        options: See `CallbackOptions`. A metric of the rule ``keep`` may be any logged by the Trainer, such as
+            ``eval_loss``; it is logged at the step.
 
     Raises:
         ValueError: An interval is less than 1, or there is no such policy.
@@ -67,26 +59,12 @@ class TensorCasCallback(transformers.TrainerCallback):
         *,
         every_n_steps: int | None = None,
         every_n_epochs: int | None = None,
-        name: str = "checkpoint",
-        run_id: str | None = None,
-        keep: Keep | None = None,
-        blocking: bool = True,
-        overwrite: bool = False,
-        log_metrics: bool | None = None,
-        policy: str | None = None,
+        **options: Unpack[CallbackOptions],
     ) -> None:
         super().__init__()
         self.every_n_steps = positive(every_n_steps, "every_n_steps")
         self.every_n_epochs = positive(every_n_epochs, "every_n_epochs")
-        self.recorder = Recorder(
-            name=name,
-            run_id=run_id,
-            keep=keep,
-            blocking=blocking,
-            overwrite=overwrite,
-            log_metrics=log_metrics,
-            policy=policy,
-        )
+        self.recorder = Recorder(**options)
         self._last_step = 0  # no step was taken, nothing to log
         self._is_due = False
         self._is_spread = False

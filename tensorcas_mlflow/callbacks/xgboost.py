@@ -7,12 +7,11 @@ xgboost.train(params, data, 100, xgb_model=booster)  # goes on from there
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import xgboost
 
-from tensorcas_mlflow.callbacks._common import Recorder, positive
-from tensorcas_mlflow.integration.checkpoints import Keep
+from tensorcas_mlflow.callbacks._common import CallbackOptions, Recorder, positive
 
 __all__ = ["TensorCasCallback"]
 
@@ -25,19 +24,12 @@ class TensorCasCallback(xgboost.callback.TrainingCallback):
     booster returned by ``xgboost.train``, unless its number of rounds was logged before.
 
     The run is ``run_id``, else the active one, else a new one, which ends with the training. In a distributed
-    training rank 0 logs. Errors are raised; with ``blocking=False`` an error of a save in the background is raised
-    at the next save, or when training ends.
+    training rank 0 logs. Errors are raised.
 
     Args:
         every_n_rounds: Log when the number of rounds is a multiple of this; None for the end only.
-        name: Name of the checkpoints.
-        run_id: Run to log to.
-        keep: A rule for the steps to keep; the others are deleted during the training. Write a metric in MLflow's form
-            for evaluations, such as ``validation-rmse``; it is logged at the step.
-        blocking: With False, training continues during the write.
-        overwrite: Replace a step logged before, as when the same training is run again; otherwise it is refused.
-        log_metrics: Log storage figures as metrics of the run; None for the default of `log_checkpoint`.
-        policy: As for `log_checkpoint`.
+        options: See `CallbackOptions`. Write a metric of the rule ``keep`` in MLflow's form for evaluations, such as
+            ``validation-rmse``; it is logged at the step.
 
     Raises:
         ValueError: An interval is less than 1, or there is no such policy.
@@ -47,25 +39,11 @@ class TensorCasCallback(xgboost.callback.TrainingCallback):
         self,
         *,
         every_n_rounds: int | None = 10,
-        name: str = "checkpoint",
-        run_id: str | None = None,
-        keep: Keep | None = None,
-        blocking: bool = True,
-        overwrite: bool = False,
-        log_metrics: bool | None = None,
-        policy: str | None = None,
+        **options: Unpack[CallbackOptions],
     ) -> None:
         super().__init__()
         self.every_n_rounds = positive(every_n_rounds, "every_n_rounds")
-        self.recorder = Recorder(
-            name=name,
-            run_id=run_id,
-            keep=keep,
-            blocking=blocking,
-            overwrite=overwrite,
-            log_metrics=log_metrics,
-            policy=policy,
-        )
+        self.recorder = Recorder(**options)
         self._logged: set[int] = set()
         self._has_begun = False
         self._n_rounds_before = 0

@@ -20,6 +20,7 @@ import numpy as np
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.digest import Buffer, digest
+from tensorcas_mlflow.base.tensors import group_by_bytes
 from tensorcas_mlflow.base.threads import Background, Lock
 from tensorcas_mlflow.chunk_io._cache_files import (
     BLOCK_BYTES,
@@ -431,19 +432,8 @@ def _file_bytes(max_bytes: int) -> int:
 
 
 def _batches(extents: Sequence[PutExtent], max_bytes: int) -> Iterator[list[PutExtent]]:
-    most = _file_bytes(max_bytes)
-    batch: list[PutExtent] = []
-    n_bytes = 0
-    for start, data in extents:
-        size = file_bytes([(start, data)])
-        if batch and n_bytes + size > most:
-            yield batch
-            batch, n_bytes = [], 0
-        if memoryview(data).nbytes:
-            batch.append((start, data))
-            n_bytes += size
-    if batch:
-        yield batch
+    filled = (extent for extent in extents if memoryview(extent[1]).nbytes)
+    return group_by_bytes(filled, lambda extent: file_bytes([extent]), _file_bytes(max_bytes))
 
 
 def _make_folder(folder: str) -> None:

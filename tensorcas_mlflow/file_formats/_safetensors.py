@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, Spec
+from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, Spec, group_by_bytes
 from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import (
@@ -371,15 +371,8 @@ def lay_out_safetensors_shards(
     """
     _check_specs(specs)
     texts = _metadata_of(metadata)
-    shards: list[list[Spec]] = [[]]
-    n_bytes = 0
-    for spec in specs:
-        if shards[-1] and n_bytes + spec.n_bytes > shard_bytes:
-            shards.append([])
-            n_bytes = 0
-        shards[-1].append(spec)
-        n_bytes += spec.n_bytes
-    if len(shards) == 1:
+    shards = list(group_by_bytes(specs, lambda spec: spec.n_bytes, shard_bytes))
+    if len(shards) <= 1:
         return [_lay_out_shard("model.safetensors", specs, texts)]
     names = [f"model-{at:05d}-of-{len(shards):05d}.safetensors" for at in range(1, len(shards) + 1)]
     index = {

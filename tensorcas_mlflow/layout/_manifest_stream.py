@@ -1,14 +1,14 @@
 """Reading of our own Arrow streams without pyarrow, whose import takes longer than reading a checkpoint.
 
-`read_own` knows one schema of a manifest and one way to lay it out: those of `_manifest_arrow`. `read_numbers` knows
-those of an index segment. Both check every offset before they read there. They refuse nothing: of any other stream,
-damaged ones among them, they return None, and pyarrow decides.
+`read_own` knows one schema of a manifest and one way to lay it out: those of `_manifest_arrow`. It checks every offset
+before it reads there. It refuses nothing: of any other stream, damaged ones among them, it returns None, and pyarrow
+decides.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +16,8 @@ import numpy as np
 from tensorcas_mlflow.base.digest import DIGEST_BYTES
 from tensorcas_mlflow.base.tensors import RowCuts
 from tensorcas_mlflow.base.texts import Texts
-from tensorcas_mlflow.errors import FormatError
 
 SCHEMA_KEY = b"tensorcas"
-_FILE_MAGIC = b"ARROW1"
-_FILE_HEAD = _FILE_MAGIC + b"\0\0"
 _CONTINUATION = 0xFFFFFFFF
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _VERSION = 4
@@ -66,59 +63,11 @@ def read_own(stream: Any, *, max_rows: int | None = None) -> OwnStream | None:
         body = data[body_at : body_at + body_bytes]
         if len(body) != body_bytes or data[body_at + body_bytes :] not in (b"", _END):
             return None
-        said = _said(schema, _COLUMNS)
+        said = _said(schema)
         _check_columns(schema)
         return _contents(said, batch, body, max_rows)
     except (struct.error, ValueError):
         return None
-
-
-def read_numbers(stream: Any, dtypes: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]] | None:
-    """Read a stream of numbers and bytes of one size, laid out as this release writes it; None for any other.
-
-    Args:
-        stream: The bytes.
-        dtypes: The columns: unsigned numbers, or ``(np.uint8, n)`` for ``n`` bytes a row.
-
-    Returns:
-        The text in its metadata, and its columns.
-    """
-    data = memoryview(stream)
-    columns = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
-    try:
-        schema, at, _ = _message(data, 0, _SCHEMA)
-        batch, body_at, body_bytes = _message(data, at, _RECORD_BATCH)
-        body, rest = data[body_at : body_at + body_bytes], data[body_at + body_bytes :]
-        if len(body) != body_bytes or rest[: len(_END)] not in (b"", _END):
-            return None
-        said = _said(schema, [*columns])
-        for field, (name, dtype) in zip(schema.tables(1), columns.items(), strict=True):
-            _check_field(field, name, _FIXED if dtype.subdtype else _INT, dtype.itemsize, is_signed=False)
-        n = batch.number(0, "<q")
-        if n < 0 or batch.has(3) or batch.has(4):
-            return None
-        nodes, places = batch.pairs(1, len(columns)), batch.pairs(2, 2 * len(columns))
-        validity, buffers = _buffers(body, places[::2]), _buffers(body, places[1::2])
-        if any(node != (n, 0) for node in nodes) or any(map(len, validity)):
-            return None
-        return said, {
-            name: _numbers(buffer, "u1", n * dtype.itemsize).view(dtype.base).reshape(n, *dtype.shape)
-            for (name, dtype), buffer in zip(columns.items(), buffers, strict=True)
-        }
-    except (struct.error, ValueError):
-        return None
-
-
-def stream_in_file(data: Any) -> memoryview:
-    """Return the stream inside an Arrow IPC file; its footer is not needed, and so not trusted.
-
-    Raises:
-        FormatError: It is no such file, or is truncated.
-    """
-    view = memoryview(data)
-    if view[: len(_FILE_HEAD)] != _FILE_HEAD or view[-len(_FILE_MAGIC) :] != _FILE_MAGIC:
-        raise FormatError("it is no Arrow file, or not all of one")
-    return view[len(_FILE_HEAD) :]
 
 
 class _StrangeError(ValueError):
@@ -200,10 +149,10 @@ def _message(data: memoryview, at: int, kind: int) -> tuple[_Table, int, int]:
     return message.table(2), at + 8 + size, body_bytes
 
 
-def _said(schema: _Table, columns: Sequence[Any]) -> bytes:
+def _said(schema: _Table) -> bytes:
     """Check the number of columns of a schema, and return the head in its metadata."""
     fields, metadata = schema.tables(1), schema.tables(2)
-    if schema.number(0, "<h") != 0 or len(fields) != len(columns) or len(metadata) != 1:
+    if schema.number(0, "<h") != 0 or len(fields) != len(_COLUMNS) or len(metadata) != 1:
         raise _StrangeError
     if metadata[0].text(0) != SCHEMA_KEY:
         raise _StrangeError
@@ -222,7 +171,7 @@ def _check_columns(schema: _Table) -> None:
             _check_field(children[0], "item", kind, 8 if kind == _INT else DIGEST_BYTES)
 
 
-def _check_field(field: _Table, name: str, kind: int, n_bytes: int = 0, *, is_signed: bool = True) -> None:
+def _check_field(field: _Table, name: str, kind: int, n_bytes: int = 0) -> None:
     is_known = (
         field.text(0) == name.encode()
         and field.number(1, "<B") == 1
@@ -232,7 +181,7 @@ def _check_field(field: _Table, name: str, kind: int, n_bytes: int = 0, *, is_si
     )
     about = field.table(3)
     if kind == _INT:
-        is_known &= about.number(0, "<i") == 8 * n_bytes and about.number(1, "<B") == is_signed
+        is_known &= about.number(0, "<i") == 8 * n_bytes and about.number(1, "<B") == 1  # signed
     elif kind == _FIXED:
         is_known &= about.number(0, "<i") == n_bytes
     if not is_known:

@@ -1,4 +1,4 @@
-"""The policy of a save, given beside its other options."""
+"""The policy of a save, given beside its other options, and options that do not exist."""
 
 from __future__ import annotations
 
@@ -81,6 +81,12 @@ def fit_a_language_model(**options: Any) -> None:
     transformers.Trainer(model, args, train_dataset=Tokens(), callbacks=[transformers_callback(**options)]).train()
 
 
+def storage_writer(**options: Any) -> Any:
+    from tensorcas_mlflow.distributed import TensorCasStorageWriter
+
+    return TensorCasStorageWriter(step=1, **options)
+
+
 Train = Callable[..., None]
 QUICK = [fit, boost, boost_with_autolog]
 SLOW = [pytest.param(each, marks=pytest.mark.long) for each in (fit_a_module, fit_a_language_model)]
@@ -110,7 +116,16 @@ def test_environment_sets_the_policy_of_a_callback_without_one(tmp_path: Path, m
     assert codecs(tmp_path / "artifacts") <= AS_THEY_ARE_AND_TEXT
 
 
-@pytest.mark.parametrize("make", [XGBoostCallback, lightning_callback, transformers_callback, fit, autolog])
+MAKERS = [XGBoostCallback, lightning_callback, transformers_callback, storage_writer, fit, autolog]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_option_of_an_unknown_name_is_refused_before_any_training(make: Any) -> None:
+    with pytest.raises(TypeError, match="polcy"):
+        make(polcy="fast")
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_policy_that_does_not_exist_is_refused_before_any_training(make: Any) -> None:
     with pytest.raises(ValueError, match="a policy is one of 'fast', 'balanced', 'small', not 'quick'"):
         make(policy="quick")

@@ -19,11 +19,11 @@ import numpy as np
 
 from tensorcas_flavors._facts import facts_of_skeleton, misfit, plan_values, read_tail, stored_facts, with_tail
 from tensorcas_flavors._jax_arrays import on_cpu
+from tensorcas_flavors._pickle_tree import named_modules
 from tensorcas_flavors._pickling import (
     dump_skeleton,
     is_pickle,
     load_skeleton,
-    named_modules,
     pinned_packages,
     try_back,
 )

@@ -27,11 +27,11 @@ from tensorcas_flavors._jax_arrays import (
     take_array,
     take_shards,
 )
+from tensorcas_flavors._pickle_tree import named_modules
 from tensorcas_flavors._pickling import (
     dump_skeleton,
     is_pickle,
     load_skeleton,
-    named_modules,
     pinned_packages,
     try_back,
 )

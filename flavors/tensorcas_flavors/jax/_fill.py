@@ -30,6 +30,7 @@ from tensorcas_flavors.jax._layout import Layout
 from tensorcas_flavors.jax._tree import Leaf, Tree, is_nnx_object, is_variable
 from tensorcas_mlflow.adapter import Array, ReadTensors, StoredTensor
 from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
+from tensorcas_mlflow.base.tensors import group_by_bytes
 
 ReadSlice = Callable[[str, Any], Array]
 _GROUP_BYTES = 64 << 20
@@ -83,7 +84,7 @@ def fill(
         for name in [name for name, live in targets.items() if is_spread(live) and layout.rows[name].kind != KEY]:
             shape = tuple(stored[name].shape)
             leaves[name] = make_spread(name, shape, layout.rows[name], partial(read_slice, name), targets.pop(name))
-    for group in _groups(list(targets), stored):
+    for group in group_by_bytes(targets, lambda name: _n_bytes(stored[name]), _GROUP_BYTES):
         rows = dict(read(group))
         for name in group:
             leaves[name] = make_array(name, rows.pop(name), layout.rows[name], like=targets[name])
@@ -217,18 +218,8 @@ def _check_equal(
         raise misfit(ADAPTER, f"{first!r} and {second!r} are one object in it, and different values are stored")
 
 
-def _groups(names: Sequence[str], stored: Mapping[str, StoredTensor]) -> Iterator[list[str]]:
-    group: list[str] = []
-    n_bytes = 0
-    for name in names:
-        size = math.prod(stored[name].shape) * parse_dtype(stored[name].dtype or "uint8").itemsize
-        if group and n_bytes + size > _GROUP_BYTES:
-            yield group
-            group, n_bytes = [], 0
-        group.append(name)
-        n_bytes += size
-    if group:
-        yield group
+def _n_bytes(spec: StoredTensor) -> int:
+    return math.prod(spec.shape) * parse_dtype(spec.dtype or "uint8").itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tensorcas_flavors._pickling import is_pickle, named_modules, pinned_packages, try_back
+from tensorcas_flavors._pickle_tree import named_modules
+from tensorcas_flavors._pickling import is_pickle, pinned_packages, try_back
 from tensorcas_flavors.pytorch._fill import fill
 from tensorcas_flavors.pytorch._in_place import fill_in_place
 from tensorcas_flavors.pytorch._kept import PlainModule

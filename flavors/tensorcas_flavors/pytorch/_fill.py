@@ -20,6 +20,7 @@ from tensorcas_flavors.pytorch._kinds import is_subclass, misfit, reduction, sha
 from tensorcas_flavors.pytorch._modules import ROOT, ModuleFilling, copy_into, is_expanded, loses, warn_of_rounding
 from tensorcas_flavors.pytorch._objects import (
     attributes_of,
+    bare_name,
     can_take_state,
     generator_state,
     is_live,
@@ -117,7 +118,6 @@ _KEPT = (list, dict, OrderedDict, defaultdict, Counter, set, deque)
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _MUTABLE = (Mapping, list, set, deque, bytearray, np.ndarray)
 _DEVICE = re.compile(r"(?:cpu|cuda|mps|xpu|meta)(?::\d+)?")
-_WRAPPING = frozenset(("module", "_orig_mod"))
 _BATCH_NORMS = frozenset(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"))
 _OF_SCHEDULERS = frozenset(("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"))
 """Keys that a scheduler adds to the groups of an optimizer."""
@@ -411,8 +411,8 @@ class FillPlan:
                 continue
             if not bare:
                 for name, part in live.items():
-                    bare.setdefault(_bare(name), []).append(part)
-            candidates = [found, *bare.get(_bare(facts.path), [])]
+                    bare.setdefault(bare_name(name), []).append(part)
+            candidates = [found, *bare.get(bare_name(facts.path), [])]
             found = next((part for part in candidates if part is not None and _is_of(part, facts.kind)), None)
             if found is not None:
                 self._attributes(found, facts, path)
@@ -425,8 +425,8 @@ class FillPlan:
                 )
         paths = [facts.path for facts in stored]
         others = live.keys() - set(paths) if self._strict else set()
-        met = set(map(_bare, paths)) if others else set()
-        more = [name for name in live if name in others and _bare(name) not in met]
+        met = set(map(bare_name, paths)) if others else set()
+        more = [name for name in live if name in others and bare_name(name) not in met]
         if more:
             raise pytorch_error(
                 f"{_where(path)} has parts that were not stored: {_some(more)}. Give a model without them, or "
@@ -732,10 +732,6 @@ def _can_take(old: torch.Tensor, entry: torch.Tensor) -> bool:
     """Tell whether a tensor can be given the elements of another one."""
     fits = old.dtype == entry.dtype and shape_of(old) == shape_of(entry) and misfit(old, entry) is None
     return fits and not is_expanded(old) and not old.is_meta
-
-
-def _bare(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPING)
 
 
 @cache

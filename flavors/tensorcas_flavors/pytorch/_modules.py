@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -46,6 +46,7 @@ from tensorcas_flavors.pytorch._tensors import (
 from tensorcas_flavors.pytorch._tree import NamedItems, PickleOnly, StoredObject, find_opaque, with_flat_tensors
 from tensorcas_mlflow.adapter import STAGED_BYTES, Array, CheckTensors, NotFilled, ReadTensors, StoredTensor
 from tensorcas_mlflow.base.dtypes import parse_dtype
+from tensorcas_mlflow.base.tensors import group_by_bytes
 from tensorcas_mlflow.errors import TensorCasError
 
 if TYPE_CHECKING:
@@ -664,7 +665,7 @@ class _WeightsPlan:
                 read(list(out), out=out)
             finally:
                 self._mark_changed()  # a read that fails may have written some
-        for batch in _batches(converted):
+        for batch in group_by_bytes(converted, lambda target: target.n_bytes, BATCH_BYTES):
             arrays = read(list(dict.fromkeys([target.source for target in batch])))
             for target in batch:
                 copy_into(target.memory, as_tensor(arrays[target.source], target.stored_as), repr(target.names[0]))
@@ -846,16 +847,3 @@ def _alone(targets: list[_Target]) -> set[_Target]:
             stretches[number] = range(start, start + extent_bytes(tensor.shape, tensor.stride(), tensor.itemsize))
     groups = overlapping(list(stretches), stretches)
     return {targets[group[0]] for group in groups if len(group) == 1}
-
-
-def _batches(targets: list[_Target]) -> Iterator[list[_Target]]:
-    batch: list[_Target] = []
-    n_bytes = 0
-    for target in targets:
-        if batch and n_bytes + target.n_bytes > BATCH_BYTES:
-            yield batch
-            batch, n_bytes = [], 0
-        batch.append(target)
-        n_bytes += target.n_bytes
-    if batch:
-        yield batch

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tensorcas_flavors._pickle_tree import named_modules
 from tensorcas_flavors._pickling import (
     dump_skeleton,
     installed_version,
     is_pickle,
     load_skeleton,
-    named_modules,
     pinned_packages,
     try_back,
     view_of_map,
@@ -35,16 +35,18 @@ from tensorcas_flavors.sklearn._parts import (
     booster_paths,
     split_off,
 )
-from tensorcas_flavors.sklearn._trees import group_ends, is_table, odd_trees, tree_ends
+from tensorcas_flavors.sklearn._trees import is_table, odd_trees, tree_ends
 from tensorcas_flavors.sklearn._walk import PER_STAGE, Graph, Resizing, walk
 from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
-from tensorcas_mlflow.base.content_cuts import MIN_BYTES, content_cuts
+from tensorcas_mlflow.base.content_cuts import MIN_BYTES, content_cuts, group_ends
 from tensorcas_mlflow.errors import AdapterError
 
 _COME_BACK: set[type] = set()
 """Classes that came back from a pickle in this process; a save of a model with others loads it once."""
 _GROWING = PER_STAGE | {SEEDS}
 """Names of rows with one random number for each stage of an ensemble."""
+_OF_RANDOM = {"least": 256, "growth": 64}
+"""Groups of random numbers, which do not compress; trees compress to a third, and badly in small groups."""
 _MIN_CUT_SKELETON_BYTES = 1 << 16
 _BROUGHT_ALONG = frozenset({"sklearn", "cloudpickle", "numpy", "scipy", "joblib"})
 
@@ -134,7 +136,8 @@ class SklearnAdapter(Adapter):
             elif name + ROWS in tensors:
                 cuts[name] = group_ends(np.cumsum(tensors[name + ROWS]).tolist(), row_bytes)
             elif array.ndim and (is_random or "*" in name):
-                cuts[name] = group_ends(range(1, len(array) + 1), row_bytes, is_random=is_random)
+                ends = range(1, len(array) + 1)
+                cuts[name] = group_ends(ends, row_bytes, **(_OF_RANDOM if is_random else {}))
         return cuts
 
     def unpickles(self, tensors: Mapping[str, Array]) -> bool:

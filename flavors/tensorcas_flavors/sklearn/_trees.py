@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,6 @@ from tensorcas_mlflow.errors import AdapterError
 _NO_CHILD = -1
 _COUNT = "n_node_samples"
 _WEIGHT = "weighted_n_node_samples"
-
-
-# A chunk costs every later manifest its digest, and rewriting the last, ragged group costs half its bytes, compressed.
-# With n bytes stored, groups of sqrt(64 / ratio * n) bytes cost least; n grows, and so do the groups. Trees compress to
-# a third, and badly in small groups; random numbers do not at all.
-_MIN_GROUP_BYTES, _GROUP_GROWTH = 4096, 180
-_MIN_RANDOM_BYTES, _RANDOM_GROWTH = 256, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,30 +132,6 @@ def tree_ends(table: Array) -> Array:
     is_end = (surplus > 0) & (np.diff(highest, prepend=0) > 0)
     ends: Array = np.flatnonzero(is_end) + 1
     return ends
-
-
-def group_ends(part_ends: Sequence[int], row_bytes: int, *, is_random: bool = False) -> list[int]:
-    """Group consecutive parts of a growing tensor into chunks, from its start, so that growth moves no boundary.
-
-    Args:
-        part_ends: One past the last row of each part, ascending.
-        row_bytes: Bytes of a row.
-        is_random: Whether the rows are random numbers, which hardly compress.
-
-    Returns:
-        One past the last row of each group. Groups have about 4 KiB (256 bytes, if random) at the start of a tensor,
-        grow with the square root of the bytes before them, and hold one part at least.
-    """
-    least, growth = (_MIN_RANDOM_BYTES, _RANDOM_GROWTH) if is_random else (_MIN_GROUP_BYTES, _GROUP_GROWTH)
-    groups = []
-    start = 0
-    for end in part_ends:
-        if (end - start) * row_bytes >= max(least, isqrt(growth * start * row_bytes)):
-            groups.append(end)
-            start = end
-    if part_ends and start != part_ends[-1]:
-        groups.append(part_ends[-1])
-    return groups
 
 
 def _children(states: Collection[dict[str, Any]]) -> tuple[Array, Array, Array]:

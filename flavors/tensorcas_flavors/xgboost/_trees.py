@@ -25,7 +25,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice, repeat
-from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -41,12 +40,11 @@ from tensorcas_flavors.xgboost._checks import (
     number,
 )
 from tensorcas_mlflow.adapter import Array
+from tensorcas_mlflow.base.content_cuts import group_ends
 from tensorcas_mlflow.base.ubjson import Encoded, Value, array_head, encoded_key, encoded_list_head, parse, write
 
 TREES = "trees"
 TABLE = "tree_table"
-GROUP_BYTES = 4096
-"""A chunk of records ends at the first end of a tree at which it has this many bytes, or more further on."""
 _MAX_TREE_BYTES = 4096
 
 
@@ -113,24 +111,9 @@ def tree_cuts(layout: Value, columns: Mapping[str, Array]) -> dict[str, list[int
     table = _checked_table(layout, columns)
     names = [TREES, *(f"{TREES}/{name}" for name in layout["ragged"])]
     return {
-        name: _group_ends(np.cumsum(table[:, position]).tolist(), columns[name].itemsize)
+        name: group_ends(np.cumsum(table[:, position]).tolist(), columns[name].itemsize, growth=160)
         for position, name in enumerate(names)
     }
-
-
-def _group_ends(tree_ends: list[int], record_bytes: int) -> list[int]:
-    """Join consecutive trees into groups that are large enough, from the start on."""
-    group_ends: list[int] = []
-    start = 0
-    for end in tree_ends:
-        # Every step rewrites the last, unfinished group, and names each finished group in its manifest with some 32
-        # bytes. The sum is least if groups grow with the root of the bytes before them.
-        if (end - start) * record_bytes >= max(GROUP_BYTES, isqrt(160 * start * record_bytes)):
-            group_ends.append(end)
-            start = end
-    if start < tree_ends[-1]:
-        group_ends.append(tree_ends[-1])
-    return group_ends
 
 
 def _weights(document: Value) -> Iterator[tuple[dict[str, Value], str]]:

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
         list_checkpoints,
         load_checkpoint,
     )
-    from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Keep, log_checkpoint, would_be_refused
+    from tensorcas_mlflow.integration.checkpoints._log import (
+        CheckpointInfo,
+        Keep,
+        SaveOptions,
+        check_options,
+        log_checkpoint,
+        would_be_refused,
+    )
     from tensorcas_mlflow.integration.checkpoints._open import diff, lineage, open_checkpoint, safe_open
     from tensorcas_mlflow.integration.checkpoints._plots import plot_diff, plot_history
     from tensorcas_mlflow.integration.checkpoints._sharded import (
@@ -38,7 +45,7 @@ _NAMES = {
     "tensorcas_mlflow.integration._policy": "pickle_forbidden_by",
     "_exchange": "export_checkpoint import_checkpoint",
     "_load": "CheckpointRecord delete_checkpoint list_before_logging list_checkpoints load_checkpoint",
-    "_log": "CheckpointInfo Keep log_checkpoint would_be_refused",
+    "_log": "CheckpointInfo Keep SaveOptions check_options log_checkpoint would_be_refused",
     "_open": "diff lineage open_checkpoint safe_open",
     "_plots": "plot_diff plot_history",
     "_sharded": "ShardPlace ShardedStep find_whole_step open_whole_step",

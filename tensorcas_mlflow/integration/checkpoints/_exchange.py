@@ -17,7 +17,7 @@ from tensorcas_mlflow.file_formats import Written, open_listing
 from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._find import series_of
-from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, finish_now
+from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Finish
 from tensorcas_mlflow.integration.checkpoints._open import opened
 from tensorcas_mlflow.integration.checkpoints._series import run_to_write
 from tensorcas_mlflow.layout import DEFAULT_NAME, as_step
@@ -92,16 +92,16 @@ def import_checkpoint(
         watch=prepared.watch,
     )
     prepared.hashed(saving.n_new_bytes or 0)
-    info = finish_now(
-        series,
-        saving,
+    info = Finish(
+        series=series,
+        saving=saving,
         step=step,
         n_tensors=len(prepared.arrays),
         keep=None,
         log_metrics=config.logs_metrics(),
         tracking_uri=tracking_uri,
         began=began,
-    )
+    )()
     prepared.stored()
     return info
 

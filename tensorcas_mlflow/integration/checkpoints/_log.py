@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import mlflow
 from mlflow.entities import Run
@@ -214,6 +214,30 @@ class CheckpointInfo:
         return dataclasses.replace(saves.result(self._saved), blocked_s=self.blocked_s)
 
 
+class SaveOptions(TypedDict, total=False):
+    """Options that everything that saves checkpoints takes, as `log_checkpoint` has them."""
+
+    name: str
+    run_id: str | Run | None
+    overwrite: bool
+    keep: Keep | None
+    log_metrics: bool | None
+    policy: str | None
+
+
+def check_options(options: SaveOptions) -> None:
+    """Check options before a save.
+
+    Raises:
+        TypeError: There is no option of a name.
+        ValueError: There is no such policy.
+    """
+    unknown = options.keys() - SaveOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    Policy.of(options.get("policy"))
+
+
 @translate_errors()
 def log_checkpoint(
     state: Any,
@@ -320,24 +344,26 @@ def log_checkpoint(
             # A small state is copied while the save before it goes on.
             saves.wait()
             refuse_existing()
-        finish = _Finish(
+        finish = Finish(
             series=series,
             saving=saving,
+            step=step,
+            n_tensors=len(tensors) - (SKELETON in tensors),
             keep=keep,
             log_metrics=log_metrics,
             tracking_uri=tracking_uri,
-            info=_begun(series, saving, step=step, n_tensors=len(tensors) - (SKELETON in tensors)),
+            began=began,
         )
         if blocking:
-            info = finish()
-            return dataclasses.replace(info, blocked_s=time.perf_counter() - began)
+            return finish()
     except BaseException:
         saving.abandon()
         raise
     pace = pace_of((series.run.run_id, series.name))
     runs_here = saving.n_bytes <= _MOST_HERE_BYTES and pace.next(time.perf_counter())
+    info = finish.info()
     saved = saves.submit(finish, runs_here=runs_here)
-    return dataclasses.replace(finish.info, blocked_s=time.perf_counter() - began, _saved=saved)
+    return dataclasses.replace(info, blocked_s=time.perf_counter() - began, _saved=saved)
 
 
 @translate_errors()
@@ -350,69 +376,43 @@ def would_be_refused(run_id: str | Run | None, *, step: int, name: str) -> bool:
         return False
 
 
-def finish_now(
-    series: Series,
-    saving: Saving,
-    *,
-    step: int,
-    n_tensors: int,
-    keep: Keep | None,
-    log_metrics: bool,
-    tracking_uri: str,
-    began: float,
-) -> CheckpointInfo:
-    """Finish a pending save, and log its figures.
-
-    Args:
-        series: The series of the step.
-        saving: The pending save; abandoned if it cannot be finished.
-        step: The step.
-        n_tensors: The number of its tensors.
-        keep: A rule for the earlier checkpoints of the series to keep.
-        log_metrics: Whether to log figures.
-        tracking_uri: The tracking store for the figures.
-        began: The start of the caller's call, by `time.perf_counter`.
-    """
-    info = _begun(series, saving, step=step, n_tensors=n_tensors)
-    finish = _Finish(
-        series=series, saving=saving, keep=keep, log_metrics=log_metrics, tracking_uri=tracking_uri, info=info
-    )
-    return dataclasses.replace(finish(), blocked_s=time.perf_counter() - began)
-
-
-def _begun(series: Series, saving: Saving, *, step: int, n_tensors: int) -> CheckpointInfo:
-    return CheckpointInfo(
-        uri=series.uri(step),
-        run_id=series.run.run_id,
-        name=series.name,
-        step=step,
-        n_tensors=n_tensors,
-        total_bytes=saving.n_bytes,
-        new_bytes=saving.n_new_bytes,
-        stored_bytes=None,
-        blocked_s=0.0,
-    )
-
-
-@dataclass(slots=True, kw_only=True)
-class _Finish:
-    """The part of a save to run in the background if asked."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Second half of a save, to run in the background if asked."""
 
     series: Series
     saving: Saving
+    """The pending save; abandoned if it cannot be finished."""
+    step: int
+    n_tensors: int
     keep: Keep | None
     log_metrics: bool
     tracking_uri: str
-    info: CheckpointInfo
+    """The tracking store for the figures."""
+    began: float
+    """Start of the caller's call, by `time.perf_counter`."""
+
+    def info(self, *, stored_bytes: int | None = None) -> CheckpointInfo:
+        """Return the result of the call, as far as it is known."""
+        return CheckpointInfo(
+            uri=self.series.uri(self.step),
+            run_id=self.series.run.run_id,
+            name=self.series.name,
+            step=self.step,
+            n_tensors=self.n_tensors,
+            total_bytes=self.saving.n_bytes,
+            new_bytes=self.saving.n_new_bytes,
+            stored_bytes=stored_bytes,
+            blocked_s=time.perf_counter() - self.began,
+        )
 
     @translate_errors()
     def __call__(self) -> CheckpointInfo:
-        info = self.info
         try:
             n_stored_bytes = self.saving.finish()
         finally:
             self.saving.abandon()
-        info = dataclasses.replace(info, new_bytes=self.saving.n_new_bytes, stored_bytes=n_stored_bytes)
+        info = self.info(stored_bytes=n_stored_bytes)
         if self.log_metrics and info.new_bytes is not None and info.stored_bytes is not None:
             log_figures(
                 info.run_id,
@@ -426,4 +426,4 @@ class _Finish:
         if self.keep is not None:
             note_rule(self.series, str(self.keep), self.keep.best)
             prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
-        return info
+        return self.info(stored_bytes=n_stored_bytes)

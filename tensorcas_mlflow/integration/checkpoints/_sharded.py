@@ -14,11 +14,11 @@ from tensorcas_mlflow.errors import CheckpointExistsError, WrongStoreError
 from tensorcas_mlflow.integration._background import saves
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration.checkpoints._find import series_of
-from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Keep, finish_now
+from tensorcas_mlflow.integration.checkpoints._log import CheckpointInfo, Finish, Keep
 from tensorcas_mlflow.integration.checkpoints._series import Saving, run_to_read, run_to_write
 from tensorcas_mlflow.integration.checkpoints._store_series import StoreSeries
 from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
-from tensorcas_mlflow.layout import Ref, as_step
+from tensorcas_mlflow.layout import DEFAULT_NAME, Ref, as_step
 from tensorcas_mlflow.store import Policy, Store
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ class ShardedStep:
         self,
         *,
         step: int,
-        name: str,
-        run_id: str | Run | None,
-        overwrite: bool,
-        keep: Keep | None,
-        log_metrics: bool | None,
-        policy: str | None,
+        name: str = DEFAULT_NAME,
+        run_id: str | Run | None = None,
+        overwrite: bool = False,
+        keep: Keep | None = None,
+        log_metrics: bool | None = None,
+        policy: str | None = None,
     ) -> None:
         """Find the step's place; see `log_checkpoint` for the arguments.
 
@@ -141,16 +141,16 @@ class ShardedStep:
             overwrite=self._overwrite,
             policy=self.policy,
         )
-        return finish_now(
-            self._series,
-            _WithShards(saving, n_new_bytes=n_new_bytes, n_stored_bytes=n_stored_bytes),
+        return Finish(
+            series=self._series,
+            saving=_WithShards(saving, n_new_bytes=n_new_bytes, n_stored_bytes=n_stored_bytes),
             step=self.step,
             n_tensors=n_tensors,
             keep=self._keep,
             log_metrics=self._log_metrics,
             tracking_uri=mlflow.get_tracking_uri(),
             began=self._began,
-        )
+        )()
 
 
 class _WithShards(Saving):

@@ -286,7 +286,7 @@ class StoreSeries(Series):
                 raise
             saved = stand_ins_for(self.store, target)
             tell(self.store, error, has_stand_in=bool(saved))
-            return _StoredCheckpoint(self, step, saved[-1]) if saved else _CutCheckpoint(self, step, error)
+            return _StoredCheckpoint(self, step, saved[-1] if saved else error)
         return _StoredCheckpoint(self, step, ref) if ref is not None and ref.kind == "checkpoint" else None
 
     def has(self, step: int) -> bool:
@@ -365,49 +365,31 @@ class StoreSeries(Series):
 
 
 class _StoredCheckpoint(Checkpoint):
-    """A checkpoint kept by a ref."""
+    """A checkpoint kept by a ref, or by one cut short when its save died."""
 
-    def __init__(self, series: StoreSeries, step: int, ref: Ref) -> None:
+    def __init__(self, series: StoreSeries, step: int, ref: Ref | CorruptError) -> None:
         self.step = step
-        self.created = ref.created
-        self.flavor = ref.flavor
+        self.is_cut = isinstance(ref, CorruptError)
+        self.created = None if isinstance(ref, CorruptError) else ref.created
+        self.flavor = None if isinstance(ref, CorruptError) else ref.flavor
         self._series = series
         self._ref = ref
+
+    def _whole_ref(self) -> Ref:
+        if isinstance(self._ref, CorruptError):
+            raise explained(self._ref) from self._ref
+        return self._ref
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Manifest, ReadArrays]]:
         store = self._series.store
-        manifest = store.manifest(self._ref)
+        manifest = store.manifest(self._whole_ref())
         yield manifest, StoreReads(store, manifest)
 
     def reader(self, **options: Any) -> CheckpointReader:
         from tensorcas_mlflow.reader import open_ref  # a process that only saves need not wait for it
 
-        return open_ref(self._series.store, self._ref, **options)
-
-    def drop(self) -> None:
-        self._series.drop(self.step)
-
-
-class _CutCheckpoint(Checkpoint):
-    """A ref cut short when its save died, so unreadable."""
-
-    created = None
-    flavor = None
-    is_cut = True
-
-    def __init__(self, series: StoreSeries, step: int, error: CorruptError) -> None:
-        self.step = step
-        self._series = series
-        self._error = error
-
-    @contextmanager
-    def opened(self) -> Iterator[tuple[Manifest, ReadArrays]]:
-        raise explained(self._error) from self._error
-        yield
-
-    def reader(self, **options: Any) -> CheckpointReader:
-        raise explained(self._error) from self._error
+        return open_ref(self._series.store, self._whole_ref(), **options)
 
     def drop(self) -> None:
         self._series.drop(self.step)

@@ -49,14 +49,6 @@ def find_models(ids: Iterable[str]) -> dict[str, Named]:
     }
 
 
-def artifact_locations() -> list[str]:
-    """Return the artifact locations of all experiments, each once."""
-    from mlflow.store.tracking.dbmodels.models import SqlExperiment
-
-    with _tracking_store().ManagedSessionMaker() as session:
-        return [location for (location,) in session.query(SqlExperiment.artifact_location).distinct() if location]
-
-
 def _rows_of(columns: Sequence[Any], key: Any, ids: Iterable[str]) -> Iterator[Any]:
     waiting = iter(sorted(set(ids)))
     while some := list(islice(waiting, _BATCH)):
