@@ -10,10 +10,9 @@ files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
 | `_root` | `Root`, the one value for places |
 | `_open` | the backend of a root, with its credentials |
 | `_local`, `_file` | folders, and the ways to read one file |
-| `_logged`, `_logs` | folders with logs: the backend, and the blobs in the logs of one store |
-| `_log_view`, `_log_skipped` | all live blobs in logs, and the records that are not read yet |
-| `_log_writer`, `_log_rewriter` | the log of this process, and the rewriting of logs |
-| `_log_folder`, `_log_records`, `_log_reader`, `_log_index`, `_log_digests` | the files of logs, and their bytes |
+| `_folder`, `_database` | folders with a database: the backend, and connections, transactions and checkpoints |
+| `_rows`, `_records`, `_implied_digests` | the tables of the database, and the bytes in them |
+| `_mend` | checking and rebuilding a database |
 | `_objects`, `_buckets` | object stores, and all use of obstore |
 | `_plain_files` | plain files beside a store, in a folder or a bucket |
 | `_memory`, `_metered` | memory, and a backend that counts reads |
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
         Backend,
         BlobInfo,
         Children,
-        Freed,
-        LogDamage,
         PossibleChildren,
         Token,
         check_key,
@@ -46,9 +43,10 @@ if TYPE_CHECKING:
         Scratch,
         aligned_buffer,
     )
+    from tensorcas_mlflow.backends._folder import FolderBackend
     from tensorcas_mlflow.backends._local import LocalBackend
-    from tensorcas_mlflow.backends._logged import LoggedBackend
     from tensorcas_mlflow.backends._memory import MemoryBackend
+    from tensorcas_mlflow.backends._mend import Damage, Rebuilt, damages_of, rebuild
     from tensorcas_mlflow.backends._metered import MeteredBackend
     from tensorcas_mlflow.backends._objects import ObjectBackend, is_void, is_void_object, new_void
     from tensorcas_mlflow.backends._open import open_backend, open_bucket
@@ -78,10 +76,11 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_buckets": "Bucket ObjectInfo",
-    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children Freed LogDamage PossibleChildren Token check_key is_key",
+    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children PossibleChildren Token check_key is_key",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_local": "LocalBackend",
-    "_logged": "LoggedBackend",
+    "_folder": "FolderBackend",
+    "_mend": "Damage Rebuilt damages_of rebuild",
     "_memory": "MemoryBackend",
     "_metered": "MeteredBackend",
     "_objects": "ObjectBackend is_void is_void_object new_void",

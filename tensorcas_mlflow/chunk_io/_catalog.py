@@ -339,11 +339,10 @@ class RecentChunks:
         payloads: list[Buffer] = []
         wanted = [np.empty((0, STORED_DIGEST_BYTES), np.uint8)]
         try:
-            with self._backend.reading_together():
-                for places in levels:
-                    for pack, rows in places.by_pack(places.found.nonzero()[0]):
-                        payloads += self._stored(pack, places.entries[rows])
-                        wanted.append(places.entries["stored_digest"][rows])
+            for places in levels:
+                for pack, rows in places.by_pack(places.found.nonzero()[0]):
+                    payloads += self._stored(pack, places.entries[rows])
+                    wanted.append(places.entries["stored_digest"][rows])
         except (BlobNotFoundError, FormatError, BackendError):
             return False
         return np.array_equal(digest_each(payloads)[:, :STORED_DIGEST_BYTES], np.concatenate(wanted))
@@ -659,20 +658,9 @@ class Catalog:
             digests: The digests to find, shape ``(n, 32)``.
             excluded: Packs to ignore, together with deltas based on them.
         """
-        self._draw(digests)
         # A save asks for the same digests several times, and saves of an unchanged state again and again.
         look_up = find_places if len(digests) > _MAX_REMEMBERED else self._lately.find
         return self._search(lambda tables, without: look_up(tables, digests, without), excluded)
-
-    def _draw(self, digests: Digests) -> None:
-        """Read the tables of the packs in logs that may hold some chunks, and of all packs with bases of theirs."""
-        new = {pack_name(key) for key in self._backend.find_packs(digests)} - self._packs
-        while new:
-            with self._lock:
-                read = self._load_packs(dict.fromkeys(sorted(new)))
-            deltas = [entries[is_delta(entries)] for entries in read]
-            bases = {name for some in deltas for name in as_names(some["base_pack"]).tolist()}
-            new = {name.hex() for name in bases} - self._packs
 
     def follow(self, places: Places, excluded: Collection[str] = ()) -> Sequence[Places]:
         """Return the bases of chunks, level by level; see `follow`."""

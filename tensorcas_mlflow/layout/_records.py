@@ -389,8 +389,7 @@ def read_refs_around(backend: Backend, keys: Iterable[str]) -> tuple[list[Ref], 
     if backend.is_remote:
         found = list(threads.ordered_map(read, keys, waits=True))
     else:
-        with backend.reading_together():
-            found = list(map(read, keys))
+        found = list(map(read, keys))
     refs: list[Ref] = []
     damaged: dict[str, CorruptError] = {}
     for key, each in zip(keys, found, strict=True):

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, Freed
+from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
@@ -525,7 +525,8 @@ def plan_gc(
     deleted = {info.key: info.size for info in store.backend.map_requests(store.backend.stat, others) if info}
     deleted |= quarantine | {f"manifests/{name}": state.manifests[name] for name in manifests}
     deleted |= {pack_key(name): state.sizes[name] for name in doomed}
-    worth, freed = _worth_rewriting(store.backend, state, deleted, rewrites, grace_s)
+    gone = deleted | {pack_key(name): state.sizes[name] for name in rewrites}
+    freed_bytes = store.backend.freed_by(gone, older_than_s=max(grace_s, DEFAULT_GRACE_S)) - sum(rewrites.values())
     return GcPlan(
         store=store,
         census=census,
@@ -534,7 +535,7 @@ def plan_gc(
         unread_refs=state.unread_refs,
         stale_intents=tuple(state.stale),
         packs={name: state.sizes[name] for name in doomed},
-        rewrites={name: (needed, state.sizes[name]) for name, needed in worth.items()},
+        rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
         manifests=manifests,
         recipes=tuple(sorted(unneeded)),
         recipe_bytes=int(state.rows.stored_bytes[state.kept_by_recipes[state.rows.chunk]].sum()),
@@ -544,37 +545,11 @@ def plan_gc(
         n_refs=state.n_refs,
         n_live_chunks=state.n_live,
         disk_bytes=disk_bytes(store.backend),
-        freed_bytes=max(0, freed.n_bytes),
-        left_bytes=freed.left_bytes,
+        freed_bytes=max(0, freed_bytes),
         bound_bytes=bound_bytes,
         strangers=find_strangers(store.backend),
         strange_lists={each.key: each.strangers for each in state.lists if each.strangers},
     )
-
-
-def _worth_rewriting(
-    backend: Backend, state: Survey, deleted: Mapping[str, int], rewrites: Mapping[str, int], grace_s: float
-) -> tuple[Mapping[str, int], Freed]:
-    """Leave out packs in logs if to rewrite them makes more bytes than it frees; return the others, and what is freed.
-
-    Args:
-        backend: Backend of the store.
-        state: Survey of the store.
-        deleted: Keys and sizes of the blobs to delete.
-        rewrites: Packs that waste much, and the bytes needed of each.
-        grace_s: See `plan_gc`.
-    """
-
-    def frees(some: Mapping[str, int]) -> Freed:
-        gone = {**deleted, **{pack_key(name): state.sizes[name] for name in some}}
-        freed = backend.freed_by(gone, older_than_s=max(grace_s, DEFAULT_GRACE_S))
-        return freed._replace(n_bytes=freed.n_bytes - sum(some.values()))
-
-    freed = frees(rewrites)
-    in_files = {name: needed for name, needed in rewrites.items() if not backend.is_in_log(pack_key(name))}
-    if len(in_files) < len(rewrites) and (without := frees(in_files)).n_bytes >= freed.n_bytes:
-        return in_files, without
-    return rewrites, freed
 
 
 def _check_understood(store: Store) -> None:

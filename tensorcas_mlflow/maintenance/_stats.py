@@ -598,7 +598,7 @@ def _stored_bytes(backend: Backend, inventory: Inventory) -> tuple[Any, Any]:
     proportion to their sizes, so that all of them together never have more bytes than the files.
     """
     entry_bytes, manifest_bytes = inventory.entry_bytes.astype(np.int64), inventory.manifest_bytes.astype(np.int64)
-    if backend.has_logs:
+    if backend.has_database:
         packs = np.array([backend.is_in_log(pack_key(name)) for name in inventory.packs], dtype=bool)
         all_manifests = {
             name: size for name, size in list_manifests(backend).items() if backend.is_in_log(f"manifests/{name}")

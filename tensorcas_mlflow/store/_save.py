@@ -121,24 +121,22 @@ def probe(
     bases: Iterable[str] | None = None
     is_known = False
     while True:
-        # One look after the reading of the condemned lists serves all checks (``docs/design/protocol.md``, Logs).
-        with backend.reading_together():
-            if bases is None:
-                # For a remote store, refresh this process's view of the index only if it lacks a chunk.
-                is_known = is_fresh or (backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all()))
-            if not is_known:
-                # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
-                seen |= catalog.refresh(n_bytes=n_bytes)
-            if bases is None:
-                # After the listing of a remote store's packs, which shows most of them.
-                bases = check_bases()
-                seen |= set(map(pack_key, bases))
-            places = catalog.find_sound(digests, doomed)
-            used = {pack_key(places.packs[number]) for number in distinct(places.pack[places.found]).tolist()}
-            # A delta without its base is no copy.
-            used |= set(map(pack_key, catalog.find_chains(places)[1]))
-            unseen = used - seen
-            gone = backend.missing(unseen) if unseen else set()
+        if bases is None:
+            # For a remote store, refresh this process's view of the index only if it lacks a chunk.
+            is_known = is_fresh or (backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all()))
+        if not is_known:
+            # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
+            seen |= catalog.refresh(n_bytes=n_bytes)
+        if bases is None:
+            # After the listing of a remote store's packs, which shows most of them.
+            bases = check_bases()
+            seen |= set(map(pack_key, bases))
+        places = catalog.find_sound(digests, doomed)
+        used = {pack_key(places.packs[number]) for number in distinct(places.pack[places.found]).tolist()}
+        # A delta without its base is no copy.
+        used |= set(map(pack_key, catalog.find_chains(places)[1]))
+        unseen = used - seen
+        gone = backend.missing(unseen) if unseen else set()
         seen |= used - gone
         if not gone:
             if look_again is None or not _has_new_deltas(places, before):
@@ -251,7 +249,7 @@ def publish(catalog: Catalog, packs: Mapping[str, PackWriter], condemned: Condem
 
 def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> bytes:
     """Return the blob of a manifest with stored chunks: in a remote store with hints, for readers without an index."""
-    blob = manifest.to_blob(is_packed=not backend.has_logs)
+    blob = manifest.to_blob(is_packed=not backend.has_database)
     if backend.is_remote:
         different, first, _ = unique_rows(manifest.stored_digests)
         places = catalog.find(different)
@@ -549,15 +547,14 @@ class PendingSave:
             return
         # In a remote store a manifest's blob has hints of its chunks' places, known only after the packs are written.
         is_together = not self._backend.is_remote
-        with self._backend.reading_together():
-            if self._missing is not None:
-                payloads = self._payloads()
-                if watch is not None:
-                    payloads = self._watched(payloads, watch)
-                self._put(payloads, with_manifest=is_together and not self._has_manifest)
-                self._missing = None
-            if not self._has_manifest:
-                self._put(iter(()), with_manifest=True)
+        if self._missing is not None:
+            payloads = self._payloads()
+            if watch is not None:
+                payloads = self._watched(payloads, watch)
+            self._put(payloads, with_manifest=is_together and not self._has_manifest)
+            self._missing = None
+        if not self._has_manifest:
+            self._put(iter(()), with_manifest=True)
 
     def _payloads(self) -> Iterator[PayloadGroup]:
         new = self._new_chunks()
@@ -569,7 +566,7 @@ class PendingSave:
 
     def _encoded(self, new: Any) -> Iterator[PayloadGroup]:
         n_bytes = int(self._source.sizes[new].sum())
-        leaves_text = self._backend.has_logs and n_bytes + _ENTRY_BYTES * len(new) <= MOST_SHARED_BYTES
+        leaves_text = self._backend.has_database and n_bytes + _ENTRY_BYTES * len(new) <= MOST_SHARED_BYTES
         if self._parents is None or n_bytes > MOST_SAVED_BYTES:
             return encode_chunks(self._source, new, self._policy, self._plan, leaves_text=leaves_text)
         # For a small state, choosing and decoding would take most of the time. The next step finds both done.

@@ -1,4 +1,4 @@
-"""Digests that a log leaves out of a blob, since the other bytes of the blob give them (``docs/format.md``, Logs)."""
+"""Digests that a record leaves out of a blob, since its other bytes give them (``docs/format.md``, The database)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import blake3
 _PACK_FOOTER = struct.Struct("<8sIIQII32s")
 _PACK_ENTRY = struct.Struct("<32s16sQIIBBBB")
 _RAW = 0
-_CODEC_AT = 64
 _ENTRY_BYTES = _PACK_ENTRY.size
 _DIGEST_BYTES = 32
-WORD_BYTES = 4
 _CHECK = b', "check": "'
 _CHECK_DIGITS = 32
 _CHECK_END = b'"}'
@@ -56,21 +54,6 @@ def _pack_digests(pack: bytes) -> list[_Digest]:
     return found
 
 
-def pack_words(kind: int, pack: bytes) -> bytes:
-    """Return the words of a pack: the first bytes of the digest of each entry; none for a pack of another form."""
-    words: list[bytes] = []
-    try:
-        for at in _pack_table(pack):
-            word = pack[at : at + WORD_BYTES]
-            if kind == PACK and pack[at + _CODEC_AT] == _RAW:
-                _, _, start, n_stored, *_ = _PACK_ENTRY.unpack_from(pack, at)
-                word = blake3.blake3(pack[start : start + n_stored]).digest()[:WORD_BYTES]
-            words.append(word)
-    except ValueError:
-        return b""
-    return b"".join(words)
-
-
 def _check_digest(record: bytes) -> list[_Digest]:
     """Compute the check of a JSON record."""
     at = len(record) - _CHECK_DIGITS - len(_CHECK_END)
@@ -80,9 +63,9 @@ def _check_digest(record: bytes) -> list[_Digest]:
     return [(at, blake3.blake3(record[:before]).hexdigest(length=_CHECK_DIGITS // 2).encode())]
 
 
-PACK, RECORD = 3, 4
-"""Kinds of rows of a log: a pack, and a JSON record."""
-_DIGESTS: dict[int, Callable[[bytes], list[_Digest]]] = {PACK: _pack_digests, RECORD: _check_digest}
+PACK, JSON = 1, 2
+"""Kinds of blobs in a record: a pack, and a JSON record; 0 is any other blob."""
+_DIGESTS: dict[int, Callable[[bytes], list[_Digest]]] = {PACK: _pack_digests, JSON: _check_digest}
 
 
 def with_digests(kind: int, data: bytes) -> bytes:
@@ -93,7 +76,7 @@ def with_digests(kind: int, data: bytes) -> bytes:
     """
     if kind not in _DIGESTS:
         return data
-    if kind == RECORD:  # a listing reads many
+    if kind == JSON:  # a listing reads many
         [(at, check)] = _check_digest(data)
         return b"".join([data[:at], check, data[at + _CHECK_DIGITS :]])
     out = bytearray(data)
