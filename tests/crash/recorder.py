@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tensorcas_mlflow.testing import SimulatedCrash
+from tests.crash import sqlite_calls
 from tests.crash.disk import Effect, Entry, Mark, Named, Node, Resized, Synced, Wrote
 
 OF_THE_DEAD = 1 << 23
@@ -46,7 +47,7 @@ class Fault:
 
 
 class Recorder:
-    """Watches `os` below one folder while it is installed."""
+    """Watches `os` and SQLite below one folder while it is installed."""
 
     def __init__(self, top: Path) -> None:
         self.top = os.path.realpath(top)
@@ -55,6 +56,9 @@ class Recorder:
         """Names of all calls below the folder."""
         self.fault: Fault | None = None
         self.short_writes = False
+        """True if each write of `os` writes a part of what it is given. SQLite goes on until all is written."""
+        self.life = 0
+        """How many processes have died."""
         self._is_dead = False
         self._lock = threading.RLock()
         self._nodes: dict[tuple[int, int], Node] = {}
@@ -67,6 +71,11 @@ class Recorder:
         """All nodes that are folders."""
         return set(self._folders)
 
+    @property
+    def is_dead(self) -> bool:
+        """True from a simulated kill on, until another process begins."""
+        return self._is_dead
+
     def mark(self, said: Any) -> None:
         """Put something into the log."""
         with self._lock:
@@ -78,6 +87,7 @@ class Recorder:
 
     def revive(self) -> None:
         """Let another process begin, on the same machine."""
+        self.life += self._is_dead
         self.fault, self._is_dead = None, False
 
     def open_descriptors(self) -> list[str]:
@@ -95,7 +105,7 @@ class Recorder:
     @contextmanager
     def installed(self) -> Iterator[Recorder]:
         """Watch."""
-        with pytest.MonkeyPatch.context() as patch:
+        with sqlite_calls.shown_to(self), pytest.MonkeyPatch.context() as patch:
             for name in (
                 "write",
                 "pwrite",
@@ -157,7 +167,7 @@ class Recorder:
         first: list[Effect] = []
         for folder, folders, files in os.walk(self.top):
             above = self._node(_stat(folder))
-            for name in [*folders, *files]:
+            for name in [*folders, *(each for each in files if not each.endswith(sqlite_calls.WAL_INDEX))]:
                 found = os.lstat(os.path.join(folder, name))
                 is_known = (found.st_dev, found.st_ino) in self._nodes
                 node = self._node(found) if is_known else self._new_node(found)
