@@ -82,7 +82,7 @@ def _damages_in(rows: Rows) -> Iterator[Damage]:
         for row in found:
             counted = folders.setdefault(row.key.partition("/")[0], [0, 0])
             counted[0] += 1
-        for folder in folders.keys() | {bytes(name).decode("ascii", "replace") for name in rows.folders()}:
+        for folder in folders.keys() | set(rows.folders()):
             rows.check_folder(folder)
     except _FAILURES as error:
         yield Damage(NAME, _reason(error))
