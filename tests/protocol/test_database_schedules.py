@@ -358,8 +358,10 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def without_lock(patch: pytest.MonkeyPatch) -> None:
-    """Let locks be no locks."""
-    patch.setattr(LockedFile, "lock", lambda descriptor, *, waits=True: True)
+    """Let nobody wait for a lock."""
+    lock = LockedFile.lock
+    patch.setattr(LockedFile, "lock", lambda descriptor, *, waits=True: waits or lock(descriptor, waits=False))
+    patch.setattr(LockedFile, "works_in", lambda folder: True)
 
 
 def intents_are_not_consumed(patch: pytest.MonkeyPatch) -> None:
@@ -416,7 +418,6 @@ def moved_files_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 RULES: dict[str, tuple[Patch, str]] = {
     "one process at a time writes": (without_lock, "two saves"),
-    "one process at a time creates the database": (without_lock, "two processes that create the database"),
     "a repair keeps writers out": (without_lock, "a repair and a save"),
     "a commit consumes its intent": (intents_are_not_consumed, "a save and its withdrawal"),
     "an intent goes in the transaction of its ref": (intent_goes_in_a_transaction_of_its_own, "a save and a survey"),
