@@ -95,8 +95,8 @@ class Disk:
     """Of each name the durable version and, in order, those since."""
     durable: dict[Node, bytes] = field(default_factory=dict)
     writes: dict[Node, list[Wrote | Resized]] = field(default_factory=dict)
-    unwritten: dict[Node, list[Wrote | Resized]] = field(default_factory=dict)
-    """Writes of which a sync has failed: programs see them as long as the machine runs."""
+    unwritten: dict[Node, dict[int, bytes]] = field(default_factory=dict)
+    """Pages of which a sync has failed, by number: programs see them as long as the machine runs."""
 
     def apply(self, entry: Entry) -> None:
         """Do what one call did."""
@@ -108,7 +108,7 @@ class Disk:
             elif isinstance(effect, Synced):
                 self._sync(effect.node)
             elif isinstance(effect, SyncFailed):
-                self.unwritten.setdefault(effect.node, []).extend(self.writes.pop(effect.node, []))
+                self._fail_to_sync(effect.node)
 
     def unsettled_folders(self) -> list[Node]:
         """Folders of which some name is not durable."""
@@ -136,7 +136,7 @@ class Disk:
                     writes = self.writes.get(node, [])
                     durable = self.durable.get(node, b"")
                     if fate == KILL:
-                        durable = applied(durable, self.unwritten.get(node, []))
+                        durable = self._in_memory(node)
                     held[node] = fate.data(durable, writes) if writes else durable
                 tree[place] = (node, held[node])
         return tree
@@ -147,9 +147,47 @@ class Disk:
                 if folder == node:
                     del versions[:-1]
         else:
-            durable, writes = self.durable.get(node, b""), self.writes.pop(node, [])
-            held = applied(durable, [*self.unwritten.get(node, []), *writes])
-            self.durable[node] = _of_pages(durable, held, writes) if node in self.unwritten else held
+            held, pages = applied(self._in_memory(node), writes := self.writes.pop(node, [])), _pages(writes)
+            unwritten = self.unwritten.pop(node, {})
+            left = {n: page for n, page in unwritten.items() if n not in pages and n * PAGE_BYTES < len(held)}
+            old = self.durable.get(node, b"")
+            self.durable[node] = _with_pages(held, {n: _page(old, n) for n in left})
+            if left:
+                self.unwritten[node] = left
+
+    def _fail_to_sync(self, node: Node) -> None:
+        writes = self.writes.pop(node, [])
+        held = applied(self._in_memory(node), writes)
+        self.unwritten.setdefault(node, {}).update({n: _page(held, n) for n in _pages(writes)})
+        # The size is kept apart from the bytes.
+        durable = self.durable.get(node, b"")
+        self.durable[node] = durable[: len(held)] + bytes(max(0, len(held) - len(durable)))
+
+    def _in_memory(self, node: Node) -> bytes:
+        """Return the bytes of a file as programs see them, without those since the last sync."""
+        return _with_pages(self.durable.get(node, b""), self.unwritten.get(node, {}))
+
+
+def _pages(writes: Sequence[Wrote | Resized]) -> set[int]:
+    """Return the numbers of the pages that some writes touch."""
+    return {
+        n
+        for each in writes
+        if isinstance(each, Wrote)
+        for n in range(each.at // PAGE_BYTES, -(-(each.at + len(each.data)) // PAGE_BYTES))
+    }
+
+
+def _page(data: bytes, n: int) -> bytes:
+    return data[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]
+
+
+def _with_pages(data: bytes, pages: dict[int, bytes]) -> bytes:
+    """Put pages into a content, whose size stays."""
+    result = bytearray(data)
+    for n, page in pages.items():
+        result[n * PAGE_BYTES : (n + 1) * PAGE_BYTES] = page.ljust(PAGE_BYTES, b"\0")
+    return bytes(result[: len(data)])
 
 
 def applied(data: bytes, writes: Sequence[Wrote | Resized]) -> bytes:
@@ -163,16 +201,6 @@ def applied(data: bytes, writes: Sequence[Wrote | Resized]) -> bytes:
             held.extend(bytes(max(0, each.at - len(held))))
             held[each.at : each.at + len(each.data)] = each.data
     return bytes(held)
-
-
-def _of_pages(durable: bytes, held: bytes, writes: Sequence[Wrote | Resized]) -> bytes:
-    """Return what a sync makes of a durable content: the pages that were written since are those in memory."""
-    result = bytearray(durable[: len(held)] + bytes(max(0, len(held) - len(durable))))
-    for each in writes:
-        if isinstance(each, Wrote):
-            begin, end = each.at // PAGE_BYTES * PAGE_BYTES, -(-(each.at + len(each.data)) // PAGE_BYTES) * PAGE_BYTES
-            result[begin:end] = held[begin:end]
-    return bytes(result)
 
 
 def put_down(tree: Tree, top: Path) -> None:

@@ -296,6 +296,9 @@ class Recorder:
             if not self._is_below(dest):
                 return real(source, dest, **options)
 
+            if str(source).endswith(sqlite_calls.WAL_INDEX):
+                return real(source, dest, **options)
+
             def act() -> None:
                 node = self._node(_lstat(source))
                 real(source, dest, **options)
