@@ -184,7 +184,7 @@ class Backend(ABC):
         """Describe one blob, or return None if there is none."""
 
     def missing(self, keys: Iterable[str]) -> set[str]:
-        """Return those keys without a blob. Each is checked after the call has begun.
+        """Return those keys without a blob, or with one that damage hides. Each is checked after the call has begun.
 
         The existing blobs are durable after this has returned, whoever created them, unless they were put without it.
         """

@@ -32,7 +32,7 @@ from tensorcas_mlflow.errors import NewerFormatError, RefusedError
 T = TypeVar("T")
 
 WAL, SHM, HEAD, UNSYNCED = f"{NAME}-wal", f"{NAME}-shm", "blobs.head", "blobs.unsynced"
-FILES = frozenset({NAME, WAL, SHM, HEAD, UNSYNCED, f"{NAME}-journal"})
+DATABASE_FILES = frozenset({NAME, WAL, SHM, HEAD, UNSYNCED, f"{NAME}-journal"})
 """Names of the files that belong to the database."""
 _LEAST_VERSION = (3, 35, 0)
 _CHECKPOINT_BYTES = 1 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
-from tensorcas_mlflow.backends._database import FILES, Database
+from tensorcas_mlflow.backends._database import DATABASE_FILES, Database
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, NewFile, _translated, write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
@@ -303,7 +303,9 @@ class FolderBackend(LocalBackend):
             return super().missing(keys)
         self._flush()
         # The next durable transaction makes all earlier ones durable.
-        rows = self._read("look at", NAME, lambda rows: {key for key in keys if rows.find(key) is not None})
+        rows = set[str]()
+        with contextlib.suppress(DamagedError):  # what it hides is of no use to the caller
+            rows = self._read("look at", NAME, lambda rows: {key for key in keys if rows.find(key) is not None})
         others = [key for key in keys if key not in rows]
         return super().missing(others) if others else set()
 
@@ -388,7 +390,7 @@ class FolderBackend(LocalBackend):
         return super().names(prefix).union(name for row in rows if "/" not in (name := row.key[begin:]))
 
     def paths(self) -> Iterator[str]:
-        yield from (path for path in super().paths() if path not in FILES)
+        yield from (path for path in super().paths() if path not in DATABASE_FILES)
         if self._database.is_there:
             self._flush()
             yield from self._read("list", NAME, lambda rows: [row.key for row in rows.below("")])

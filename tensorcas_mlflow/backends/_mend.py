@@ -6,11 +6,13 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple, TypeVar
 
+from tensorcas_mlflow.backends._contract import Backend
 from tensorcas_mlflow.backends._database import Database, connect_new
 from tensorcas_mlflow.backends._folder import FolderBackend
-from tensorcas_mlflow.backends._contract import Backend
+from tensorcas_mlflow.backends._local import LocalBackend
 from tensorcas_mlflow.backends._records import NewBlob, key_of, packed_key, parts_of
 from tensorcas_mlflow.backends._rows import (
     MENDED,
@@ -27,13 +29,15 @@ from tensorcas_mlflow.backends._rows import (
 )
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.files import new_name
-from tensorcas_mlflow.errors import CorruptError
+from tensorcas_mlflow.errors import BlobExistsError, CorruptError
 
 T = TypeVar("T")
 
 _MOST_NAMED = 100
 _FAILURES = (sqlite3.Error, CorruptError, KeyError, TypeError, ValueError)
 QUARANTINE = "quarantine"
+_STAND_INS = frozenset({REFS, "condemned"})
+"""First segments of the keys whose loss must not pass for a deletion."""
 
 
 class Damage(NamedTuple):
@@ -53,7 +57,10 @@ def damages_of(backend: Backend) -> list[Damage]:
     found = getattr(backend, "inner", backend)
     if not isinstance(found, FolderBackend) or not found.has_database:
         return []
-    return found.check_database(_damages)
+    try:
+        return found.check_database(_damages)
+    except DamagedError as error:
+        return [Damage(NAME, error.reason)]
 
 
 def _damages(rows: Rows, database: Database) -> list[Damage]:
@@ -82,7 +89,7 @@ def _damages_in(rows: Rows) -> Iterator[Damage]:
         for row in found:
             counted = folders.setdefault(row.key.partition("/")[0], [0, 0])
             counted[0] += 1
-        for folder in folders.keys() | {bytes(name).decode("ascii", "replace") for name in rows.folders()}:
+        for folder in folders.keys() | set(rows.folders()):
             rows.check_folder(folder)
     except _FAILURES as error:
         yield Damage(NAME, _reason(error))
@@ -138,33 +145,48 @@ class Rebuilt(NamedTuple):
     """Blobs that the old database names and whose bytes are damaged."""
 
 
-def rebuild(backend: Backend) -> Rebuilt:
+def rebuild(backend: Backend, *, only_plans: bool = False) -> Rebuilt:
     """Write every whole blob of a damaged database into a new one, and put the old one aside, below ``quarantine``.
+
+    A ref or condemned list that is lost leaves a damaged one in its place: collections keep what it may have needed
+    until somebody restores it or gives it up.
+
+    Args:
+        backend: Backend with the database.
+        only_plans: Whether to change nothing.
 
     Raises:
         BackendError: The disk fails; the old database is still there.
     """
     found = getattr(backend, "inner", backend)
     assert isinstance(found, FolderBackend)
-    return found.replace_database(_rebuild)
+    return found.replace_database(partial(_rebuild, found, only_plans=only_plans))
 
 
-def _rebuild(database: Database, folder: str) -> Rebuilt:
+def _rebuild(backend: FolderBackend, database: Database, folder: str, *, only_plans: bool) -> Rebuilt:
     """Build the new database, and put it into the place of the old one; nobody else writes."""
-    new = database.new_path()
+    new = "" if only_plans else database.new_path()  # "" is a temporary file
     old = _Old(database.path)
     connection = connect_new(new)
     try:
         connection.execute("BEGIN IMMEDIATE")
         change = Change(connection, Contents())
         n_blobs, lost = _fill(change, old)
+        lost += filter(None, [old.is_older(database)])
+        if only_plans:
+            return Rebuilt(n_blobs, lost)
         change.set(inode=os.stat(new).st_ino)
         change.save()
         connection.execute("COMMIT")
     finally:
         connection.close()
         old.close()
-    database.put_in_place(new, aside=f"{folder}{os.sep}{QUARANTINE}{os.sep}{new_name()}.db")
+    for each in lost:
+        if each.key.partition("/")[0] in _STAND_INS:
+            with contextlib.suppress(BlobExistsError):
+                LocalBackend.put_new(backend, each.key, [f"lost: {each.reason}\n".encode()])
+    aside = f"{new_name()}-0-{os.stat(database.path).st_size:x}.{new_name()[:8]}"
+    database.put_in_place(new, aside=f"{folder}{os.sep}{QUARANTINE}{os.sep}{aside}")
     return Rebuilt(n_blobs, lost)
 
 
@@ -173,11 +195,14 @@ def _fill(change: Change, old: _Old) -> tuple[int, list[Damage]]:
     rows = old.rows()
     is_whole = {folder: old.is_whole(folder) for folder in {key.partition("/")[0] for key in rows} | {REFS}}
     last: dict[bytes, Commit] = {}
+    gap = 0
     for number in range(1, old.n_commits + 1):
         commit = old.ask(lambda known, number=number: known.commit(number))  # type: ignore[misc]
-        if commit is not None:
-            last[commit.key] = commit
-            change.copy_commit(commit)
+        if commit is None:
+            gap = number
+            continue
+        last[commit.key] = commit
+        change.copy_commit(commit)
     change.log_repair()
     found: dict[str, tuple[int, bytes]] = {}
     for number in range(1, old.n_records + 1):
@@ -185,13 +210,15 @@ def _fill(change: Change, old: _Old) -> tuple[int, list[Damage]]:
             row = rows.get(key)
             if row is not None and row.record == number:
                 found[key] = row.born, data
-            elif row is None and not is_whole.get(key.partition("/")[0], False) and _is_wanted(key, data, last):
+            elif row is None and not is_whole.get(key.partition("/")[0], False) and _is_wanted(key, data, last, gap):
                 found[key] = found.get(key, (0, b""))[0] or number, data
     lost = [Damage(key, "its bytes are damaged") for key in sorted(rows.keys() - found.keys())]
     for commit in last.values():
         key = key_of(commit.key)
         if commit.what == WRITTEN and key not in found and key not in rows:
             lost.append(Damage(key, "it was committed, and is in no whole page"))
+    if gap and not is_whole[REFS]:
+        lost.append(Damage(NAME, f"commits up to {gap} are damaged: nobody knows all that they wrote and deleted"))
     change.add(
         [NewBlob(key, data) for key, (_, data) in found.items()],
         is_series=True,
@@ -208,11 +235,18 @@ def _fill(change: Change, old: _Old) -> tuple[int, list[Damage]]:
     return len(found), lost
 
 
-def _is_wanted(key: str, data: bytes, last: dict[bytes, Commit]) -> bool:
-    """Tell whether a blob whose row is missing was there, as far as others tell; garbage is collected later."""
+def _is_wanted(key: str, data: bytes, last: dict[bytes, Commit], gap: int) -> bool:
+    """Tell whether a blob whose row is missing was there, as far as others tell; garbage is collected later.
+
+    Args:
+        key: Its key.
+        data: What it may have held last.
+        last: The last known commits, by packed key.
+        gap: Number of the last commit that is damaged: it may have replaced or deleted any ref.
+    """
     if key.partition("/")[0] == REFS:
         commit = last.get(packed_key(key))
-        return commit is not None and commit.after == digest(data)
+        return commit is not None and commit.number > gap and commit.after == digest(data)
     return key.partition("/")[0] != "intents"
 
 
@@ -264,6 +298,16 @@ class _Old:
         for key, *facts in self._rows.connection.execute(f"SELECT * FROM blobs ORDER BY key{order}"):
             with contextlib.suppress(*_FAILURES):
                 yield checked(key, None, *facts)
+
+    def is_older(self, database: Database) -> Damage | None:
+        """Return damage if the database lacks commits that it had once, or if nobody can tell."""
+        try:
+            if self._rows is None:
+                return Damage(NAME, "its last commits are unknown")
+            database.check_head(self._rows, again=True)
+        except _FAILURES as error:
+            return Damage(NAME, _reason(error))
+        return None
 
     def is_whole(self, folder: str) -> bool:
         """Tell whether no row is missing among those with a first segment."""

@@ -46,7 +46,6 @@ from tensorcas_mlflow.layout import (
     only_packs,
     open_segment,
     pack_key,
-    pack_name,
     read_hints,
     read_pack_hints,
     read_pack_table,
