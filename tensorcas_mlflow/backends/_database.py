@@ -257,7 +257,9 @@ class Database:
         try:
             change = Change(rows.connection, self.contents)
             if change.before.commits < self._n_commits:
-                raise DamagedError(f"commits {change.before.commits + 1} to {self._n_commits} are gone: it was put back")
+                raise DamagedError(
+                    f"commits {change.before.commits + 1} to {self._n_commits} are gone: it was put back"
+                )
             self._check_file(change)
             result = act(change)
             change.save()

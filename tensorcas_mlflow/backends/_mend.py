@@ -198,7 +198,9 @@ def _fill(change: Change, old: _Old) -> tuple[int, list[Damage]]:
         born={key: born for key, (born, _) in found.items()},
     )
     for key, (_, data) in found.items():
-        if key.partition("/")[0] == REFS and ((said := last.get(packed_key(key))) is None or said.after != digest(data)):
+        if key.partition("/")[0] == REFS and (
+            (said := last.get(packed_key(key))) is None or said.after != digest(data)
+        ):
             change.log(key, data)
     for each in lost:
         if each.key.partition("/")[0] == REFS:
