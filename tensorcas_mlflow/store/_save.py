@@ -608,7 +608,7 @@ class PendingSave:
         # Imported only for a remote store: other saves need no reader.
         keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None
         packs = put_packs(self._backend, payloads, beside.items(), keep)
-        self._put_keys += [*map(pack_key, packs), *beside]
+        self._put_keys += [*map(pack_key, packs), *(f"index/{name}.loose" for name in packs), *beside]
         if with_manifest:
             self._catalog.seen(self._condemned.generation).add(key)
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
