@@ -241,7 +241,7 @@ class Backend(ABC):
         """List the blobs below a key prefix of whole segments, in no order; an absent prefix is empty.
 
         A blob present throughout the listing is listed, exactly once. A blob created or
-        removed meanwhile may or may not be.
+        removed meanwhile may or may not be. If damage hides some, the others come before the error.
 
         Args:
             prefix: The prefix.

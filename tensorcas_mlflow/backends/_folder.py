@@ -114,8 +114,9 @@ class FolderBackend(LocalBackend):
     def _too_big(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> Iterator[tuple[str, Iterable[Buffer]]]:
         """Hold the small blobs, and yield the others."""
         for key, pieces in blobs:
-            if self._exists(check_key(key)):
-                raise BlobExistsError(key)
+            with contextlib.suppress(DamagedError):
+                if self._exists(check_key(key)):
+                    raise BlobExistsError(key)
             data, rest = _drawn(pieces)
             if rest is not None or _is_in_files(key):
                 yield key, chain(data, rest or ())
@@ -263,15 +264,27 @@ class FolderBackend(LocalBackend):
             return super().withdraw(key, token)
         self._flush()
         if os.path.lexists(self._path(key)):
-            # Without the file an older row would count again.
-            self._write("withdraw", key, lambda change: _remove(change, key), durable=True)
+            self._remove_below(key)
             return super().withdraw(key, token)
         return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=True)
 
     def retract(self, key: str, token: Token) -> bool:
         if not self._may_write_rows(key) or os.path.lexists(self._path(key)):
             return self.withdraw(key, token)
-        return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=False)
+        try:
+            return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=False)
+        except DamagedError as error:
+            self._warn(error)
+            return False
+
+    def _remove_below(self, key: str) -> None:
+        """Remove the row below a file: without the file it would count again."""
+        try:
+            self._write("delete", key, lambda change: _remove(change, key), durable=True)
+        except DamagedError:
+            if _is_ref(key):
+                raise
+            # Other keys never come back, so the file was written for want of a row.
 
     def delete(self, key: str) -> None:
         if not self._may_write_rows(key):
@@ -280,8 +293,7 @@ class FolderBackend(LocalBackend):
         if key in self._held:
             self._flush()
         if os.path.lexists(self._path(key)):
-            # The row first: without the file it would count again.
-            self._write("delete", key, lambda change: _remove(change, key), durable=True)
+            self._remove_below(key)
             super().delete(key)
         else:
             self._write("delete", key, lambda change: _remove(change, key), durable=False)
@@ -363,14 +375,24 @@ class FolderBackend(LocalBackend):
                 rows.check_ref(key, data)
             return data
 
-        return self._read("read", key, read, together=True)
+        return self._unless_in_file("read", key, read, together=True)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         found = {info.key: info for info in super().list(prefix, after=after)}
-        for row in self._below(prefix):
+        damage: DamagedError | None = None
+        try:
+            rows = self._below(prefix)
+        except DamagedError as error:
+            rows, damage = [], error
+            self._warn(error)
+            with contextlib.suppress(DamagedError):
+                rows = self._read("list", prefix, lambda rows: rows.below(prefix))
+        for row in rows:
             if after is None or row.key > after:
                 found.setdefault(row.key, _info(row))
         yield from found.values()
+        if damage is not None:
+            raise damage
 
     def list_dir(self, prefix: str) -> Children:
         blobs, names = super().list_dir(prefix)
@@ -508,7 +530,18 @@ class FolderBackend(LocalBackend):
                 rows.check_ref(key, None)
             return row
 
-        return self._read("look at", key, find)
+        return self._unless_in_file("look at", key, find)
+
+    def _unless_in_file(
+        self, action: str, key: str, act: Callable[[Rows], T | None], *, together: bool = False
+    ) -> T | None:
+        """Read what the database has at a key; None if it is damaged there, and a file has the blob."""
+        try:
+            return self._read(action, key, act, together=together)
+        except DamagedError:
+            if os.path.lexists(self._path(key)):
+                return None
+            raise
 
     def _read(self, action: str, key: str, act: Callable[[Rows], T], *, together: bool = False) -> T:
         for is_last in (False, True):
@@ -542,7 +575,7 @@ class FolderBackend(LocalBackend):
         if not self._has_warned:
             self._has_warned = True
             getLogger(__name__).warning(
-                "%s; until then saves to %s write plain files beside the database", error, self.uri
+                "%s; until then saves to %s go on beside what is damaged", error, self.uri
             )
 
 

@@ -432,9 +432,9 @@ class Change(Rows):
         else:
             self._append(WRITTEN, key, before, digest(after))
 
-    def log_repair(self) -> None:
-        """Append the commit of a repair, which names the hash after which the chain begins anew."""
-        self._append(MENDED, "", self._now["hash"], None)
+    def log_repair(self, all_before: bytes) -> None:
+        """Append the commit of a repair: the hash after which the chain begins anew, and the digest of all before."""
+        self._append(MENDED, "", self._now["hash"], all_before)
 
     def _append(self, what: int, key: str, before: bytes | None, after: bytes | None) -> None:
         number, now = self._now["commits"] + 1, time.time_ns() // 1_000_000

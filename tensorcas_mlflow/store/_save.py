@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -135,8 +134,7 @@ def probe(
             is_known = is_fresh or (backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all()))
         if not is_known:
             # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
-            with suppress(DamagedError):  # the save stores what it does not find
-                seen |= catalog.refresh(n_bytes=n_bytes)
+            seen |= catalog.refresh(n_bytes=n_bytes)
         if bases is None:
             # After the listing of a remote store's packs, which shows most of them.
             bases = check_bases()

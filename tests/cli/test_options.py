@@ -58,8 +58,6 @@ CONTRADICTIONS = [("--root", "a", "list", "--root", "b"), ("init", "x", "--datab
 
 
 @pytest.mark.parametrize("words", CONTRADICTIONS)
-    "words", [("--root", "a", "list", "--root", "b"), ("init", "x", "--database", "--no-database")]
-)
 def test_options_that_contradict_each_other_are_refused(tensorcas: Tensorcas, words: tuple[str, ...]) -> None:
     done = tensorcas(*words)
 
