@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
-from tensorcas_mlflow.backends._database import DATABASE_FILES, Database
+from tensorcas_mlflow.backends._database import DATABASE_FILES, SHM, WAL, Database
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, NewFile, _translated, write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
@@ -435,6 +435,16 @@ class FolderBackend(LocalBackend):
 
     # --- bytes
 
+    def files(self) -> Iterator[tuple[str, int]]:
+        # The log and its index are gone, or nearly, once nobody writes; what they add to the database counts there.
+        for path, n_bytes in super().files():
+            if path not in (WAL, SHM):
+                yield path, self._n_database_bytes() if path == NAME else n_bytes
+
+    def _n_database_bytes(self) -> int:
+        with _translated("read", NAME):
+            return self._database.n_bytes()
+
     def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
         if not self._database.is_there:
             return super().freed_by(deleted, older_than_s=older_than_s)
@@ -449,18 +459,19 @@ class FolderBackend(LocalBackend):
 
         with _translated("read", NAME):
             after = self._database.try_out(delete)
+            before = self._database.n_bytes()
         files = {key: size for key, size in deleted.items() if key not in set(in_rows)}
-        return super().freed_by(files, older_than_s=older_than_s) + self._database.n_bytes() - after
+        return super().freed_by(files, older_than_s=older_than_s) + before - after
 
     def sweep(self, older_than_s: float) -> int:
         freed = super().sweep(older_than_s)
         if self._database.is_there:
             self._flush()
-            before = self._database.n_bytes()
+            before = self._n_database_bytes()
             self._write("sweep", NAME, Change.tidy, durable=False)
             with _translated("sweep", NAME):
                 self._database.shrink()
-            freed += before - self._database.n_bytes()
+            freed += before - self._n_database_bytes()
         return freed
 
     # --- damage

@@ -275,11 +275,15 @@ class Rows:
         """Return the first segments of keys that are counted."""
         return [bytes(name).decode("ascii", "replace") for (name,) in self._run("SELECT name FROM folders").fetchall()]
 
+    def n_bytes(self) -> int:
+        """Return the size of its pages."""
+        [(n_pages,)] = self._run("PRAGMA page_count").fetchall()
+        return int(n_pages) * PAGE_BYTES
+
     def used_bytes(self) -> int:
         """Return the size of its pages without the free ones."""
-        [(n_pages,)] = self._run("PRAGMA page_count").fetchall()
         [(n_free,)] = self._run("PRAGMA freelist_count").fetchall()
-        return (int(n_pages) - int(n_free)) * PAGE_BYTES
+        return self.n_bytes() - int(n_free) * PAGE_BYTES
 
 
 def commit_of(found: Sequence[Any]) -> Commit:
