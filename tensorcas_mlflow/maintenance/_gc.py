@@ -56,6 +56,7 @@ from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
 
+
 def choose(
     state: Survey,
     max_waste: float,

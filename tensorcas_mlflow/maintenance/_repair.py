@@ -270,7 +270,8 @@ class RepairReport:
     def __str__(self) -> str:
         lines = []
         if self.n_kept is not None:
-            lines.append(f"rebuilt the database with {count_text(self.n_kept, 'whole blob')}; the old one is in quarantine")
+            kept = count_text(self.n_kept, "whole blob")
+            lines.append(f"rebuilt the database with {kept}; the old one is in quarantine")
         lines += [f"restored {key}" for key in self.restored]
         lines += [f"removed {key}" for key in self.abandoned]
         lines += [f"put {key} into quarantine" for key in self.recipes_gone]
@@ -388,7 +389,7 @@ def plan_repair(
         again = partial(
             plan_repair, store, sources=sources, abandon=abandon, format_fix=format_fix, engine=engine, watch=watch
         )
-        return _plan_rebuild(store, damages, again)
+        return _plan_rebuild(store, damages, sources, again)
     backend = store.backend
     bad_intents = _look_at_intents(store)
     lists = read_lists(backend)
@@ -454,22 +455,23 @@ def plan_repair(
     )
 
 
-def _plan_rebuild(store: Store, damages: Sequence[Damage], again: Callable[[], RepairPlan]) -> RepairPlan:
+def _plan_rebuild(
+    store: Store, damages: Sequence[Damage], sources: Sequence[Store], again: Callable[[], RepairPlan]
+) -> RepairPlan:
     """Plan a new database with all that is whole of a damaged one. What else is damaged shows in that one alone.
 
     Args:
         store: Store to repair.
         damages: Damage of its database.
+        sources: Other stores, of which the rest of the repair may take lost blobs.
         again: Plans the repair of the rest.
     """
     rebuilt = rebuild(store.backend, only_plans=True)
     remedy = f"{count_text(rebuilt.n_blobs, 'whole blob')} to a new database, the old one to quarantine"
-    losses = tuple(
-        Loss(key=key, checkpoint=p.label_of(key), tensors=(), n_bytes=None, reason=reason)
-        for key, reason in rebuilt.lost
-    )
+    losses = tuple(_loss_of(damage) for damage in rebuilt.lost if damage.key.partition("/")[0] not in _REBUILT)
     findings = tuple(Finding(key=key, reason=reason, remedy=remedy) for key, reason in damages)
-    return RepairPlan(store=store, findings=findings, losses=losses, remaining=losses, seen=again)
+    remaining = tuple(loss for loss in losses if not any(each.backend.stat(loss.key) for each in sources))
+    return RepairPlan(store=store, findings=findings, losses=losses, remaining=remaining, seen=again)
 
 
 def _execute(plan: RepairPlan) -> RepairReport:
@@ -480,14 +482,17 @@ def _execute(plan: RepairPlan) -> RepairReport:
     if not isinstance(rest.seen, _Seen):
         raise CorruptError(rest.findings[0].key, f"it is damaged anew: {rest.findings[0].reason}")
     report = rest.execute()
-    known = {loss.key for loss in report.losses}
-    # A lost ref has left a damaged one in its place.
-    unknown = (
-        Loss(key=key, checkpoint=None, tensors=(), n_bytes=None, reason=reason)
-        for key, reason in rebuilt.lost
-        if key not in known
-    )
-    return replace(report, n_kept=rebuilt.n_blobs, losses=(*report.losses, *unknown))
+    # A lost ref has left a damaged one in its place, and of other blobs the rest knows whether anything needs them.
+    of_all = tuple(_loss_of(damage) for damage in rebuilt.lost if "/" not in damage.key)
+    return replace(report, n_kept=rebuilt.n_blobs, losses=(*of_all, *report.losses))
+
+
+_REBUILT = frozenset({"index", "census", "ref-tables", "intents"})
+"""First segments of the keys of blobs that others stand in for, or that end by themselves."""
+
+
+def _loss_of(damage: Damage) -> Loss:
+    return Loss(key=damage.key, checkpoint=p.label_of(damage.key), tensors=(), n_bytes=None, reason=damage.reason)
 
 
 def _execute_rest(store: Store, seen: _Seen) -> RepairReport:

@@ -134,10 +134,7 @@ def probe(
             is_known = is_fresh or (backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all()))
         if not is_known:
             # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
-            try:
-                seen |= catalog.refresh(n_bytes=n_bytes)
-            except DamagedError:
-                pass  # packs that the index hides are of no use
+            seen |= catalog.refresh(n_bytes=n_bytes)
         if bases is None:
             # After the listing of a remote store's packs, which shows most of them.
             bases = check_bases()
@@ -609,7 +606,7 @@ class PendingSave:
         # Imported only for a remote store: other saves need no reader.
         keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None
         packs = put_packs(self._backend, payloads, beside.items(), keep)
-        self._put_keys += [*map(pack_key, packs), *beside]
+        self._put_keys += [*map(pack_key, packs), *(f"index/{name}.loose" for name in packs), *beside]
         if with_manifest:
             self._catalog.seen(self._condemned.generation).add(key)
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
