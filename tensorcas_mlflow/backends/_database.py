@@ -399,7 +399,7 @@ class Database:
             rows = self._take_to_write()
             try:
                 rows.connection.execute("PRAGMA synchronous = NORMAL")
-                rows.connection.execute("PRAGMA incremental_vacuum").fetchall()
+                rows.connection.executescript("PRAGMA incremental_vacuum")  # `execute` would give back one page
                 self._checkpoint(rows)
             except BaseException:
                 self._close(rows)
