@@ -32,7 +32,7 @@ from tensorcas_mlflow.errors import NewerFormatError, RefusedError
 T = TypeVar("T")
 
 WAL, SHM, HEAD, UNSYNCED = f"{NAME}-wal", f"{NAME}-shm", "blobs.head", "blobs.unsynced"
-FILES = frozenset({NAME, WAL, SHM, HEAD, UNSYNCED, f"{NAME}-journal"})
+DATABASE_FILES = frozenset({NAME, WAL, SHM, HEAD, UNSYNCED, f"{NAME}-journal"})
 """Names of the files that belong to the database."""
 _LEAST_VERSION = (3, 35, 0)
 _CHECKPOINT_BYTES = 1 << 20
@@ -169,8 +169,11 @@ class Database:
         sync_folder(self._folder)
 
     def n_bytes(self) -> int:
-        """Return the bytes of its files."""
-        return _size_of(self.path) + _size_of(self._folder + os.sep + WAL)
+        """Return the bytes of its file once the write-ahead log is in it; if it cannot be read, of both files now."""
+        try:
+            return self.read(Rows.n_bytes)
+        except DamagedError:
+            return _size_of(self.path) + _size_of(self._folder + os.sep + WAL)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
@@ -283,11 +286,14 @@ class Database:
                 try:
                     change = Change(rows.connection, Contents())
                     act(change)
-                    return change.used_bytes()
+                    n_bytes = change.used_bytes()
                 finally:
                     rows.connection.execute("ROLLBACK")
-            finally:
+            except BaseException:
                 self._close(rows)
+                raise
+            self._give(rows)
+            return n_bytes
 
     def _check_file(self, change: Change) -> None:
         """Check a database that was copied or put back since the last write: pages of two states would get worse."""
