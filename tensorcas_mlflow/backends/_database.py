@@ -246,11 +246,17 @@ class Database:
             rows = self._take_to_write()
             try:
                 result = self._write(rows, act, durable=durable)
-                self._checkpoint_if_due(rows)
             except BaseException:
                 self._close(rows)
                 raise
-            self._give(rows)
+            try:
+                self._checkpoint_if_due(rows)
+            except (OSError, sqlite3.Error):
+                # The transaction is done; whoever writes next repeats the checkpoint, and fails if that does.
+                self._note_unsynced()
+                self._close(rows)
+            else:
+                self._give(rows)
             return result
 
     def _write(self, rows: Rows, act: Callable[[Change], T], *, durable: bool) -> T:
@@ -371,6 +377,8 @@ class Database:
         with contextlib.suppress(FileNotFoundError, ValueError):
             with open(self._folder + os.sep + HEAD, "rb") as file:
                 number, hash_ = file.read(200).split()
+            if len(hash_) != 64:  # it was torn by a power cut
+                raise ValueError
             last = rows.commit(int(number)) if int(number) else None
             if int(number) > state.commits:
                 raise DamagedError(

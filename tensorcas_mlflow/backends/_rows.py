@@ -406,20 +406,20 @@ class Change(Rows):
     def drop_record(self, number: int) -> None:
         """Delete a record, and the records on which it builds, unless they hold a blob or others build on them."""
         while number is not None:
+            found = self._run("SELECT base FROM records WHERE number = ?", (number,)).fetchone()
+            if found is None:
+                return
             try:
                 keys = [packed_key(part.key) for part in parts_of(self._content(number))]
-            except KeyError:
-                return
-            except CorruptError:
+            except (KeyError, CorruptError):
                 return  # a repair decides
             for key in keys:
                 if self._run("SELECT 1 FROM blobs WHERE key = ? AND record = ?", (key, number)).fetchone():
                     return
             if self._run("SELECT 1 FROM records WHERE base = ? LIMIT 1", (number,)).fetchone():
                 return
-            [(base,)] = self._run("SELECT base FROM records WHERE number = ?", (number,)).fetchall()
             self._run("DELETE FROM records WHERE number = ?", (number,))
-            number = base
+            [number] = found
 
     def _content(self, number: int) -> bytes:
         for held, content in self._held:
