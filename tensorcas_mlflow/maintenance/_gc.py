@@ -41,6 +41,7 @@ from tensorcas_mlflow.layout import (
     list_blobs,
     pack_key,
     recipe_key,
+    segment_name,
     strangers_text,
     tidy_ref_tables,
 )
@@ -517,6 +518,9 @@ def plan_gc(
     deleted |= quarantine | {f"manifests/{name}": state.manifests[name] for name in manifests}
     deleted |= {pack_key(name): state.sizes[name] for name in doomed}
     gone = deleted | {pack_key(name): state.sizes[name] for name in rewrites}
+    kept = state.sizes.keys() - {*doomed, *rewrites}
+    markers = list_blobs(store.backend, "index") if store.backend.has_database else ()  # elsewhere they have no bytes
+    gone |= {info.key: 0 for info in markers if info.key.endswith(".loose") and segment_name(info.key) not in kept}
     freed_bytes = store.backend.freed_by(gone, older_than_s=max(grace_s, DEFAULT_GRACE_S)) - sum(rewrites.values())
     return GcPlan(
         store=store,
