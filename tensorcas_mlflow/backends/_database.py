@@ -32,7 +32,7 @@ from tensorcas_mlflow.errors import NewerFormatError, RefusedError
 T = TypeVar("T")
 
 WAL, SHM, HEAD, UNSYNCED = f"{NAME}-wal", f"{NAME}-shm", "blobs.head", "blobs.unsynced"
-FILES = frozenset({NAME, WAL, SHM, HEAD, UNSYNCED, f"{NAME}-journal"})
+DATABASE_FILES = frozenset({NAME, WAL, SHM, HEAD, UNSYNCED, f"{NAME}-journal"})
 """Names of the files that belong to the database."""
 _LEAST_VERSION = (3, 35, 0)
 _CHECKPOINT_BYTES = 1 << 20
@@ -169,8 +169,11 @@ class Database:
         sync_folder(self._folder)
 
     def n_bytes(self) -> int:
-        """Return the bytes of its files."""
-        return _size_of(self.path) + _size_of(self._folder + os.sep + WAL)
+        """Return the bytes of its file once the write-ahead log is in it; if it cannot be read, of both files now."""
+        try:
+            return self.read(Rows.n_bytes)
+        except DamagedError:
+            return _size_of(self.path) + _size_of(self._folder + os.sep + WAL)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
@@ -243,11 +246,17 @@ class Database:
             rows = self._take_to_write()
             try:
                 result = self._write(rows, act, durable=durable)
-                self._checkpoint_if_due(rows)
             except BaseException:
                 self._close(rows)
                 raise
-            self._give(rows)
+            try:
+                self._checkpoint_if_due(rows)
+            except (OSError, sqlite3.Error):
+                # The transaction is done; whoever writes next repeats the checkpoint, and fails if that does.
+                self._note_unsynced()
+                self._close(rows)
+            else:
+                self._give(rows)
             return result
 
     def _write(self, rows: Rows, act: Callable[[Change], T], *, durable: bool) -> T:
@@ -283,11 +292,14 @@ class Database:
                 try:
                     change = Change(rows.connection, Contents())
                     act(change)
-                    return change.used_bytes()
+                    n_bytes = change.used_bytes()
                 finally:
                     rows.connection.execute("ROLLBACK")
-            finally:
+            except BaseException:
                 self._close(rows)
+                raise
+            self._give(rows)
+            return n_bytes
 
     def _check_file(self, change: Change) -> None:
         """Check a database that was copied or put back since the last write: pages of two states would get worse."""
@@ -365,6 +377,8 @@ class Database:
         with contextlib.suppress(FileNotFoundError, ValueError):
             with open(self._folder + os.sep + HEAD, "rb") as file:
                 number, hash_ = file.read(200).split()
+            if len(hash_) != 64:  # it was torn by a power cut
+                raise ValueError
             last = rows.commit(int(number)) if int(number) else None
             if int(number) > state.commits:
                 raise DamagedError(
@@ -385,7 +399,7 @@ class Database:
             rows = self._take_to_write()
             try:
                 rows.connection.execute("PRAGMA synchronous = NORMAL")
-                rows.connection.execute("PRAGMA incremental_vacuum").fetchall()
+                rows.connection.executescript("PRAGMA incremental_vacuum")  # `execute` would give back one page
                 self._checkpoint(rows)
             except BaseException:
                 self._close(rows)

@@ -275,11 +275,15 @@ class Rows:
         """Return the first segments of keys that are counted."""
         return [bytes(name).decode("ascii", "replace") for (name,) in self._run("SELECT name FROM folders").fetchall()]
 
+    def n_bytes(self) -> int:
+        """Return the size of its pages."""
+        [(n_pages,)] = self._run("PRAGMA page_count").fetchall()
+        return int(n_pages) * PAGE_BYTES
+
     def used_bytes(self) -> int:
         """Return the size of its pages without the free ones."""
-        [(n_pages,)] = self._run("PRAGMA page_count").fetchall()
         [(n_free,)] = self._run("PRAGMA freelist_count").fetchall()
-        return (int(n_pages) - int(n_free)) * PAGE_BYTES
+        return self.n_bytes() - int(n_free) * PAGE_BYTES
 
 
 def commit_of(found: Sequence[Any]) -> Commit:
@@ -402,20 +406,20 @@ class Change(Rows):
     def drop_record(self, number: int) -> None:
         """Delete a record, and the records on which it builds, unless they hold a blob or others build on them."""
         while number is not None:
+            found = self._run("SELECT base FROM records WHERE number = ?", (number,)).fetchone()
+            if found is None:
+                return
             try:
                 keys = [packed_key(part.key) for part in parts_of(self._content(number))]
-            except KeyError:
-                return
-            except CorruptError:
+            except (KeyError, CorruptError):
                 return  # a repair decides
             for key in keys:
                 if self._run("SELECT 1 FROM blobs WHERE key = ? AND record = ?", (key, number)).fetchone():
                     return
             if self._run("SELECT 1 FROM records WHERE base = ? LIMIT 1", (number,)).fetchone():
                 return
-            [(base,)] = self._run("SELECT base FROM records WHERE number = ?", (number,)).fetchall()
             self._run("DELETE FROM records WHERE number = ?", (number,))
-            number = base
+            [number] = found
 
     def _content(self, number: int) -> bytes:
         for held, content in self._held:
@@ -432,9 +436,9 @@ class Change(Rows):
         else:
             self._append(WRITTEN, key, before, digest(after))
 
-    def log_repair(self) -> None:
-        """Append the commit of a repair, which names the hash after which the chain begins anew."""
-        self._append(MENDED, "", self._now["hash"], None)
+    def log_repair(self, all_before: bytes) -> None:
+        """Append the commit of a repair: the hash after which the chain begins anew, and the digest of all before."""
+        self._append(MENDED, "", self._now["hash"], all_before)
 
     def _append(self, what: int, key: str, before: bytes | None, after: bytes | None) -> None:
         number, now = self._now["commits"] + 1, time.time_ns() // 1_000_000

@@ -41,6 +41,7 @@ from tensorcas_mlflow.layout import (
     list_blobs,
     pack_key,
     recipe_key,
+    segment_name,
     strangers_text,
     tidy_ref_tables,
 )
@@ -55,9 +56,6 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
-
-_CLEARLY = 0.05
-"""A smaller share of the store that stays in logs is not worth a word."""
 
 
 def choose(
@@ -323,9 +321,6 @@ class GcPlan(PrintedPlan):
     """Bytes of all files of the store."""
     freed_bytes: int = 0
     """Estimate of the bytes that the execution frees of these."""
-    left_bytes: int = 0
-    """Estimate of the garbage that stays in files which also hold other blobs, such as logs, until enough of it is
-    garbage."""
     bound_bytes: int = 0
     """Unneeded bytes of packs that waste too much and stay, because deltas need other chunks of them. An optimization
     encodes these deltas anew, after which the packs go."""
@@ -360,9 +355,6 @@ class GcPlan(PrintedPlan):
         if self.bound_bytes:
             held = f"{size_text(self.bound_bytes)} stay in packs that deltas of other checkpoints need"
             lines.append(f"{held} (`tensorcas optimize` frees most of them)")
-        if self.left_bytes > _CLEARLY * self.disk_bytes:
-            held = f"about {size_text(self.left_bytes)} stay in logs"
-            lines.append(f"{held} until half of a log is garbage and no process appends to it")
         if self.stale_intents:
             lines.append(f"{count_text(len(self.stale_intents), 'dead save')} to abort")
         if self.damaged_refs:
@@ -526,6 +518,9 @@ def plan_gc(
     deleted |= quarantine | {f"manifests/{name}": state.manifests[name] for name in manifests}
     deleted |= {pack_key(name): state.sizes[name] for name in doomed}
     gone = deleted | {pack_key(name): state.sizes[name] for name in rewrites}
+    kept = state.sizes.keys() - {*doomed, *rewrites}
+    markers = list_blobs(store.backend, "index") if store.backend.has_database else ()  # elsewhere they have no bytes
+    gone |= {info.key: 0 for info in markers if info.key.endswith(".loose") and segment_name(info.key) not in kept}
     freed_bytes = store.backend.freed_by(gone, older_than_s=max(grace_s, DEFAULT_GRACE_S)) - sum(rewrites.values())
     return GcPlan(
         store=store,
