@@ -81,12 +81,7 @@ class FolderBackend(LocalBackend):
         if not self._may_write_rows(key):
             return super().put_new(key, pieces, durable=durable)
         data, rest = _drawn(pieces)
-        try:
-            is_taken = self._exists(key)
-        except DamagedError as error:
-            self._warn(error)
-            is_taken = False
-        if is_taken:
+        if self._exists(key):
             raise BlobExistsError(key)
         if rest is not None:
             return super().put_new(key, chain(data, rest), durable=durable)
@@ -166,7 +161,7 @@ class FolderBackend(LocalBackend):
         if os.path.lexists(self._path(source)):
             self._flush()
             self._settle_database()
-            if not replace and self._find(dest) is not None:
+            if not replace and self._exists(dest):
                 raise BlobExistsError(dest)
             super().promote(source, dest, data, token=token, replace=replace)
             return
@@ -353,15 +348,15 @@ class FolderBackend(LocalBackend):
             return None
 
         def read(rows: Rows) -> bytes | None:
-            if is_ref:
-                self._database.check_head(rows)
             row = rows.find(key)
             data = None if row is None else rows.data(row)
             if is_ref:
                 rows.check_ref(key, data)
+            elif row is None and not os.path.lexists(self._path(key)):
+                rows.check_absent(key)
             return data
 
-        return self._read("read", key, read, together=True)
+        return self._read("read", key, read)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         found = {info.key: info for info in super().list(prefix, after=after)}
@@ -398,16 +393,7 @@ class FolderBackend(LocalBackend):
         if not self._may_have_rows(prefix):
             return []
         self._flush_below(prefix)
-        folder = prefix.partition("/")[0]
-
-        def find(rows: Rows) -> list[Row]:
-            self._database.check_head(rows)
-            if folder not in self._database.checked:
-                rows.check_folder(folder)
-                self._database.checked.add(folder)
-            return rows.below(prefix)
-
-        return self._read("list", prefix, find, together=folder not in self._database.checked)
+        return self._read("list", prefix, lambda rows: rows.listed(prefix))
 
     # --- bytes
 
@@ -441,10 +427,10 @@ class FolderBackend(LocalBackend):
 
     # --- damage
 
-    def check_database(self, check: Callable[[Rows, Database], T]) -> T:
+    def check_database(self, check: Callable[[Rows], T]) -> T:
         """Look at all of the database."""
         self._flush()
-        return self._read("check", NAME, lambda rows: check(rows, self._database), together=True)
+        return self._read("check", NAME, check)
 
     def replace_database(self, build: Callable[[Database, str], T]) -> T:
         """Let a function put another database into the place of this one, while nobody writes."""
@@ -491,7 +477,12 @@ class FolderBackend(LocalBackend):
             )
 
     def _exists(self, key: str) -> bool:
-        return self._find(key) is not None or os.path.lexists(self._path(key))
+        """Tell whether a key is taken; one whose row is damaged is not."""
+        try:
+            return os.path.lexists(self._path(key)) or self._find(key) is not None
+        except DamagedError as error:
+            self._warn(error)
+            return False
 
     def _find(self, key: str) -> Row | None:
         """Return the row of a key."""
@@ -502,25 +493,20 @@ class FolderBackend(LocalBackend):
         def find(rows: Rows) -> Row | None:
             row = rows.find(key)
             if row is None and _is_ref(key):
-                self._database.check_head(rows)
                 rows.check_ref(key, None)
             return row
 
         return self._read("look at", key, find)
 
-    def _read(self, action: str, key: str, act: Callable[[Rows], T], *, together: bool = False) -> T:
-        for is_last in (False, True):
-            with _translated(action, key):
-                try:
-                    return self._database.read(act, together=together)
-                except KeyError:
-                    if is_last:
-                        raise DamagedError(f"the record of {key!r} is gone") from None
-                except FileNotFoundError:
-                    self._check_there()
-                    if is_last:
-                        raise
-        raise AssertionError
+    def _read(self, action: str, key: str, act: Callable[[Rows], T]) -> T:
+        with _translated(action, key):
+            try:
+                return self._database.read(act)
+            except FileNotFoundError:
+                self._check_there()
+                raise
+            except DamagedError as error:
+                raise DamagedError(error.problem, key) from error
 
     def _write(self, action: str, key: str, act: Callable[[Change], T], *, durable: bool) -> T:
         with _translated(action, key):

@@ -6,42 +6,31 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
+from tensorcas_mlflow.backends._checks import FAILURES, Damage, damages_in
+from tensorcas_mlflow.backends._contract import Backend
 from tensorcas_mlflow.backends._database import Database, connect_new
 from tensorcas_mlflow.backends._folder import FolderBackend
-from tensorcas_mlflow.backends._contract import Backend
 from tensorcas_mlflow.backends._records import NewBlob, key_of, packed_key, parts_of
 from tensorcas_mlflow.backends._rows import (
-    MENDED,
     NAME,
     REFS,
     WRITTEN,
     Change,
     Commit,
-    Contents,
-    DamagedError,
     Row,
     Rows,
     checked,
 )
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.files import new_name
-from tensorcas_mlflow.errors import CorruptError
 
 T = TypeVar("T")
 
 _MOST_NAMED = 100
-_FAILURES = (sqlite3.Error, CorruptError, KeyError, TypeError, ValueError)
 QUARANTINE = "quarantine"
-
-
-class Damage(NamedTuple):
-    """A damaged part of a database."""
-
-    key: str
-    """Key of the blob that it costs, or the name of the database."""
-    reason: str
 
 
 def damages_of(backend: Backend) -> list[Damage]:
@@ -56,78 +45,12 @@ def damages_of(backend: Backend) -> list[Damage]:
     return found.check_database(_damages)
 
 
-def _damages(rows: Rows, database: Database) -> list[Damage]:
-    damages = list(_damages_in(rows))
-    if not damages:
-        try:
-            database.check_head(rows, again=True)
-        except DamagedError as error:
-            damages.append(Damage(NAME, error.reason))
-    return damages[:_MOST_NAMED]
-
-
-def problems_of(rows: Rows) -> list[Damage]:
-    """Look for damage in a database, through one connection, until the first."""
-    for damage in _damages_in(rows):
-        return [damage]
-    return []
-
-
-def _damages_in(rows: Rows) -> Iterator[Damage]:
-    try:
-        if rows.state().mark != rows.mark():
-            yield Damage(NAME, "its write-ahead log belongs to another state of it")
-        folders: dict[str, list[int]] = {}
-        found = rows.below("")
-        for row in found:
-            counted = folders.setdefault(row.key.partition("/")[0], [0, 0])
-            counted[0] += 1
-        for folder in folders.keys() | {bytes(name).decode("ascii", "replace") for name in rows.folders()}:
-            rows.check_folder(folder)
-    except _FAILURES as error:
-        yield Damage(NAME, _reason(error))
-        found = []
-    for row in found:
-        try:
-            data = rows.data(row)
-            if row.key.partition("/")[0] == REFS:
-                rows.check_ref(row.key, data)
-        except _FAILURES as error:
-            yield Damage(row.key, _reason(error))
-    try:
-        yield from _damages_of_commits(rows, {row.key for row in found})
-        lines = [line for (line,) in rows.connection.execute("PRAGMA integrity_check(10)") if line not in (b"ok", "ok")]
-    except _FAILURES as error:
-        yield Damage(NAME, _reason(error))
-        return
-    yield from (Damage(NAME, f"SQLite says: {bytes(line).decode(errors='replace')}") for line in lines)
-
-
-def _damages_of_commits(rows: Rows, keys: set[str]) -> Iterator[Damage]:
-    """Check that each commit follows from the one before, and that the last ones of the keys are what is there."""
-    state = rows.state()
-    number, hash_ = 0, bytes(32)
-    last: dict[bytes, int] = {}
-    for commit in rows.commits():
-        if commit.what == MENDED:
-            number, hash_ = commit.number - 1, commit.before or bytes(32)
-        if commit.number != number + 1:
-            yield Damage(NAME, f"commits {number + 1} to {commit.number - 1} are missing")
-        elif commit.hash != commit.hash_after(hash_):
-            yield Damage(NAME, f"commit {commit.number} is not what was committed")
-        number, hash_ = commit.number, commit.hash
-        last[commit.key] = commit.what
-    if (number, hash_) != (state.commits, state.hash):
-        yield Damage(NAME, f"it ends with commit {number} and not {state.commits}")
-    for key, what in last.items():
-        if what == WRITTEN and key_of(key) not in keys:
-            yield Damage(key_of(key), "it was committed and is missing")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, CorruptError):
-        return error.reason
-    return f"SQLite says: {error}" if isinstance(error, sqlite3.Error) else f"{type(error).__name__}: {error}"
+def _damages(rows: Rows) -> list[Damage]:
+    damages = list(islice(damages_in(rows), _MOST_NAMED))
+    known = rows.known
+    if known.problem is not None:
+        damages.append(Damage(NAME, known.problem))
+    return [*damages, *(Damage(NAME, f"commit {number} is lost") for number in sorted(known.lost.values()))]
 
 
 class Rebuilt(NamedTuple):
@@ -156,9 +79,8 @@ def _rebuild(database: Database, folder: str) -> Rebuilt:
     connection = connect_new(new)
     try:
         connection.execute("BEGIN IMMEDIATE")
-        change = Change(connection, Contents())
+        change = Change(connection, Known())
         n_blobs, lost = _fill(change, old)
-        change.set(inode=os.stat(new).st_ino)
         change.save()
         connection.execute("COMMIT")
     finally:
@@ -221,8 +143,8 @@ class _Old:
 
     def __init__(self, path: str) -> None:
         self._rows: Rows | None = None
-        with contextlib.suppress(*_FAILURES):
-            self._rows = Rows(sqlite3.connect(path, isolation_level=None), Contents())
+        with contextlib.suppress(*FAILURES):
+            self._rows = Rows(sqlite3.connect(path, isolation_level=None), Known())
             self._rows.connection.text_factory = bytes
         self.n_records = self._last("records")
         self.n_commits = self._last("commits")
@@ -242,7 +164,7 @@ class _Old:
             return None
         try:
             return act(self._rows)
-        except _FAILURES:
+        except FAILURES:
             return None
 
     def _last(self, table: str) -> int:
@@ -253,7 +175,7 @@ class _Old:
         """Return the rows of blobs that can be read, from both ends of the table."""
         found: dict[str, Row] = {}
         for order in ("", " DESC"):
-            with contextlib.suppress(*_FAILURES):
+            with contextlib.suppress(*FAILURES):
                 for row in self._each(order):
                     found[row.key] = row
         return found
@@ -262,7 +184,7 @@ class _Old:
         if self._rows is None:
             return
         for key, *facts in self._rows.connection.execute(f"SELECT * FROM blobs ORDER BY key{order}"):
-            with contextlib.suppress(*_FAILURES):
+            with contextlib.suppress(*FAILURES):
                 yield checked(key, None, *facts)
 
     def is_whole(self, folder: str) -> bool:
