@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         check_key,
         is_key,
     )
+    from tensorcas_mlflow.backends._database import DATABASE_FILES
     from tensorcas_mlflow.backends._file import (
         PAGE_BYTES,
         SCRATCH_BYTES,
@@ -73,11 +74,13 @@ if TYPE_CHECKING:
         is_visible_path,
         object_path,
     )
+    from tensorcas_mlflow.backends._rows import DamagedError
 
 _NAMES = {
     "_buckets": "Bucket ObjectInfo",
     "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children PossibleChildren Token check_key is_key",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
+    "_database": "DATABASE_FILES",
     "_local": "LocalBackend",
     "_folder": "FolderBackend",
     "_mend": "Damage Rebuilt damages_of rebuild",
@@ -92,6 +95,7 @@ _NAMES = {
         "SCHEME STORE_FOLDER UPLOADING Root artifact_path is_ours is_readable_name is_store is_visible is_visible_path "
         "object_path"
     ),
+    "_rows": "DamagedError",
 }
 
 if not TYPE_CHECKING:

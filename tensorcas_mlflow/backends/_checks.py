@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tensorcas_mlflow.backends._records import key_of
-from tensorcas_mlflow.backends._rows import MENDED, NAME, REFS, WRITTEN, Row, Rows, checked, is_record
+from tensorcas_mlflow.backends._rows import MENDED, NAME, REFS, WRITTEN, Commit, Row, Rows, checked, is_record
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import CorruptError
 
 FAILURES = (sqlite3.Error, CorruptError, TypeError, ValueError)
@@ -87,25 +88,34 @@ def _damages_of_records(rows: Rows, found: list[Row]) -> Iterator[Damage]:
 
 
 def _damages_of_commits(rows: Rows, found: list[Row]) -> Iterator[Damage]:
-    """Check that each commit follows from the one before, and that the last ones of the keys are what is there."""
+    """Check that each commit follows from the one before, and that the last ones of the keys are what is there.
+
+    What a repair has found among the commits before it is no damage any more.
+    """
     state = rows.state()
-    number, hash_ = 0, bytes(32)
+    number, hash_, all_before = 0, bytes(32), bytes(32)
     last: dict[bytes, int] = {}
+    damages: list[Damage] = []
     for commit in rows.commits():
-        if commit.what == MENDED:
-            number, hash_ = commit.number - 1, commit.before or bytes(32)
+        if commit.what == MENDED and commit.after == all_before:
+            number, hash_, damages = commit.number - 1, commit.before or bytes(32), []
         if commit.number != number + 1:
-            yield Damage(NAME, f"commits {number + 1} to {commit.number - 1} are missing")
+            damages.append(Damage(NAME, f"commits {number + 1} to {commit.number - 1} are missing"))
         elif commit.hash != commit.hash_after(hash_):
-            yield Damage(NAME, f"commit {commit.number} is not what was committed")
-        number, hash_ = commit.number, commit.hash
+            damages.append(Damage(NAME, f"commit {commit.number} is not what was committed"))
+        number, hash_, all_before = commit.number, commit.hash, with_commit(all_before, commit)
         last[commit.key] = commit.what
     if (number, hash_) != (state.commits, state.hash):
-        yield Damage(NAME, f"it ends with commit {number} and not {state.commits}")
+        damages.append(Damage(NAME, f"it ends with commit {number} and not {state.commits}"))
+    yield from damages
     keys = {row.key for row in found}
-    for key, what in last.items():
-        if what == WRITTEN and key_of(key) not in keys:
-            yield Damage(key_of(key), "it was committed and is missing")
+    missing = (key_of(key) for key, what in last.items() if what == WRITTEN and key_of(key) not in keys)
+    yield from (Damage(key, "it was committed and is missing") for key in missing)
+
+
+def with_commit(all_before: bytes, commit: Commit) -> bytes:
+    """Return the digest of commits, of which the last one is given with the digest of those before."""
+    return digest(all_before + commit.hash_after(commit.hash))
 
 
 def reason_of(error: Exception) -> str:

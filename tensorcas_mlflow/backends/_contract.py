@@ -184,7 +184,7 @@ class Backend(ABC):
         """Describe one blob, or return None if there is none."""
 
     def missing(self, keys: Iterable[str]) -> set[str]:
-        """Return those keys without a blob. Each is checked after the call has begun.
+        """Return those keys without a blob, or with one that damage hides. Each is checked after the call has begun.
 
         The existing blobs are durable after this has returned, whoever created them, unless they were put without it.
         """
@@ -241,7 +241,7 @@ class Backend(ABC):
         """List the blobs below a key prefix of whole segments, in no order; an absent prefix is empty.
 
         A blob present throughout the listing is listed, exactly once. A blob created or
-        removed meanwhile may or may not be.
+        removed meanwhile may or may not be. If damage hides some, the others come before the error.
 
         Args:
             prefix: The prefix.
@@ -288,7 +288,8 @@ class Backend(ABC):
         """Yield every file or object below the root in no order: its path, and its size in bytes.
 
         All of them count: the backend's own and temporary ones, and those of other programs. So the sizes add up to
-        the disk space of the store. A file that comes or goes meanwhile may or may not be there.
+        the disk space of the store, once nobody writes: the write-ahead log of a database counts as pages of that. A
+        file that comes or goes meanwhile may or may not be there.
         """
 
     @abstractmethod

@@ -30,13 +30,14 @@ from tensorcas_mlflow.backends._rows import (
     Known,
     Rows,
 )
+from tensorcas_mlflow.backends._salvage import Salvage
 from tensorcas_mlflow.base.files import new_name, sync_folder
 from tensorcas_mlflow.errors import NewerFormatError, RefusedError
 
 T = TypeVar("T")
 
 WAL, SHM, LOST, HEAD, UNSYNCED = f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-wal-lost", "blobs.head", "blobs.unsynced"
-FILES = frozenset({NAME, WAL, SHM, LOST, HEAD, UNSYNCED, f"{NAME}-journal"})
+DATABASE_FILES = frozenset({NAME, WAL, SHM, LOST, HEAD, UNSYNCED, f"{NAME}-journal"})
 """Names of the files that belong to the database."""
 _LEAST_VERSION = (3, 35, 0)
 _CHECKPOINT_BYTES = 1 << 20
@@ -244,8 +245,11 @@ class Database:
         return f"{self._folder}{os.sep}{name}"
 
     def n_bytes(self) -> int:
-        """Return the bytes of its files."""
-        return _size_of(self.path) + _size_of(self._beside(WAL))
+        """Return the bytes of its file once the write-ahead log is in it; if it cannot be read, of both files now."""
+        try:
+            return self.read(Rows.n_bytes)
+        except DamagedError:
+            return _size_of(self.path) + _size_of(self._beside(WAL))
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
@@ -256,8 +260,24 @@ class Database:
     @contextlib.contextmanager
     def replacing(self) -> Iterator[None]:
         """Keep everybody from writing, without a look at the database."""
-        with LockedFile.alone_in(self._folder), _gate:
-            yield
+        with LockedFile.alone_in(self._folder):
+            Database.close_all()
+            with _gate:
+                if _file_of(os.stat(self.path)) in _opened:
+                    raise OSError(errno.EBUSY, "another thread of this process uses the database")
+                yield
+
+    def salvage(self) -> Salvage:
+        """Read what is whole; inside of `replacing`.
+
+        To open and close the file outside of SQLite takes all locks from this process.
+        """
+        return Salvage(self.path, self._beside(LOST), self._beside(WAL))
+
+    def last_commit(self) -> int:
+        """Return the number of the last commit that there ever was, as far as its head says."""
+        head = Head.read(self._beside(HEAD))
+        return 0 if head is None else head.last
 
     def put_in_place(self, new: str, aside: str) -> None:
         """Put a new database into the place of this one, whose files get other names; inside of `replacing`."""
@@ -326,7 +346,7 @@ class Database:
             change = Change(rows.connection, Known())
             act(change)
             rows.connection.execute("PRAGMA incremental_vacuum").fetchall()
-            return change.used_bytes()
+            return change.n_bytes()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Rows]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
-from tensorcas_mlflow.backends._database import FILES, Database
+from tensorcas_mlflow.backends._database import DATABASE_FILES, SHM, WAL, Database
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, NewFile, _translated, write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
@@ -258,15 +258,27 @@ class FolderBackend(LocalBackend):
             return super().withdraw(key, token)
         self._flush()
         if os.path.lexists(self._path(key)):
-            # Without the file an older row would count again.
-            self._write("withdraw", key, lambda change: _remove(change, key), durable=True)
+            self._remove_below(key)
             return super().withdraw(key, token)
         return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=True)
 
     def retract(self, key: str, token: Token) -> bool:
         if not self._may_write_rows(key) or os.path.lexists(self._path(key)):
             return self.withdraw(key, token)
-        return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=False)
+        try:
+            return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=False)
+        except DamagedError as error:
+            self._warn(error)
+            return False
+
+    def _remove_below(self, key: str) -> None:
+        """Remove the row below a file: without the file it would count again."""
+        try:
+            self._write("delete", key, lambda change: _remove(change, key), durable=True)
+        except DamagedError:
+            if _is_ref(key):
+                raise
+            # Other keys never come back, so the file was written for want of a row.
 
     def delete(self, key: str) -> None:
         if not self._may_write_rows(key):
@@ -275,8 +287,7 @@ class FolderBackend(LocalBackend):
         if key in self._held:
             self._flush()
         if os.path.lexists(self._path(key)):
-            # The row first: without the file it would count again.
-            self._write("delete", key, lambda change: _remove(change, key), durable=True)
+            self._remove_below(key)
             super().delete(key)
         else:
             self._write("delete", key, lambda change: _remove(change, key), durable=False)
@@ -298,7 +309,9 @@ class FolderBackend(LocalBackend):
             return super().missing(keys)
         self._flush()
         # The next durable transaction makes all earlier ones durable.
-        rows = self._read("look at", NAME, lambda rows: {key for key in keys if rows.find(key) is not None})
+        rows = set[str]()
+        with contextlib.suppress(DamagedError):  # what it hides is of no use to the caller
+            rows = self._read("look at", NAME, lambda rows: {key for key in keys if rows.find(key) is not None})
         others = [key for key in keys if key not in rows]
         return super().missing(others) if others else set()
 
@@ -356,14 +369,24 @@ class FolderBackend(LocalBackend):
                 rows.check_absent(key)
             return data
 
-        return self._read("read", key, read)
+        return self._unless_in_file("read", key, read)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         found = {info.key: info for info in super().list(prefix, after=after)}
-        for row in self._below(prefix):
+        damage: DamagedError | None = None
+        try:
+            rows = self._below(prefix)
+        except DamagedError as error:
+            rows, damage = [], error
+            self._warn(error)
+            with contextlib.suppress(DamagedError):
+                rows = self._read("list", prefix, lambda rows: rows.below(prefix))
+        for row in rows:
             if after is None or row.key > after:
                 found.setdefault(row.key, _info(row))
         yield from found.values()
+        if damage is not None:
+            raise damage
 
     def list_dir(self, prefix: str) -> Children:
         blobs, names = super().list_dir(prefix)
@@ -383,7 +406,7 @@ class FolderBackend(LocalBackend):
         return super().names(prefix).union(name for row in rows if "/" not in (name := row.key[begin:]))
 
     def paths(self) -> Iterator[str]:
-        yield from (path for path in super().paths() if path not in FILES)
+        yield from (path for path in super().paths() if path not in DATABASE_FILES)
         if self._database.is_there:
             self._flush()
             yield from self._read("list", NAME, lambda rows: [row.key for row in rows.below("")])
@@ -396,6 +419,16 @@ class FolderBackend(LocalBackend):
         return self._read("list", prefix, lambda rows: rows.listed(prefix))
 
     # --- bytes
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        # The log and its index are gone, or nearly, once nobody writes; what they add to the database counts there.
+        for path, n_bytes in super().files():
+            if path not in (WAL, SHM):
+                yield path, self._n_database_bytes() if path == NAME else n_bytes
+
+    def _n_database_bytes(self) -> int:
+        with _translated("read", NAME):
+            return self._database.n_bytes()
 
     def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
         if not self._database.is_there:
@@ -411,18 +444,19 @@ class FolderBackend(LocalBackend):
 
         with _translated("read", NAME):
             after = self._database.try_out(delete)
+            before = self._database.n_bytes()
         files = {key: size for key, size in deleted.items() if key not in set(in_rows)}
-        return super().freed_by(files, older_than_s=older_than_s) + self._database.n_bytes() - after
+        return super().freed_by(files, older_than_s=older_than_s) + before - after
 
     def sweep(self, older_than_s: float) -> int:
         freed = super().sweep(older_than_s)
         if self._database.is_there:
             self._flush()
-            before = self._database.n_bytes()
+            before = self._n_database_bytes()
             self._write("sweep", NAME, Change.tidy, durable=False)
             with _translated("sweep", NAME):
                 self._database.shrink()
-            freed += before - self._database.n_bytes()
+            freed += before - self._n_database_bytes()
         return freed
 
     # --- damage
@@ -496,7 +530,16 @@ class FolderBackend(LocalBackend):
                 rows.check_ref(key, None)
             return row
 
-        return self._read("look at", key, find)
+        return self._unless_in_file("look at", key, find)
+
+    def _unless_in_file(self, action: str, key: str, act: Callable[[Rows], T | None]) -> T | None:
+        """Read what the database has at a key; None if it is damaged there, and a file has the blob."""
+        try:
+            return self._read(action, key, act)
+        except DamagedError:
+            if os.path.lexists(self._path(key)):
+                return None
+            raise
 
     def _read(self, action: str, key: str, act: Callable[[Rows], T]) -> T:
         with _translated(action, key):
@@ -525,9 +568,7 @@ class FolderBackend(LocalBackend):
     def _warn(self, error: DamagedError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            getLogger(__name__).warning(
-                "%s; until then saves to %s write plain files beside the database", error, self.uri
-            )
+            getLogger(__name__).warning("%s; until then saves to %s go on beside what is damaged", error, self.uri)
 
 
 def _remove(change: Change, key: str, token: Token | None = None) -> bool:

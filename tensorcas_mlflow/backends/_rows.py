@@ -314,8 +314,8 @@ class Rows:
         if said != (None if data is None else digest(data)):
             raise DamagedError(f"the last commit of {key!r} is not what the database has there")
 
-    def used_bytes(self) -> int:
-        """Return the size of its file after a checkpoint."""
+    def n_bytes(self) -> int:
+        """Return the size of its pages."""
         [(n_pages,)] = self._run("PRAGMA page_count").fetchall()
         return int(n_pages) * PAGE_BYTES
 
@@ -420,7 +420,8 @@ class Change(Rows):
 
     def _add_row(self, part: Part, record: int, born: int | None) -> Row:
         if born is None:
-            born = self._now["born"] = max(self._now["born"] + 1, time.time_ns() // 1000)
+            born = max(self._now["born"] + 1, time.time_ns() // 1000)
+        self._now["born"] = max(self._now["born"], born)
         packed = packed_key(part.key)
         check = row_check(packed, born, record, part.start, part.size)
         self._run("INSERT INTO blobs VALUES (?, ?, ?, ?, ?, ?)", (packed, born, record, part.start, part.size, check))
@@ -466,9 +467,15 @@ class Change(Rows):
         else:
             self._append(WRITTEN, key, before, digest(after))
 
-    def log_repair(self) -> None:
-        """Append the commit of a repair, which names the hash after which the chain begins anew."""
-        self._append(MENDED, "", self._now["hash"], None)
+    def log_repair(self, number: int, all_before: bytes) -> None:
+        """Append the commit of a repair: the hash after which the chain begins anew, and the digest of all before.
+
+        Args:
+            number: Number of the last commit that is known to have been there.
+            all_before: Digest of the commits that are left.
+        """
+        self._now["commits"] = number
+        self._append(MENDED, "", self._now["hash"], all_before)
 
     def _append(self, what: int, key: str, before: bytes | None, after: bytes | None) -> None:
         number, now = self._now["commits"] + 1, time.time_ns() // 1_000_000

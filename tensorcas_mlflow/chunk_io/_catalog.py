@@ -6,13 +6,14 @@ import operator
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, BlobInfo, DamagedError
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest_each, prefixes
 from tensorcas_mlflow.base.files import new_name
@@ -46,7 +47,6 @@ from tensorcas_mlflow.layout import (
     only_packs,
     open_segment,
     pack_key,
-    pack_name,
     read_hints,
     read_pack_hints,
     read_pack_table,
@@ -489,7 +489,7 @@ class Catalog:
         with self._lock:
             loose = [
                 (info.modified_s, name)
-                for info in list_blobs(self._backend, "index")
+                for info in self._index()
                 for name, _, ending in (info.key.removeprefix("index/").partition("."),)
                 if ending == "loose" and self._is_new(name)
             ]
@@ -743,6 +743,11 @@ class Catalog:
                     self._backend.delete(marker)
         merge_segments(self._backend, to_merge(list_segments(self._backend), most_bytes=_MOST_MERGED_BYTES))
 
+    def _index(self) -> Iterator[BlobInfo]:
+        """List the index as far as a damaged database shows it: the packs themselves are there for the rest."""
+        with suppress(DamagedError):
+            yield from list_blobs(self._backend, "index")
+
     def _read_index(self, most: int | None) -> bool:
         """List the index once; return whether all segments in the listing still existed when read.
 
@@ -750,7 +755,10 @@ class Catalog:
             most: Read the tables of so many loose packs at most; a later call reads others. If there
                 are enough loose packs for a segment, all are read, so that they can be folded.
         """
-        listed = self._backend.names("index")
+        try:
+            listed = self._backend.names("index")
+        except DamagedError:
+            listed = {info.key.removeprefix("index/") for info in self._index()}
         if not self._listed:
             self._loose.clear()
         for gone in self._listed - listed:

@@ -65,6 +65,8 @@ class Condemnation(NamedTuple):
 
     lists: Sequence[Condemned]
     generation: Generation | None
+    is_unknown: bool = False
+    """True if a damaged database hides them: then a save relies on no blob that was there before."""
 
     @property
     def packs(self) -> frozenset[str]:

@@ -56,9 +56,6 @@ from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
 
-_CLEARLY = 0.05
-"""A smaller share of the store that stays in logs is not worth a word."""
-
 
 def choose(
     state: Survey,
@@ -323,9 +320,6 @@ class GcPlan(PrintedPlan):
     """Bytes of all files of the store."""
     freed_bytes: int = 0
     """Estimate of the bytes that the execution frees of these."""
-    left_bytes: int = 0
-    """Estimate of the garbage that stays in files which also hold other blobs, such as logs, until enough of it is
-    garbage."""
     bound_bytes: int = 0
     """Unneeded bytes of packs that waste too much and stay, because deltas need other chunks of them. An optimization
     encodes these deltas anew, after which the packs go."""
@@ -360,9 +354,6 @@ class GcPlan(PrintedPlan):
         if self.bound_bytes:
             held = f"{size_text(self.bound_bytes)} stay in packs that deltas of other checkpoints need"
             lines.append(f"{held} (`tensorcas optimize` frees most of them)")
-        if self.left_bytes > _CLEARLY * self.disk_bytes:
-            held = f"about {size_text(self.left_bytes)} stay in logs"
-            lines.append(f"{held} until half of a log is garbage and no process appends to it")
         if self.stale_intents:
             lines.append(f"{count_text(len(self.stale_intents), 'dead save')} to abort")
         if self.damaged_refs:

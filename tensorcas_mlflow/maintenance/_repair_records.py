@@ -36,7 +36,6 @@ from tensorcas_mlflow.layout import (
     list_blobs,
     make_table,
     open_segment,
-    pack_key,
     segment_bytes,
     segment_key,
     segment_name,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import MOST_SHARED_BYTES, Backend, Token
+from tensorcas_mlflow.backends import MOST_SHARED_BYTES, Backend, DamagedError, Token
 from tensorcas_mlflow.base.digest import Buffer, Digests, unique_rows
 from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.tensors import distinct
@@ -76,12 +76,17 @@ def declare(backend: Backend, manifest_name: str, digests: Digests, bases: Colle
 def look(backend: Backend, catalog: Catalog) -> Condemnation:
     """Read the condemned lists, after creating an intent, and check that the intent is in the store this object opened.
 
+    A save goes on if the database is damaged: a repair needs time, and a training has none.
+
     Raises:
         CorruptError: A list is unreadable.
         StoreNotFoundError: The store is gone.
         ConflictError: Another store is in its place.
     """
-    condemned = read_condemned(backend)
+    try:
+        condemned = read_condemned(backend)
+    except DamagedError:
+        condemned = Condemnation(lists=(), generation=None, is_unknown=True)
     catalog.identity.check(condemned.generation)
     return condemned
 
@@ -116,6 +121,9 @@ def probe(
     Returns:
         For each digest whether the chunk is missing.
     """
+    if condemned.is_unknown:
+        check_bases()
+        return np.ones(len(digests), bool)
     seen = catalog.seen(condemned.generation)
     doomed = set(condemned.packs)
     bases: Iterable[str] | None = None
@@ -598,7 +606,7 @@ class PendingSave:
         # Imported only for a remote store: other saves need no reader.
         keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None
         packs = put_packs(self._backend, payloads, beside.items(), keep)
-        self._put_keys += [*map(pack_key, packs), *beside]
+        self._put_keys += [*map(pack_key, packs), *(f"index/{name}.loose" for name in packs), *beside]
         if with_manifest:
             self._catalog.seen(self._condemned.generation).add(key)
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
@@ -632,7 +640,8 @@ class PendingSave:
         self._intent = declare(self._backend, self._manifest_name, self._unique, bases)
         self._condemned = look(self._backend, self._catalog)
         self._has_manifest = known is not None
-        if known is not None and (known in self._condemned.manifests or not self._is_there(f"manifests/{known}")):
+        is_doomed = self._condemned.is_unknown or known in self._condemned.manifests
+        if known is not None and (is_doomed or not self._is_there(f"manifests/{known}")):
             self._backend.retract(*self._intent)
             self._declare(None)
 

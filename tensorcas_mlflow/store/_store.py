@@ -39,7 +39,6 @@ from tensorcas_mlflow.errors import (
     ForbiddenError,
     FormatError,
     NewerFormatError,
-    RefusedError,
     StoreNotFoundError,
     WrongStoreError,
 )
@@ -424,9 +423,7 @@ class Store(Refs):
                 if backend.stat(FORMAT) is not None:
                     raise BlobExistsError(FORMAT)
                 generation = begin_first_generation(backend)
-            blob = new_format(
-                chunk_bytes, store_id, is_carried=backend.is_carrier, has_database=backend.has_database
-            )
+            blob = new_format(chunk_bytes, store_id, is_carried=backend.is_carrier, has_database=backend.has_database)
             backend.put_new(FORMAT, [blob])
         except BlobExistsError:
             raise ConflictError(f"there is already a store at {backend.uri!r}") from None

@@ -20,11 +20,11 @@ def target(step: int) -> RefTarget:
     return RefTarget(run_id="run", step=step)
 
 
-@pytest.fixture(params=["files", "logs"])
+@pytest.fixture(params=["files", "database"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Make a store with a census and the garbage of two steps."""
     monkeypatch.setattr(_census, "LEAST_NEW", 1)
-    store = Store.init(tmp_path, logs=request.param == "logs")
+    store = Store.init(tmp_path, database=request.param == "database")
     for step in range(3):
         with store.write_checkpoint({"w": np.random.default_rng(step).random(100)}) as pending:
             pending.commit(target(step))
