@@ -147,7 +147,8 @@ class Head(NamedTuple):
             if int(check) != crc32(facts):
                 return None
             number, hash_, inode, modified_ns = facts.split(b" ")
-            later = dict(tuple(map(int, line.split(b" "))) for line in lines[:-1])  # the last one is cut, or empty
+            pairs = [line.split(b" ") for line in lines[:-1]]  # the last one is cut, or empty
+            later = {int(number): int(name) for number, name in pairs}
             return cls(int(number), bytes.fromhex(hash_.decode()), int(inode), int(modified_ns), later)
         except (OSError, ValueError, UnicodeDecodeError):
             return None
@@ -345,7 +346,7 @@ class Database:
             rows.connection.execute("BEGIN IMMEDIATE")
             change = Change(rows.connection, Known())
             act(change)
-            rows.connection.execute("PRAGMA incremental_vacuum").fetchall()
+            change.vacuum()
             return change.n_bytes()
 
     @contextlib.contextmanager
@@ -425,7 +426,9 @@ class Database:
         """Give free pages back to the file system."""
         with self._writing() as rows:
             rows.connection.execute("PRAGMA synchronous = NORMAL")
-            rows.connection.execute("PRAGMA incremental_vacuum").fetchall()
+            rows.connection.execute("BEGIN IMMEDIATE")
+            rows.vacuum()
+            rows.connection.execute("COMMIT")
             self._checkpoint(rows)
 
     # --- looks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from logging import getLogger
 from pathlib import Path
@@ -411,7 +411,7 @@ class FolderBackend(LocalBackend):
             self._flush()
             yield from self._read("list", NAME, lambda rows: [row.key for row in rows.below("")])
 
-    def _below(self, prefix: str) -> list[Row]:
+    def _below(self, prefix: str) -> Sequence[Row]:
         """Return the rows below a prefix, none of which is missing."""
         if not self._may_have_rows(prefix):
             return []

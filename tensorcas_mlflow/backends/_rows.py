@@ -221,12 +221,7 @@ class Rows:
 
     def listed(self, prefix: str) -> list[Row]:
         """Return the rows below a prefix, once no row is missing below its first segment."""
-        folder = prefix.partition("/")[0]
-        if folder == REFS:
-            self.check_whole()
-            if self.known.lost:
-                raise DamagedError(f"commits {sorted(self.known.lost.values())} are lost")
-        self.check_folder(folder)
+        self.check_absent(prefix)
         return self.below(prefix)
 
     def check_folder(self, folder: str) -> None:
@@ -241,11 +236,11 @@ class Rows:
         self.known.checked.add(folder)
 
     def check_absent(self, key: str) -> None:
-        """Check that a key has no row because it has no blob, and not since its row is damaged."""
-        folder = key.partition("/")[0]
-        if folder == REFS:
-            self.check_ref(key, None)
-        self.check_folder(folder)
+        """Check that what has no row at a key, or below it, has no blob, and is not damaged."""
+        self.check_whole()
+        if self.known.lost:
+            raise DamagedError(f"commits {sorted(self.known.lost.values())} are lost")
+        self.check_folder(key.partition("/")[0])
 
     def check_whole(self) -> None:
         """Check that the whole database is what was committed last, as far as its files show at the first look."""
@@ -314,6 +309,12 @@ class Rows:
         if said != (None if data is None else digest(data)):
             raise DamagedError(f"the last commit of {key!r} is not what the database has there")
 
+    def vacuum(self) -> None:
+        """Give the free pages back, in a transaction."""
+        [(n_free,)] = self._run("PRAGMA freelist_count").fetchall()
+        for _ in range(n_free):  # for more of them Python takes the first step only
+            self._run("PRAGMA incremental_vacuum(1)")
+
     def n_bytes(self) -> int:
         """Return the size of its pages."""
         [(n_pages,)] = self._run("PRAGMA page_count").fetchall()
@@ -331,7 +332,7 @@ def commit_of(found: Sequence[Any]) -> Commit:
 def is_record(number: int, *facts: Any) -> bool:
     """Tell whether a row of the table ``records`` has the right check, which is its last value."""
     try:
-        return record_check(number, *facts[:-1]) == facts[-1]
+        return bool(record_check(number, *facts[:-1]) == facts[-1])
     except TypeError:
         return False
 

@@ -178,18 +178,14 @@ def _values(payload: bytes) -> list[Any]:
         kinds.append(kind)
     values: list[Any] = []
     for kind in kinds:
+        n_bytes = (kind - 12) // 2 if kind >= 12 else _INTEGER_BYTES[kind]
+        stored = payload[at : at + n_bytes]
         if kind >= 12:
-            n_bytes = (kind - 12) // 2
-            values.append(payload[at : at + n_bytes])
+            values.append(stored)
+        elif kind == 0:
+            values.append(None)
         else:
-            n_bytes = _INTEGER_BYTES[kind]
-            values.append(
-                None
-                if kind == 0
-                else kind - 8
-                if kind >= 8
-                else int.from_bytes(payload[at : at + n_bytes], signed=True)
-            )
+            values.append(kind - 8 if kind >= 8 else int.from_bytes(stored, signed=True))
         at += n_bytes
     if at != len(payload):
         raise ValueError("a row of another length")
