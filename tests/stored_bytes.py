@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tensorcas_mlflow.backends import Backend, BlobFile
 from tensorcas_mlflow.backends._database import Database
+from tensorcas_mlflow.backends._rows import NAME, Rows
 from tensorcas_mlflow.store import Store
 
 
@@ -51,8 +52,12 @@ def flip_in_packs(backend: Backend) -> None:
 
 
 def bytes_below(folder: Path) -> int:
-    """Return the bytes of all files below a folder, once the databases of this process have no write-ahead log."""
+    """Return the bytes of all files below a folder, once the write-ahead logs of databases there are empty."""
     Database.close_all()
+    for path in folder.rglob(NAME):
+        database = Database(str(path.parent))
+        database.read(Rows.state)
+        database.close()
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -39,12 +39,9 @@ from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
+from tests.stored_bytes import bytes_below
 
 N_STEPS = 20
-
-
-def bytes_below(folder: Path) -> int:
-    return sum(path.stat().st_size for path in files_below(folder))
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -88,7 +88,8 @@ class FolderBackend(LocalBackend):
         blob = NewBlob(key, b"".join(data))
 
         def put(change: Change) -> Token:
-            self._refuse_taken(change, [key])
+            if change.find(key) is not None:
+                raise BlobExistsError(key)
             return self._put(change, [blob], is_series=False)[0].token
 
         try:
@@ -135,7 +136,6 @@ class FolderBackend(LocalBackend):
             held = [NewBlob(key, blob) for key, blob in self._held.items()]
 
             def commit(change: Change) -> None:
-                self._refuse_taken(change, [blob.key for blob in held])
                 intent = change.find(source)
                 if intent is None or intent.token != token:
                     raise BlobNotFoundError(source)
@@ -145,7 +145,7 @@ class FolderBackend(LocalBackend):
                 change.remove(intent)
                 if last is not None:
                     change.remove(last)
-                self._put(change, [NewBlob(dest, data), *held], is_series=True)
+                self._put(change, [NewBlob(dest, data), *self._not_there(change, held)], is_series=True)
 
             try:
                 self._write("commit", dest, commit, durable=True)
@@ -198,10 +198,13 @@ class FolderBackend(LocalBackend):
                 change.log(blob.key, blob.data)
         return rows
 
-    def _refuse_taken(self, rows: Rows, keys: Iterable[str]) -> None:
-        for key in keys:
-            if rows.find(key) is not None:
-                raise BlobExistsError(key)
+    def _not_there(self, rows: Rows, held: list[NewBlob]) -> list[NewBlob]:
+        """Return the held blobs without those that a process forked from this one has written."""
+        there = {blob.key: row for blob in held if (row := rows.find(blob.key)) is not None}
+        for blob in held:
+            if blob.key in there and rows.data(there[blob.key]) != blob.data:
+                raise BlobExistsError(blob.key)
+        return [blob for blob in held if blob.key not in there]
 
     def _settle_names(self) -> None:
         """Make the names of new files durable."""
@@ -224,8 +227,7 @@ class FolderBackend(LocalBackend):
             held = [NewBlob(key, data) for key, data in self._held.items()]
 
             def put(change: Change) -> None:
-                self._refuse_taken(change, self._held)
-                self._put(change, held, is_series=True)
+                self._put(change, self._not_there(change, held), is_series=True)
 
             try:
                 self._write("write", NAME, put, durable=False)

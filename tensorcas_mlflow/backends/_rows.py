@@ -442,6 +442,9 @@ class Change(Rows):
     def drop_record(self, number: int) -> None:
         """Delete a record, and the records on which it builds, unless they hold a blob or others build on them."""
         while number is not None:
+            found = self._run("SELECT base FROM records WHERE number = ?", (number,)).fetchone()
+            if found is None:
+                return
             try:
                 keys = [packed_key(part.key) for part in parts_of(self._content(number))]
             except CorruptError:
@@ -451,9 +454,8 @@ class Change(Rows):
                     return
             if self._run("SELECT 1 FROM records WHERE base = ? LIMIT 1", (number,)).fetchone():
                 return
-            [(base,)] = self._run("SELECT base FROM records WHERE number = ?", (number,)).fetchall()
             self._run("DELETE FROM records WHERE number = ?", (number,))
-            number = base
+            [number] = found
 
     def _content(self, number: int) -> bytes:
         held = self._held.get(number)

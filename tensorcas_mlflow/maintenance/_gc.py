@@ -41,6 +41,7 @@ from tensorcas_mlflow.layout import (
     list_blobs,
     pack_key,
     recipe_key,
+    segment_name,
     strangers_text,
     tidy_ref_tables,
 )
@@ -512,11 +513,14 @@ def plan_gc(
     manifests = tuple(sorted(state.manifests.keys() - state.live_manifests))
     quarantine = _old_quarantine(store.backend, quarantine_s)
     dead_lists = tuple(condemned.key for condemned in state.dead_lists)
-    others = [*state.stale, *state.damaged_refs, *dead_lists, *map(recipe_key, unneeded)]
+    others = [*state.stale, *state.damaged_refs, *without, *dead_lists, *map(recipe_key, unneeded)]
     deleted = {info.key: info.size for info in store.backend.map_requests(store.backend.stat, others) if info}
     deleted |= quarantine | {f"manifests/{name}": state.manifests[name] for name in manifests}
     deleted |= {pack_key(name): state.sizes[name] for name in doomed}
     gone = deleted | {pack_key(name): state.sizes[name] for name in rewrites}
+    kept = state.sizes.keys() - {*doomed, *rewrites}
+    markers = list_blobs(store.backend, "index") if store.backend.has_database else ()  # elsewhere they have no bytes
+    gone |= {info.key: 0 for info in markers if info.key.endswith(".loose") and segment_name(info.key) not in kept}
     freed_bytes = store.backend.freed_by(gone, older_than_s=max(grace_s, DEFAULT_GRACE_S)) - sum(rewrites.values())
     return GcPlan(
         store=store,

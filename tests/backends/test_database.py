@@ -21,7 +21,6 @@ from tensorcas_mlflow.backends._rows import NAME, PAGE_BYTES
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
-    BlobNotFoundError,
     CorruptError,
     RefusedError,
     StoreNotFoundError,
@@ -141,7 +140,7 @@ def test_blob_is_read_in_every_way_of_a_file(tmp_path: Path) -> None:
     backend.put_new("packs/1", [bytes(range(200))])
     out = bytearray(10)
     file = backend.open_file("packs/1")
-    file.read_into(5, memoryview(out))
+    file.read_into(5, [memoryview(out)])
 
     assert bytes(out) == bytes(range(5, 15))
     file.close()
@@ -218,7 +217,7 @@ def test_commit_is_synced_and_an_intent_is_not(folder: Path, synced: list[str]) 
     synced.clear()
     backend.promote("intents/1", "refs/@1", b"ref", token=token, replace=False)
 
-    assert synced == ["folder", "PRAGMA synchronous = FULL"]
+    assert synced == ["PRAGMA synchronous = FULL", "folder"]
 
 
 def test_name_of_a_new_log_is_synced_before_the_first_commit(folder: Path, synced: list[str]) -> None:
@@ -583,6 +582,7 @@ def test_sweep_gives_space_back_while_another_process_has_the_store_open(folder:
     commit(one, "big", data=b"r")
     one.put_new("packs/large", [os.urandom(100_000)])
     assert other.get("packs/large")
+    one.sweep(0)
     one.delete("packs/large")
     before = (folder / NAME).stat().st_size
 
@@ -633,13 +633,12 @@ def flips(path: Path, n: int) -> Iterator[tuple[int, bytes]]:
     """Yield the bytes of a file with one of them flipped, in every page and at places drawn at random."""
     whole = path.read_bytes()
     rng = random.Random(0)
-    places = {page + rng.randrange(PAGE_BYTES) for page in range(0, len(whole), PAGE_BYTES)}
-    places |= {page + at for page in range(0, len(whole) - PAGE_BYTES, PAGE_BYTES) for at in (0, 3, 5, 8)}
-    for place in [*sorted(places), *(rng.randrange(len(whole)) for _ in range(n))]:
-        if place < len(whole):
-            damaged = bytearray(whole)
-            damaged[place] ^= rng.choice([0xFF, 1 << rng.randrange(8)])
-            yield place, bytes(damaged)
+    pages = range(0, len(whole) - PAGE_BYTES + 1, PAGE_BYTES)
+    places = [page + at for page in pages for at in (rng.randrange(PAGE_BYTES), rng.choice([0, 3, 4, 5, 6, 8]))]
+    for place in [*places, *(rng.randrange(len(whole)) for _ in range(n))]:
+        damaged = bytearray(whole)
+        damaged[place] ^= rng.choice([0xFF, 1 << rng.randrange(8)])
+        yield place, bytes(damaged)
 
 
 @pytest.mark.parametrize("name", [NAME, WAL])
@@ -650,7 +649,7 @@ def test_flipped_byte_costs_what_it_hits_and_nothing_in_silence(folder: Path, tm
         backend._database.close()
         assert not (folder / WAL).exists()
     n_right = n_damaged = 0
-    for place, damaged in flips(folder / name, 40):
+    for place, damaged in flips(folder / name, 10):
         copy = tmp_path / f"at-{place}"
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(SHM))
         (copy / name).write_bytes(damaged)
@@ -665,11 +664,9 @@ def test_flipped_byte_costs_what_it_hits_and_nothing_in_silence(folder: Path, tm
             right_now, bad_now = set(), set()
             mended = FolderBackend(copy)
             for key in KEYS:
-                try:
-                    assert mended.get(key) == expected(key)
-                    right_now.add(key)
-                except (CorruptError, BlobNotFoundError):
-                    bad_now.add(key)
+                is_there = mended.stat(key) is not None and not mended.get(key).startswith(b"lost: ")
+                (right_now if is_there else bad_now).add(key)
+                assert not is_there or mended.get(key) == expected(key)
             assert right <= right_now, (place, right - right_now)
             assert len(bad_now) <= 2, (place, bad_now)
             assert not bad_now or lost, place

@@ -136,7 +136,7 @@ def test_check_uses_an_intact_copy_of_a_damaged_chunk(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("policy", ["fast", "balanced"])
-def test_check_reads_packs_in_the_database(tmp_path: Path, policy: str) -> None:
+def test_check_reads_packs_in_a_database(tmp_path: Path, policy: str) -> None:
     small = [{name: array[:3_000] for name, array in step.items()} for step in history()]
     store = saved(tmp_path, small, policy=policy, database=True)
 
@@ -145,7 +145,7 @@ def test_check_reads_packs_in_the_database(tmp_path: Path, policy: str) -> None:
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("policy", ["fast", "balanced"])
-def test_packs_in_the_database_return_their_tensors(tmp_path: Path, policy: str, verify: bool) -> None:
+def test_packs_in_a_database_return_their_tensors(tmp_path: Path, policy: str, verify: bool) -> None:
     small = [{name: array[:3_000] for name, array in step.items()} for step in history()]
     store = saved(tmp_path, small, policy=policy, database=True)
 

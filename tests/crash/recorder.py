@@ -18,7 +18,7 @@ import pytest
 
 from tensorcas_mlflow.testing import SimulatedCrash
 from tests.crash import sqlite_calls
-from tests.crash.disk import Effect, Entry, Mark, Named, Node, Resized, Synced, Wrote
+from tests.crash.disk import Effect, Entry, Mark, Named, Node, Resized, Synced, SyncFailed, Wrote
 
 OF_THE_DEAD = 1 << 23
 """A process id that no process has, so that who looks finds the one that was recorded gone."""
@@ -178,8 +178,14 @@ class Recorder:
 
     # --- calls
 
-    def _call(self, name: str, act: Callable[[], Any]) -> Any:
-        """Do one call, or let it fail."""
+    def _call(self, name: str, act: Callable[[], Any], *, synced: Node | None = None) -> Any:
+        """Do one call, or let it fail.
+
+        Args:
+            name: Its name.
+            act: What it does.
+            synced: The file whose bytes it syncs.
+        """
         if self._is_dead:
             raise SimulatedCrash
         self.calls.append(name)
@@ -196,6 +202,8 @@ class Recorder:
                 act()
         self._is_dead = isinstance(fault.error, SimulatedCrash)
         if isinstance(fault.error, OSError):
+            if synced is not None:
+                self._did(SyncFailed(synced))
             raise OSError(*fault.error.args)
         raise fault.error
 
@@ -274,15 +282,21 @@ class Recorder:
             if self._place_of(descriptor) is None:
                 return real(descriptor)
             found = _fstat(descriptor)
-            name = "sync" if stat.S_ISDIR(found.st_mode) else "fsync"
+            node, is_folder = self._node(found), stat.S_ISDIR(found.st_mode)
             with self._lock:
-                self._call(name, lambda: self._did(Synced(self._node(found))))
+                if is_folder:
+                    self._call("sync", lambda: self._did(Synced(node)))
+                else:
+                    self._call("fsync", lambda: self._did(Synced(node)), synced=node)
 
         return call
 
     def _rename(self, name: str, real: Callable[..., None]) -> Callable[..., None]:
         def call(source: Any, dest: Any, **options: Any) -> None:
             if not self._is_below(dest):
+                return real(source, dest, **options)
+
+            if str(source).endswith(sqlite_calls.WAL_INDEX):
                 return real(source, dest, **options)
 
             def act() -> None:

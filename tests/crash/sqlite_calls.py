@@ -333,15 +333,16 @@ class _Shim:
             return IOERR
         if file.recorder is not self._recorder:
             return really(file.methods)
-        return self._call(name, file.recorder, lambda: act(file))
+        synced = file.node if name == "fsync" else None
+        return self._call(name, file.recorder, lambda: act(file), synced=synced)
 
     # --- the recorder's part
 
-    def _call(self, name: str, recorder: Recorder, act: Callable[[], None]) -> int:
+    def _call(self, name: str, recorder: Recorder, act: Callable[[], None], *, synced: Node | None = None) -> int:
         """Do one call, or let it fail. Nothing is raised, as C cannot pass it on: SQLite's result code is returned."""
         with recorder._lock:
             try:
-                recorder._call(name, act)
+                recorder._call(name, act, synced=synced)
             except _RefusedError as error:
                 return error.code
             except OSError as error:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
-from tensorcas_mlflow.backends import FolderBackend
+from tensorcas_mlflow.backends import FolderBackend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.layout import MAX_DEPTH, Entries, Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, verify

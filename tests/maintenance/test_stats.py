@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tensorcas_mlflow.maintenance import disk_usage, plan_gc, run_stats, store_s
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
+from tests.stored_bytes import bytes_below
 
 KB = 4096
 
@@ -24,10 +24,6 @@ KB = 4096
 def save(store: Store, run_id: str, step: int, tensors: dict[str, Any], **more: Any) -> Ref:
     with store.write_checkpoint(tensors) as pending:
         return pending.commit(RefTarget(run_id=run_id, step=step, **more))
-
-
-def bytes_below(folder: Path) -> int:
-    return sum((Path(at) / name).stat().st_size for at, _, names in os.walk(folder) for name in names)
 
 
 @pytest.fixture

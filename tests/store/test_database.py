@@ -119,7 +119,7 @@ def test_a_store_whose_database_does_not_show_is_not_opened(tmp_path: Path) -> N
             Store.open_backend(backend)
     (tmp_path / ".tensorcas/blobs.db").unlink()
 
-    with pytest.raises(RefusedError, match="no file `blobs.db`"):
+    with pytest.raises(RefusedError, match=r"no file `blobs\.db`"):
         Store.open(tmp_path)
 
 

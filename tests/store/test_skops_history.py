@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +11,10 @@ from sklearn.ensemble import GradientBoostingRegressor
 
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
+from tests.stored_bytes import bytes_below
 
 N_STEPS = 12
 KINDS = ("skops", "pickle")
-
-
-def taken_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +24,9 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], in
     X = np.random.default_rng(0).normal(size=(500, 8))
     model = GradientBoostingRegressor(random_state=0, warm_start=True)
     stores = {
-        (kind, has_database): Store.init(folder / f"{kind}-{has_database}", database=has_database) for kind in KINDS for has_database in (False, True)
+        (kind, has_database): Store.init(folder / f"{kind}-{has_database}", database=has_database)
+        for kind in KINDS
+        for has_database in (False, True)
     }
     for step in range(1, N_STEPS + 1):
         model.set_params(n_estimators=step).fit(X, X @ np.arange(8) + np.sin(9 * X[:, 0]))
@@ -37,7 +35,7 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], in
             for has_database in (False, True):
                 with stores[kind, has_database].write_file(folder / "file") as pending:
                     pending.commit(RefTarget(path=f"{step}/model.{kind}"))
-    return {(kind, has_database): taken_bytes(folder / f"{kind}-{has_database}") for kind, has_database in stores}
+    return {(kind, has_database): bytes_below(folder / f"{kind}-{has_database}") for kind, has_database in stores}
 
 
 def test_a_history_of_skops_files_takes_less_than_half_more_than_one_of_pickles(

@@ -1,8 +1,9 @@
-"""Runs several processes of real code on one folder with logs, one at a time, switching at every call to the disk.
+"""Runs several processes of real code on one folder with a database, one at a time, switching at every call.
 
-A process is a thread with its own view of the modules' state. Before each call that changes the folder, or looks at
-something others may change, it waits for its turn. A lock that another process holds makes it wait until that one goes
-on. A process that dies makes no further call; the system releases its locks. A death in a write leaves half of it.
+A process is a thread with a backend of its own, and so with connections of its own. Before each call that changes the
+folder or looks at something others may change, and before each transaction of SQLite begins, ends or makes a
+checkpoint, it waits for its turn. A lock that another process holds makes it wait until that one goes on. A process
+that dies makes no further call; the system releases its locks, and its transaction never was.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import itertools
 import os
 import random
 import shutil
+import sqlite3
 import tempfile
 import threading
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,27 +25,19 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from tensorcas_mlflow.backends import (
-    LoggedBackend,
-    _local,
-    _locked_file,
-    _log_folder,
-    _log_rewriter,
-    _log_view,
-    _log_writer,
-    _logged,
-    _logs,
-)
+from tensorcas_mlflow.backends import FolderBackend, _database, _folder, _local, _locked_file
+from tensorcas_mlflow.backends._database import Database
 from tensorcas_mlflow.base import files
 from tests.protocol.interleave import KilledError
 
-Act = Callable[[LoggedBackend], object]
+Act = Callable[[FolderBackend], object]
 """A program of one process."""
 
 _SWITCHES = frozenset(
     {"open", "write", "unlink", "link", "rename", "stat", "lstat", "listdir", "scandir", "ftruncate", "mkdir", "utime"}
 )
-_CHANGES = frozenset({"write", "unlink", "link", "rename", "ftruncate", "mkdir"})
+_STATEMENTS = ("BEGIN", "COMMIT", "PRAGMA wal_checkpoint", "PRAGMA incremental_vacuum")
+"""Beginnings of statements before which a process may be interrupted. Others see nothing of what is in between."""
 _current = threading.local()
 _names_before = itertools.count(1)
 
@@ -64,7 +57,7 @@ class Process:
     said: object = None
     error: BaseException | None = None
     n_drawn: int = 0
-    writers: OrderedDict[str, Any] = field(default_factory=OrderedDict)
+    backend: FolderBackend | None = None
 
     @property
     def can_run(self) -> bool:
@@ -90,7 +83,7 @@ class Run:
         """Carry out a schedule.
 
         Args:
-            folder: A store's folder with logs.
+            folder: A store's folder with a database.
             acts: Programs by name.
             decisions: The option to take at each point; beyond them, the first.
             mortal: Names of the processes that may die, at most one of them, once.
@@ -125,15 +118,16 @@ class Run:
     def _live(self, process: Process) -> None:
         process.go.acquire()
         _current.run, _current.process = self, process
+        process.backend = FolderBackend(self.folder)
         try:
-            process.said = process.act(LoggedBackend(self.folder))
+            process.said = process.act(process.backend)
         except KilledError:
             pass
         except BaseException as error:  # noqa: BLE001 - judged by who checks the run
             process.error = error
-        for writer in process.writers.values():  # the system closes the files of a process that has ended
-            with contextlib.suppress(OSError):
-                os.close(writer.descriptor)
+        _current.process = None
+        if not process.is_dead:
+            process.backend._database.close()
         process.is_done = True
         for each in self.processes:
             each.waits_for_lock = False
@@ -224,6 +218,8 @@ def explore(
                 except BaseException as error:
                     error.add_note("\n".join(run.trace))
                     raise
+                finally:
+                    Database.close_all()
                 shutil.rmtree(folder)
                 for at in range(len(decisions), len(run.choices)):
                     choice = run.choices[at]
@@ -250,15 +246,19 @@ def _runner_before(run: Run, at: int) -> int:
 def _patched() -> Iterator[None]:
     watched = _WatchedOs()
     with contextlib.ExitStack() as stack:
-        for module in (_logs, _log_view, _log_writer, _log_rewriter, _log_folder, _logged, _local, _locked_file):
+        for module in (_folder, _database, _local, _locked_file):
             stack.enter_context(patch.object(module, "os", watched))
+        stack.enter_context(patch.object(_database, "sqlite3", _WatchedSqlite()))
         stack.enter_context(patch.object(_locked_file, "fcntl", _WatchedLocks()))
-        stack.enter_context(patch.object(_log_writer, "_writers", _Writers()))
-        stack.enter_context(patch.object(_log_writer, "_writers_lock", contextlib.nullcontext()))
         stack.enter_context(patch.object(uuid, "uuid4", _drawn))
+        # Nobody may wait inside of SQLite: the one that is waited for would never get its turn.
+        stack.enter_context(patch.object(_database, "_TIMEOUT_S", 0.0))
+        stack.enter_context(patch.object(_database, "_CHECKPOINT_TIMEOUT_S", 0.0))
+        # Each run has a copy of the store, whose inode is another one.
+        stack.enter_context(patch.object(Database, "_check_file", lambda self, change: None))
         # What is durable does not matter here; tests of power cuts look at that.
         stack.enter_context(patch.object(files.Settled, "settle", lambda self, *folders, **_: None))
-        stack.enter_context(patch.object(_log_folder, "sync_folder", lambda folder: None))
+        stack.enter_context(patch.object(_database, "sync_folder", lambda folder: None))
         yield
 
 
@@ -274,23 +274,6 @@ def _drawn() -> uuid.UUID:
     return uuid.UUID(int=random.Random(f"{process.name}/{process.n_drawn}").getrandbits(128), version=4)
 
 
-class _Writers:
-    """The writers of the current process."""
-
-    def __init__(self) -> None:
-        self._before: OrderedDict[str, Any] = OrderedDict()
-
-    def __getattr__(self, name: str) -> Any:
-        process = getattr(_current, "process", None)
-        return getattr(self._before if process is None else process.writers, name)
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.__getattr__("__setitem__")(key, value)
-
-    def __len__(self) -> int:
-        return int(self.__getattr__("__len__")())
-
-
 def _call(name: str, real: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     process: Process | None = getattr(_current, "process", None)
     if process is None:
@@ -304,12 +287,7 @@ def _call(name: str, real: Callable[..., Any], *arguments: Any, **options: Any) 
         return real(*arguments, **options)
     what = arguments[0] if arguments else ""
     place = os.path.relpath(what, run.folder) if isinstance(what, str) else str(what)
-    try:
-        run.wait_for_turn(process, f"{name} {place}")
-    except KilledError:
-        if name == "write":
-            real(arguments[0], arguments[1][: len(arguments[1]) // 2])
-        raise
+    run.wait_for_turn(process, f"{name} {place}")
     if name == "listdir":
         # A listing takes time. What comes or goes meanwhile is in none.
         first = set(real(*arguments))
@@ -323,8 +301,9 @@ class _WatchedOs:
 
     def __init__(self) -> None:
         self.path = SimpleNamespace(
-            **{name: getattr(os.path, name) for name in ("dirname", "samestat", "isdir", "islink", "lexists")},
-            exists=lambda path: _exists(self, path),
+            **{name: getattr(os.path, name) for name in ("dirname", "samestat", "isdir", "islink", "join", "relpath")},
+            exists=lambda path: _exists(self.stat, path),
+            lexists=lambda path: _exists(self.lstat, path),
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -334,12 +313,33 @@ class _WatchedOs:
         return lambda *arguments, **options: _call(name, real, *arguments, **options)
 
 
-def _exists(watched: _WatchedOs, path: str) -> bool:
+def _exists(stat: Callable[[str], object], path: str) -> bool:
     try:
-        watched.stat(path)
+        stat(path)
     except FileNotFoundError:
         return False
     return True
+
+
+class _WatchedSqlite:
+    """Stands in for `sqlite3`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sqlite3, name)
+
+    def connect(self, *arguments: Any, **options: Any) -> sqlite3.Connection:
+        return sqlite3.connect(*arguments, **options, factory=_WatchedConnection)
+
+
+class _WatchedConnection(sqlite3.Connection):
+    def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
+        process: Process | None = getattr(_current, "process", None)
+        if process is not None and statement != "ROLLBACK":
+            if process.is_dead:
+                raise KilledError
+            if statement.startswith(_STATEMENTS) or (statement.startswith("SELECT") and not self.in_transaction):
+                _current.run.wait_for_turn(process, f"{statement[:60]}")
+        return super().execute(statement, *arguments)
 
 
 class _WatchedLocks:
