@@ -513,7 +513,7 @@ def plan_gc(
     manifests = tuple(sorted(state.manifests.keys() - state.live_manifests))
     quarantine = _old_quarantine(store.backend, quarantine_s)
     dead_lists = tuple(condemned.key for condemned in state.dead_lists)
-    others = [*state.stale, *state.damaged_refs, *dead_lists, *map(recipe_key, unneeded)]
+    others = [*state.stale, *state.damaged_refs, *without, *dead_lists, *map(recipe_key, unneeded)]
     deleted = {info.key: info.size for info in store.backend.map_requests(store.backend.stat, others) if info}
     deleted |= quarantine | {f"manifests/{name}": state.manifests[name] for name in manifests}
     deleted |= {pack_key(name): state.sizes[name] for name in doomed}
