@@ -10,10 +10,10 @@ from collections import OrderedDict, defaultdict
 from pathlib import Path
 
 import pytest
+from tensorcas_mlflow.backends._log_records import HEADER_BYTES
 
 from tensorcas_mlflow.backends import LoggedBackend, _log_writer
 from tensorcas_mlflow.backends._locked_file import LockedFile
-from tensorcas_mlflow.backends._log_records import HEADER_BYTES
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
 
 _fsync = os.fsync

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from tensorcas_mlflow.backends import LoggedBackend, _log_view, _log_writer
 from tensorcas_mlflow.backends._log_index import LogIndex, index_bytes, read_index
 from tensorcas_mlflow.backends._log_records import HEADER_BYTES, MARK_AT
+
+from tensorcas_mlflow.backends import LoggedBackend, _log_view, _log_writer
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify

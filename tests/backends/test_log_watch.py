@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorcas_mlflow.backends._log_watch import LogWatch
 
 from tensorcas_mlflow.backends import LoggedBackend, _log_view, _log_watch, _log_writer
-from tensorcas_mlflow.backends._log_watch import LogWatch
 from tensorcas_mlflow.errors import CorruptError
 from tests.backends.test_logged import commit, made
 

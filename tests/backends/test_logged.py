@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorcas_mlflow.backends._log_digests import PACK, RECORD
 
 from tensorcas_mlflow.backends import (
     PAGE_BYTES,
@@ -24,7 +25,6 @@ from tensorcas_mlflow.backends import (
     _log_writer,
     aligned_buffer,
 )
-from tensorcas_mlflow.backends._log_digests import PACK, RECORD
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, RefusedError

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorcas_mlflow.backends._log_reader import LogReader
+from tensorcas_mlflow.backends._log_records import HEAD_BYTES, HEADER_BYTES, LogBlob, encode_record
+from tensorcas_mlflow.backends._log_skipped import SkippedRecords
 
 from tensorcas_mlflow.backends import (
     LoggedBackend,
@@ -21,9 +24,6 @@ from tensorcas_mlflow.backends import (
     _log_view,
     _log_writer,
 )
-from tensorcas_mlflow.backends._log_reader import LogReader
-from tensorcas_mlflow.backends._log_records import HEAD_BYTES, HEADER_BYTES, LogBlob, encode_record
-from tensorcas_mlflow.backends._log_skipped import SkippedRecords
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError
