@@ -193,7 +193,7 @@ def test_head_is_that_of_the_page(backend: FolderBackend, tmp_path: Path) -> Non
     later = [tuple(map(int, line.split(" "))) for line in lines]
 
     assert int(check) == crc32(first.rpartition(" ")[0].encode())
-    assert later == commits[int(number) :]
+    assert later == commits[int(number) : -1]  # the last one is a deletion, which need not be durable
     assert end == ""
     backend._database.close()
     first = (tmp_path / "blobs.head").read_text().partition("\n")[0]
