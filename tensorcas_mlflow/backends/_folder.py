@@ -53,6 +53,8 @@ class FolderBackend(LocalBackend):
         self._held: dict[str, bytes] = {}
         """Blobs that the next commit writes, by key."""
         self._n_held_bytes = 0
+        self._flushed: set[str] = set()
+        """Keys of blobs that were held and are in the database since: the next commit relies on them."""
         self._is_local = False
         self._has_warned = False
 
@@ -139,6 +141,8 @@ class FolderBackend(LocalBackend):
                 intent = change.find(source)
                 if intent is None or intent.token != token:
                     raise BlobNotFoundError(source)
+                if any(change.find(key) is None for key in self._flushed):
+                    raise BackendError("commit", dest, "an earlier state of the store was put back: save again")
                 last = change.find(dest)
                 if last is not None and not replace:
                     raise BlobExistsError(dest)
@@ -153,6 +157,7 @@ class FolderBackend(LocalBackend):
                 self._warn(error)
             else:
                 self._forget_held()
+                self._flushed.clear()
                 return
         self._promote_to_file(source, dest, data, token=token, replace=replace)
 
@@ -235,6 +240,7 @@ class FolderBackend(LocalBackend):
                 self._warn(error)
                 self._flush_to_files()
                 return
+            self._flushed.update(self._held)
             self._forget_held()
 
     def _flush_to_files(self) -> None:
@@ -252,6 +258,7 @@ class FolderBackend(LocalBackend):
         with self._holding:
             for key in keys:
                 self._n_held_bytes -= len(self._held.pop(key, b""))
+                self._flushed.discard(key)
 
     # --- deleting
 

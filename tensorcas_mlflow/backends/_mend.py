@@ -119,12 +119,15 @@ def _fill(change: Change, old: Salvage, n_commits: int) -> tuple[int, list[Damag
     n_known = max(0 if old.state is None else old.state.commits, max(old.commits, default=0))
     gap, before, all_before = 0, bytes(32), bytes(32)
     for number in range(1, n_known + 1):
-        commit = old.commits.get(number)
-        if commit is not None and commit.what == MENDED:
-            gap, before = 0, commit.before or bytes(32)
-        if commit is None or ((gap != number - 1 or number == 1) and commit.hash != commit.hash_after(before)):
+        may_be = old.commits.get(number, [])
+        can_tell = gap != number - 1 or number == 1
+        right = (each for each in may_be if each.hash == each.hash_after(_hash_before(each, before)) or not can_tell)
+        commit = next(right, None)
+        if commit is None:
             gap = number
             continue
+        if commit.what == MENDED:
+            gap = 0
         change.copy_commit(commit)
         before, all_before = commit.hash, with_commit(all_before, commit)
         if commit.what != MENDED:
@@ -160,6 +163,11 @@ def _fill(change: Change, old: Salvage, n_commits: int) -> tuple[int, list[Damag
         if commit.what == WRITTEN and key_of(commit.key) not in found:
             change.log(key_of(commit.key), None)
     return len(found), lost
+
+
+def _hash_before(commit: Commit, last: bytes) -> bytes:
+    """Return the hash on which a commit builds; a repair names its own."""
+    return last if commit.what != MENDED or commit.before is None else commit.before
 
 
 def _is_older(key: str, data: bytes, last: dict[bytes, Commit]) -> bool:

@@ -34,18 +34,21 @@ class Salvage:
             logs: Paths of write-ahead logs whose pages count instead of earlier ones; a missing one is empty.
         """
         self.rows: dict[str, Row] = {}
-        self.commits: dict[int, Commit] = {}
+        self.commits: dict[int, list[Commit]] = {}
+        """By their numbers; the caller knows the right ones by their hashes."""
         self.state: State | None = None
         self._folders: dict[bytes, tuple[int, int]] = {}
         self._records: dict[int, list[Any]] = {}
         data = _read(path)
-        self._pages = {at // PAGE_BYTES + 1: data[at : at + PAGE_BYTES] for at in range(0, len(data), PAGE_BYTES)}
+        pages = [(at // PAGE_BYTES + 1, data[at : at + PAGE_BYTES]) for at in range(0, len(data), PAGE_BYTES)]
         for log in logs:
-            self._pages |= _pages_of_log(_read(log))
-        for number in sorted(self._pages):
-            if self._kind(number) != _FREE:
-                for rowid, values in self._values_in(number):
-                    self._take(rowid, values)
+            pages += _pages_of_log(_read(log))
+        self._pages = dict(pages)
+        for number, page in pages:
+            is_last = page is self._pages[number]
+            if not is_last or self._kind(number) != _FREE:
+                for rowid, values in self._values_in(page, 100 if number == 1 else 0):
+                    self._take(rowid, values, is_last=is_last)
         self.records = sorted(self._records)
 
     def is_whole(self, folder: str) -> bool:
@@ -65,9 +68,11 @@ class Salvage:
         base, _, form, size, data, _ = self._records[number]
         return decode(form, data, size, None if base is None or not depth else self._content(base, depth - 1))
 
-    def _take(self, rowid: int | None, values: list[Any]) -> None:
-        """Keep a row if it is one of the tables' and whole."""
+    def _take(self, rowid: int | None, values: list[Any], *, is_last: bool) -> None:
+        """Keep a row if it is one of the tables' and whole. Records and commits of earlier pages never change."""
         try:
+            if len(values) < 7 and not is_last:
+                return
             if len(values) == 6 and rowid is None:
                 row = checked(values[0], None, *values[1:])
                 self.rows[row.key] = row
@@ -76,7 +81,7 @@ class Salvage:
             elif len(values) == 8 and rowid is not None:
                 commit = commit_of((rowid, *values[1:]))
                 if not commit.key or name_of(key_of(commit.key)) == commit.name:
-                    self.commits[rowid] = commit
+                    self.commits.setdefault(rowid, []).append(commit)
             elif len(values) == 6:
                 state = State(*values[:-1])
                 self.state = state if state.check == values[-1] else None
@@ -91,10 +96,8 @@ class Salvage:
         page = self._pages.get(number - place, b"")
         return page[5 * (place - 1)] if number > 2 and place and len(page) == PAGE_BYTES else 0
 
-    def _values_in(self, number: int) -> Iterator[tuple[int | None, list[Any]]]:
+    def _values_in(self, page: bytes, begin: int) -> Iterator[tuple[int | None, list[Any]]]:
         """Yield the row number, if the table has some, and the values of each row that a page may hold."""
-        page = self._pages[number]
-        begin = 100 if number == 1 else 0
         for kind in (_LEAF_OF_TABLE, _LEAF_OF_INDEX, _INNER_OF_INDEX):
             array = begin + (12 if kind == _INNER_OF_INDEX else 8)
             n_cells = min(int.from_bytes(page[begin + 3 : begin + 5]), (len(page) - array) // 2)
@@ -134,23 +137,18 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _pages_of_log(log: bytes) -> dict[int, bytes]:
-    """Return the pages of a write-ahead log up to its last whole transaction, damaged ones too."""
+def _pages_of_log(log: bytes) -> list[tuple[int, bytes]]:
+    """Return the numbers and pages in a write-ahead log up to its last whole transaction, damaged ones too."""
     frames = [
         (*_FRAME.unpack_from(log, at), at + _FRAME.size)
         for at in range(_WAL_HEADER_BYTES, len(log) - PAGE_BYTES - _FRAME.size + 1, PAGE_BYTES + _FRAME.size)
     ]
     salts = Counter(salt for _, _, salt, _ in frames)
     salt = log[16:24] if log[16:24] in salts else max(salts, key=salts.__getitem__, default=b"")
-    pages: dict[int, bytes] = {}
-    whole: dict[int, bytes] = {}
-    for number, n_pages, said, at in frames:
-        if said == salt:
-            pages[number] = log[at : at + PAGE_BYTES]
-            if n_pages:
-                whole |= pages
-                pages.clear()
-    return whole
+    frames = [frame for frame in frames if frame[2] == salt]
+    while frames and not frames[-1][1]:  # the size of the database stands in the last frame of each transaction
+        frames.pop()
+    return [(number, log[at : at + PAGE_BYTES]) for number, _, _, at in frames]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -668,8 +668,7 @@ def test_flipped_byte_costs_what_it_hits_and_nothing_in_silence(folder: Path, tm
                 (right_now if is_there else bad_now).add(key)
                 assert not is_there or mended.get(key) == expected(key)
             assert right <= right_now, (place, right - right_now)
-            assert len(bad_now) <= 2, (place, bad_now)
-            assert not bad_now or lost, place
+            assert bad_now <= lost, place
             assert mended.get("refs/@new") == b"new"
             assert damages_of(mended) == []
         shutil.rmtree(copy)
