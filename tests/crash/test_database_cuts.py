@@ -247,7 +247,8 @@ def saves_despite_a_failure(tmp_path: Path, nth: int, kind: str) -> bool:
         world.begin()
         world.save(5, "xy")
     assert kind == "sync" or any(isinstance(effect, SyncFailed) for entry in world.recorder.log for effect in entry)
-    check_end(world, world.top)
+    log = world.recorder.log
+    Cuts(tmp_path / f"cut-{kind}-{nth}").check(log, world.recorder.folders, at=[len(log)], n_drawn=1, stride=3)
     return True
 
 
