@@ -1,6 +1,6 @@
-"""Write the golden store of format 2 with sparse deltas. It was run once; a store that was written is never changed.
+"""Write the golden store with sparse deltas. It was run once; a store that was written is never changed.
 
-    python -m tests.golden.make_v2_sparse
+    python -m tests.golden.make_v1_sparse
 
 Each step changes few words, so chains are as deep as a save makes them. ``expected.json`` has the SHA-256 of the bytes
 of each tensor.
@@ -53,7 +53,7 @@ def write(folder: Path, tensors: Callable[[int], dict[str, np.ndarray]]) -> None
         mock.patch("platform.node", return_value="golden"),
         mock.patch("os.getpid", return_value=1),
     ):
-        store = Store.init(folder / "root", chunk_bytes=CHUNK_BYTES)
+        store = Store.init(folder / "root", chunk_bytes=CHUNK_BYTES, database=False)
         for step in range(N_STEPS):
             arrays = tensors(step)
             with store.write_checkpoint(arrays) as pending:
@@ -63,4 +63,4 @@ def write(folder: Path, tensors: Callable[[int], dict[str, np.ndarray]]) -> None
 
 
 if __name__ == "__main__":
-    write(HERE / "v2_sparse", tensors)
+    write(HERE / "v1_sparse", tensors)

@@ -1,6 +1,6 @@
 """Write the golden store of quantized blocks of GGUF. It was run once; a store that was written is never changed.
 
-    python -m tests.golden.make_v2_blocks
+    python -m tests.golden.make_v1_blocks
 
 A checkpoint has one row of each format, all derived from one tensor of float32 that the store keeps beside it.
 ``expected.json`` has the SHA-256 of the bytes of each tensor as ``gguf.quantize`` makes them.
@@ -20,9 +20,9 @@ from tensorcas_mlflow.codecs import BLOCK_FORMATS
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tests.derived.checkpoints import Made, save_derived
-from tests.golden.make_v2_derived import CHUNK_BYTES, floats
+from tests.golden.make_v1_derived import CHUNK_BYTES, floats
 
-HERE = Path(__file__).parent / "v2_blocks"
+HERE = Path(__file__).parent / "v1_blocks"
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         mock.patch("platform.node", return_value="golden"),
         mock.patch("os.getpid", return_value=1),
     ):
-        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES)
+        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES, database=False)
         arrays = {"w": weights, **blocks}
         made = {name: Made(name, ["w"]) for name in blocks}
         ref = save_derived(store, RefTarget(run_id="run", step=1), arrays, made, is_bytes=list(blocks))

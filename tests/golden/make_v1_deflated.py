@@ -1,6 +1,6 @@
 """Write the golden store of files with compressed streams. It was run once; a store that was written is never changed.
 
-    python -m tests.golden.make_v2_deflated
+    python -m tests.golden.make_v1_deflated
 
 A zip archive has one array nine times, compressed with the levels 1 to 9, and a gzip file has it once.
 ``expected.json`` has the SHA-256 of each file, by the key of its ref.
@@ -21,7 +21,7 @@ import numpy as np
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 
-HERE = Path(__file__).parent / "v2_deflated"
+HERE = Path(__file__).parent / "v1_deflated"
 CHUNK_BYTES = 1 << 16
 
 
@@ -52,7 +52,7 @@ def main() -> None:
         mock.patch("platform.node", return_value="golden"),
         mock.patch("os.getpid", return_value=1),
     ):
-        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES)
+        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES, database=False)
         for path, data in files.items():
             with store.write_stream(io.BytesIO(data)) as pending:
                 ref = pending.commit(RefTarget(path=path))

@@ -1,4 +1,4 @@
-"""Logs that an earlier release wrote are read by every later one.
+"""A database that an earlier release wrote is read by every later one.
 
 What must come out is said in ``v2/expected.json``, by hashes that none of our code has made.
 """
@@ -38,11 +38,11 @@ def assert_holds(store: Store) -> None:
     assert verify(fresh, full=True).problems == ()
 
 
-def test_every_golden_step_in_logs_is_read_bit_for_bit(store: Store) -> None:
+def test_every_golden_step_in_a_database_is_read_bit_for_bit(store: Store) -> None:
     assert_holds(store)
 
 
-def test_golden_logs_hold_plain_and_grouped_deltas(store: Store) -> None:
+def test_golden_database_holds_plain_and_grouped_deltas(store: Store) -> None:
     found = set()
     for name, _ in list_packs(store.backend):
         blob = store.backend.get(pack_key(name))
@@ -52,11 +52,11 @@ def test_golden_logs_hold_plain_and_grouped_deltas(store: Store) -> None:
     assert found == {0, 1}
 
 
-def test_golden_logs_need_no_repair(store: Store) -> None:
+def test_golden_database_needs_no_repair(store: Store) -> None:
     assert plan_repair(store).is_empty
 
 
-def test_golden_logs_are_appended_to_and_collected(store: Store) -> None:
+def test_golden_database_is_written_to_and_collected(store: Store) -> None:
     with store.write_checkpoint(small(2000)) as pending:
         ref = pending.commit(RefTarget(run_id="new", step=1))
     fresh = Store.open(store.uri)

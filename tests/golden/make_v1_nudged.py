@@ -1,6 +1,6 @@
-"""Write the golden store of format 2 with nudged deltas. It was run once; a store that was written is never changed.
+"""Write the golden store with nudged deltas. It was run once; a store that was written is never changed.
 
-    python -m tests.golden.make_v2_nudged
+    python -m tests.golden.make_v1_nudged
 
 Each step changes few words, most of them by one unit, so chains are as deep as a save makes them. ``expected.json`` has
 the SHA-256 of the bytes of each tensor.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from tests.golden.make_v2_sparse import HERE, write
+from tests.golden.make_v1_sparse import HERE, write
 
 
 def tensors(step: int) -> dict[str, np.ndarray]:
@@ -31,4 +31,4 @@ def tensors(step: int) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    write(HERE / "v2_nudged", tensors)
+    write(HERE / "v1_nudged", tensors)

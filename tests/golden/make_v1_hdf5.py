@@ -2,7 +2,7 @@
 
 A store that was written is never changed.
 
-    python -m tests.golden.make_v2_hdf5
+    python -m tests.golden.make_v1_hdf5
 
 The file has one array in chunks of each kind. ``expected.json`` has the SHA-256 of the file, by the key of its ref.
 """
@@ -21,9 +21,9 @@ import h5py
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tests.file_formats.hdf5_samples import hdf5_file
-from tests.golden.make_v2_derived import floats
+from tests.golden.make_v1_derived import floats
 
-HERE = Path(__file__).parent / "v2_hdf5"
+HERE = Path(__file__).parent / "v1_hdf5"
 CHUNK_BYTES = 1 << 14
 GZIP = {"compression": "gzip", "compression_opts": 4}
 KINDS: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ def main() -> None:
         mock.patch("platform.node", return_value="golden"),
         mock.patch("os.getpid", return_value=1),
     ):
-        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES)
+        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES, database=False)
         for libver in ("earliest", "latest"):
             data = hdf5_file(write, libver=libver)
             with store.write_stream(io.BytesIO(data)) as pending:

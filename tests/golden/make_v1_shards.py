@@ -1,4 +1,4 @@
-"""Write the golden store of shards: ``python -m tests.golden.make_v2_shards``, once for this version of the format."""
+"""Write the golden store of shards: ``python -m tests.golden.make_v1_shards``, once for this version of the format."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Box, Policy, Store, join_shards, store_shards, withdraw_shards
 
-HERE = Path(__file__).parent / "v2_shards"
+HERE = Path(__file__).parent / "v1_shards"
 
 
 def main() -> None:
     """Write the store and the digests of its tensors."""
     shutil.rmtree(HERE, ignore_errors=True)
-    store = Store.init(HERE / "root", chunk_bytes=4096, logs=True)
+    store = Store.init(HERE / "root", chunk_bytes=4096, database=False)
     rng = np.random.default_rng(22)
     whole = {
         "rows": rng.normal(0, 1, (30, 101)).astype(np.float32),

@@ -1,6 +1,6 @@
-"""Write the golden store of format 2 with recipes. It was run once; a store that was written is never changed.
+"""Write the golden store with recipes. It was run once; a store that was written is never changed.
 
-    python -m tests.golden.make_v2_recipes
+    python -m tests.golden.make_v1_recipes
 
 Checkpoints were saved without a search for functions. An optimization found that the tensors of two of them are those
 of a third one, cast or transposed, and wrote recipes. The third one is deleted and collected. ``expected.json`` has the
@@ -20,10 +20,10 @@ import numpy as np
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize
 from tensorcas_mlflow.store import Store
-from tests.golden.make_v2_derived import floats
+from tests.golden.make_v1_derived import floats
 from tests.recipes.made import no_search
 
-HERE = Path(__file__).parent / "v2_recipes"
+HERE = Path(__file__).parent / "v1_recipes"
 CHUNK_BYTES = 16 << 10
 SHAPES = {"w": (192, 256), "v": (160, 256)}
 
@@ -43,7 +43,7 @@ def main() -> None:
         mock.patch("platform.node", return_value="golden"),
         mock.patch("os.getpid", return_value=1),
     ):
-        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES)
+        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES, database=False)
         refs = {}
         with no_search():
             for run_id, arrays in checkpoints.items():

@@ -1,6 +1,6 @@
-"""Write the golden store of format 2 with derived rows. It was run once; a store that was written is never changed.
+"""Write the golden store with derived rows. It was run once; a store that was written is never changed.
 
-    python -m tests.golden.make_v2_derived
+    python -m tests.golden.make_v1_derived
 
 A checkpoint has one row of each function, two of them with residuals, and a file has a derived row. The checkpoint that
 the inputs were saved with is deleted and collected. ``expected.json`` has the SHA-256 of the bytes of each tensor.
@@ -23,7 +23,7 @@ from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tests.derived.checkpoints import Made, save_derived
 
-HERE = Path(__file__).parent / "v2_derived"
+HERE = Path(__file__).parent / "v1_derived"
 CHUNK_BYTES = 4096
 
 
@@ -85,7 +85,7 @@ def main() -> None:
         mock.patch("platform.node", return_value="golden"),
         mock.patch("os.getpid", return_value=1),
     ):
-        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES)
+        store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES, database=False)
         with store.write_checkpoint({"a": floats(1, 48, 64), "b": floats(2, 48, 64)}) as pending:
             first = pending.commit(RefTarget(run_id="run", step=1))
         checkpoint = save_derived(
