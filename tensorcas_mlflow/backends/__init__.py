@@ -12,7 +12,7 @@ files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
 | `_local`, `_file` | folders, and the ways to read one file |
 | `_folder`, `_database` | folders with a database: the backend, and connections, transactions and checkpoints |
 | `_rows`, `_records`, `_implied_digests` | the tables of the database, and the bytes in them |
-| `_mend` | checking and rebuilding a database |
+| `_checks`, `_mend`, `_salvage` | checking and rebuilding a database, and reading a damaged one page by page |
 | `_objects`, `_buckets` | object stores, and all use of obstore |
 | `_plain_files` | plain files beside a store, in a folder or a bucket |
 | `_memory`, `_metered` | memory, and a backend that counts reads |
@@ -24,6 +24,7 @@ from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.backends._buckets import Bucket, ObjectInfo
+    from tensorcas_mlflow.backends._checks import Damage
     from tensorcas_mlflow.backends._contract import (
         MOST_SHARED_BYTES,
         Backend,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.backends._folder import FolderBackend
     from tensorcas_mlflow.backends._local import LocalBackend
     from tensorcas_mlflow.backends._memory import MemoryBackend
-    from tensorcas_mlflow.backends._mend import Damage, Rebuilt, damages_of, rebuild
+    from tensorcas_mlflow.backends._mend import Rebuilt, damages_of, rebuild
     from tensorcas_mlflow.backends._metered import MeteredBackend
     from tensorcas_mlflow.backends._objects import ObjectBackend, is_void, is_void_object, new_void
     from tensorcas_mlflow.backends._open import open_backend, open_bucket
@@ -78,12 +79,13 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_buckets": "Bucket ObjectInfo",
+    "_checks": "Damage",
     "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children PossibleChildren Token check_key is_key",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_database": "DATABASE_FILES",
     "_local": "LocalBackend",
     "_folder": "FolderBackend",
-    "_mend": "Damage Rebuilt damages_of rebuild",
+    "_mend": "Rebuilt damages_of rebuild",
     "_memory": "MemoryBackend",
     "_metered": "MeteredBackend",
     "_objects": "ObjectBackend is_void is_void_object new_void",

@@ -288,7 +288,8 @@ class Backend(ABC):
         """Yield every file or object below the root in no order: its path, and its size in bytes.
 
         All of them count: the backend's own and temporary ones, and those of other programs. So the sizes add up to
-        the disk space of the store, once nobody writes: the write-ahead log of a database counts as pages of that. A file that comes or goes meanwhile may or may not be there.
+        the disk space of the store, once nobody writes: the write-ahead log of a database counts as pages of that. A
+        file that comes or goes meanwhile may or may not be there.
         """
 
     @abstractmethod

@@ -5,16 +5,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import os
 import sqlite3
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeVar
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote
+from zlib import crc32
 
-from tensorcas_mlflow.backends._local import HOST, STAGING
+from tensorcas_mlflow.backends._checks import damages_in
+from tensorcas_mlflow.backends._local import HOST, STAGING, _alone_in
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._rows import (
     APPLICATION_ID,
@@ -22,17 +26,18 @@ from tensorcas_mlflow.backends._rows import (
     SCHEMA,
     VERSION,
     Change,
-    Contents,
     DamagedError,
+    Known,
     Rows,
 )
+from tensorcas_mlflow.backends._salvage import Salvage
 from tensorcas_mlflow.base.files import new_name, sync_folder
 from tensorcas_mlflow.errors import NewerFormatError, RefusedError
 
 T = TypeVar("T")
 
-WAL, SHM, HEAD, UNSYNCED = f"{NAME}-wal", f"{NAME}-shm", "blobs.head", "blobs.unsynced"
-DATABASE_FILES = frozenset({NAME, WAL, SHM, HEAD, UNSYNCED, f"{NAME}-journal"})
+WAL, SHM, LOST, HEAD, UNSYNCED = f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-wal-lost", "blobs.head", "blobs.unsynced"
+DATABASE_FILES = frozenset({NAME, WAL, SHM, LOST, HEAD, UNSYNCED, f"{NAME}-journal"})
 """Names of the files that belong to the database."""
 _LEAST_VERSION = (3, 35, 0)
 _CHECKPOINT_BYTES = 1 << 20
@@ -41,6 +46,7 @@ _TIMEOUT_S = 60.0
 _CHECKPOINT_TIMEOUT_S = 0.05
 """A reader that is stopped in the middle of a read must not hold up whoever commits."""
 _MAX_IDLE = 16
+_MOST_VALUE_BYTES = 16 << 20
 _FORK_WAIT_S = 10.0
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA})
 
@@ -48,14 +54,22 @@ _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQL
 class _Gate:
     """Counts the calls of SQLite under way, and holds forks off until there is none.
 
-    A child has the locks inside of the library as they were at the fork, and nobody to release them.
+    SQLite keeps the locks that a process has on a file in a table. A child has the table and none of the locks, so no
+    connection may be open at a fork, and none of the parent's is used in the child.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._n = 0
+        self._pid = os.getpid()
 
     def __enter__(self) -> None:
+        if self._pid != os.getpid():
+            raise OSError(
+                errno.EDEADLK,
+                "this process was forked while its parent used the database: start processes by spawn, or fork them "
+                "before",
+            )
         with self._lock:
             self._n += 1
 
@@ -64,27 +78,89 @@ class _Gate:
             self._n -= 1
 
     def close(self) -> None:
-        """Wait until no call is under way, and let none begin."""
+        """Wait until no call is under way, let none begin, and close all connections."""
         until = time.monotonic() + _FORK_WAIT_S
         while True:
             self._lock.acquire()
             if self._n == 0 or time.monotonic() > until:
-                return
+                break
             self._lock.release()
             time.sleep(0.0005)
+        if self._n == 0:
+            Database.close_all()
 
     def open(self) -> None:
         """Let calls begin, in the process that has forked."""
         self._lock.release()
 
     def renew(self) -> None:
-        """Begin anew, in the child."""
+        """Begin anew, in the child, unless it has connections of the parent."""
         self._lock = threading.RLock()
         self._n = 0
-        Database.forget_all()
+        if not _opened:
+            self._pid = os.getpid()
+        Database.renew_all()
 
 
 _gate = _Gate()
+
+
+class _Opened:
+    """The connections of this process to one file."""
+
+    def __init__(self, logs: tuple[int, int]) -> None:
+        self.n = 0
+        self.logs = logs
+        """Inodes of the write-ahead log and its index. All connections of a process have the same ones open."""
+        self.has_name = False
+        """True once the name of the write-ahead log is durable."""
+
+
+_opened: dict[tuple[int, int], _Opened] = {}
+"""By device and inode. To close the last connection to a database empties and deletes its write-ahead log."""
+
+
+class Head(NamedTuple):
+    """The file ``blobs.head``: the last commits, by a witness outside of the database."""
+
+    number: int
+    """Number of the last commit at the last checkpoint, and its hash."""
+    hash: bytes
+    inode: int
+    """Inode and time of change of the database after that checkpoint."""
+    modified_ns: int
+    later: dict[int, int]
+    """Numbers of the durable commits since then, and the names of their keys."""
+
+    @property
+    def last(self) -> int:
+        """Return the number of the last commit that it knows."""
+        return max(self.later, default=self.number)
+
+    @classmethod
+    def read(cls, path: str) -> Head | None:
+        """Read it; None if there is none that is whole."""
+        try:
+            with open(path, "rb") as file:
+                first, *lines = file.read().split(b"\n")
+            facts, _, check = first.rpartition(b" ")
+            if int(check) != crc32(facts):
+                return None
+            number, hash_, inode, modified_ns = facts.split(b" ")
+            pairs = [line.split(b" ") for line in lines[:-1]]  # the last one is cut, or empty
+            later = {int(number): int(name) for number, name in pairs}
+            return cls(int(number), bytes.fromhex(hash_.decode()), int(inode), int(modified_ns), later)
+        except (OSError, ValueError, UnicodeDecodeError):
+            return None
+
+    def write(self, path: str, new: str) -> None:
+        """Replace it; a failure costs a check of the whole database."""
+        facts = b"%d %s %d %d" % (self.number, self.hash.hex().encode(), self.inode, self.modified_ns)
+        lines = b"".join(b"%d %d\n" % each for each in self.later.items())
+        with contextlib.suppress(OSError):
+            with open(new, "wb") as file:
+                file.write(b"%b %d\n%b" % (facts, crc32(facts), lines))
+            os.rename(new, path)
 
 
 class Database:
@@ -98,17 +174,11 @@ class Database:
         self._folder = folder
         self._lock = threading.RLock()
         self._idle: list[Rows] = []
-        self._file = (-1, -1)
-        """Device and inode of the file that the idle connections have open."""
-        self.contents = Contents()
-        self.checked: set[str] = set()
-        """Folders of keys that were found whole since the file was opened."""
+        self._known = Known()
         self._n_wal_bytes = 0
         """Size of the write-ahead log at the last checkpoint that could not empty it."""
         self._is_there = False
         self._store: tuple[int, int] | None = None
-        self._n_commits = 0
-        """Number of the last commit that this object has seen in the open file."""
         Database._all.add(self)
 
     @property
@@ -147,11 +217,7 @@ class Database:
                 return
             new = self.new_path()
             with _gate, _translated():
-                connection = connect_new(new)
-                try:
-                    connection.execute("UPDATE state SET inode = ?", (os.stat(new).st_ino,))
-                finally:
-                    connection.close()
+                connect_new(new).close()
             self._rename(new)
 
     def new_path(self) -> str:
@@ -159,53 +225,74 @@ class Database:
         return f"{self._folder}{os.sep}{STAGING}{os.getpid()}-{HOST}-{new_name()}"
 
     def _rename(self, new: str) -> None:
-        """Give a whole new database its name, durably."""
+        """Give a whole new database its name, durably; the lock is held."""
         descriptor = os.open(new, os.O_RDWR)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         os.rename(new, self.path)
+        # A write-ahead log that is replayed over the new file before this writes pages that are there already.
+        for name in (WAL, SHM, LOST):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._beside(name))
         sync_folder(self._folder)
+        with self._lock:
+            self._begin_anew(_file_of(os.stat(self.path)))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._beside(HEAD))
+
+    def _beside(self, name: str) -> str:
+        return f"{self._folder}{os.sep}{name}"
 
     def n_bytes(self) -> int:
         """Return the bytes of its file once the write-ahead log is in it; if it cannot be read, of both files now."""
         try:
             return self.read(Rows.n_bytes)
         except DamagedError:
-            return _size_of(self.path) + _size_of(self._folder + os.sep + WAL)
+            return _size_of(self.path) + _size_of(self._beside(WAL))
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
         """Lock a file that no transaction locks; yield False if somebody else has it."""
-        with _try_lock(f"{self._folder}{os.sep}format") as is_alone:
+        with _try_lock(self._beside("format")) as is_alone:
             yield is_alone
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[None]:
         """Keep everybody from writing, without a look at the database."""
-        with LockedFile.alone_in(self._folder), _gate:
-            yield
+        with LockedFile.alone_in(self._folder):
+            Database.close_all()
+            with _gate:
+                if _file_of(os.stat(self.path)) in _opened:
+                    raise OSError(errno.EBUSY, "another thread of this process uses the database")
+                yield
+
+    def salvage(self) -> Salvage:
+        """Read what is whole; inside of `replacing`.
+
+        To open and close the file outside of SQLite takes all locks from this process.
+        """
+        return Salvage(self.path, self._beside(LOST), self._beside(WAL))
+
+    def last_commit(self) -> int:
+        """Return the number of the last commit that there ever was, as far as its head says."""
+        head = Head.read(self._beside(HEAD))
+        return 0 if head is None else head.last
 
     def put_in_place(self, new: str, aside: str) -> None:
-        """Put a new database into the place of this one, which is moved aside; inside of `replacing`."""
+        """Put a new database into the place of this one, whose files get other names; inside of `replacing`."""
         os.makedirs(os.path.dirname(aside), exist_ok=True)
-        with self._lock:
-            self._begin_anew()
-        for name in (WAL, SHM, HEAD):
+        for name in (NAME, WAL, LOST, HEAD):
             with contextlib.suppress(FileNotFoundError):
-                os.rename(self._folder + os.sep + name, aside + name.removeprefix(NAME))
-        os.link(self.path, aside)
+                os.link(self._beside(name), aside + name.removeprefix(NAME))
+        sync_folder(os.path.dirname(aside))
         self._rename(new)
 
     # --- transactions
 
-    def read(self, act: Callable[[Rows], T], *, together: bool = False) -> T:
-        """Read through some connection.
-
-        Args:
-            act: Reads.
-            together: Whether all its statements see one state.
+    def read(self, act: Callable[[Rows], T]) -> T:
+        """Read one state through some connection.
 
         Raises:
             DamagedError: The database is damaged where this call needs it.
@@ -214,22 +301,10 @@ class Database:
         with _gate, _translated():
             rows = self._take()
             try:
-                if not together:
-                    found = act(rows)
-                else:
-                    rows.connection.execute("BEGIN")
-                    try:
-                        found = act(rows)
-                    finally:
-                        rows.connection.execute("COMMIT")
-            except sqlite3.Error:
-                self._close(rows)
-                raise
-            except BaseException:
+                rows.connection.execute("BEGIN")
+                return act(rows)
+            finally:
                 self._give(rows)
-                raise
-            self._give(rows)
-            return found
 
     def write(self, act: Callable[[Change], T], *, durable: bool) -> T:
         """Do one transaction. While it runs nobody else writes, in any process.
@@ -242,76 +317,47 @@ class Database:
             DamagedError: The database is damaged; nothing is changed.
             OSError: The disk fails; nothing is changed, as far as this machine sees.
         """
-        with LockedFile.alone_in(self._folder), _gate, _translated():
-            rows = self._take_to_write()
-            try:
-                result = self._write(rows, act, durable=durable)
-            except BaseException:
-                self._close(rows)
-                raise
-            try:
-                self._checkpoint_if_due(rows)
-            except (OSError, sqlite3.Error):
-                # The transaction is done; whoever writes next repeats the checkpoint, and fails if that does.
-                self._note_unsynced()
-                self._close(rows)
-            else:
-                self._give(rows)
-            return result
-
-    def _write(self, rows: Rows, act: Callable[[Change], T], *, durable: bool) -> T:
-        run = rows.connection.execute
-        run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-        run("BEGIN IMMEDIATE")
-        try:
-            change = Change(rows.connection, self.contents)
-            if change.before.commits < self._n_commits:
-                raise DamagedError(
-                    f"commits {change.before.commits + 1} to {self._n_commits} are gone: it was put back"
-                )
-            self._check_file(change)
+        with self._writing() as rows:
+            run = rows.connection.execute
+            run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            if durable:
+                self._name_log()
+            run("BEGIN IMMEDIATE")
+            change = Change(rows.connection, rows.known)
             result = act(change)
             change.save()
-            run("COMMIT")
-        except BaseException as error:
-            if isinstance(error, sqlite3.Error) and error.sqlite_errorcode in _FAILED_SYNCS:
+            try:
+                run("COMMIT")
+            except sqlite3.OperationalError:
                 self._note_unsynced()
-            with contextlib.suppress(sqlite3.Error):
-                run("ROLLBACK")
-            raise
-        change.keep()
-        self._n_commits = change.n_commits
-        return result
+                raise
+            change.keep()
+            if durable:
+                self._note_commits(change)
+            try:
+                self._checkpoint_if_due(rows)
+            except (sqlite3.Error, OSError):  # the transaction is done
+                self._note_unsynced()
+            return result
 
     def try_out(self, act: Callable[[Change], None]) -> int:
-        """Do one transaction and undo it; return the bytes of the pages in use after it."""
+        """Do one transaction, give free pages back, and undo all of it; return the bytes that its file would have."""
+        with self._writing() as rows:
+            rows.connection.execute("BEGIN IMMEDIATE")
+            change = Change(rows.connection, Known())
+            act(change)
+            change.vacuum()
+            return change.n_bytes()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Rows]:
+        """Lock the database, and yield a connection to it; what is not committed in the end is undone."""
         with LockedFile.alone_in(self._folder), _gate, _translated():
             rows = self._take_to_write()
             try:
-                rows.connection.execute("BEGIN IMMEDIATE")
-                try:
-                    change = Change(rows.connection, Contents())
-                    act(change)
-                    n_bytes = change.used_bytes()
-                finally:
-                    rows.connection.execute("ROLLBACK")
-            except BaseException:
-                self._close(rows)
-                raise
-            self._give(rows)
-            return n_bytes
-
-    def _check_file(self, change: Change) -> None:
-        """Check a database that was copied or put back since the last write: pages of two states would get worse."""
-        inode = os.stat(self.path).st_ino
-        if change.before.inode == inode:
-            return
-        from tensorcas_mlflow.backends._mend import problems_of
-
-        problems = problems_of(change)
-        if problems:
-            raise DamagedError(f"it is no whole copy: {problems[0]}")
-        change.set(inode=inode)
+                yield rows
+            finally:
+                self._give(rows)
 
     # --- durability
 
@@ -319,167 +365,226 @@ class Database:
         """Make all earlier transactions durable, whoever made them."""
         self.write(lambda change: None, durable=True)
 
+    def _name_log(self) -> None:
+        """Make the name of the write-ahead log durable: SQLite ignores a failure of that."""
+        opened = _opened[self._known.file]
+        if not opened.has_name:
+            sync_folder(self._folder)
+            opened.has_name = True
+
+    def _note_commits(self, change: Change) -> None:
+        """Note commits that are durable beside the database: a write-ahead log that ends too early shows by it."""
+        if not change.committed:
+            return
+        path = self._beside(HEAD)
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+            try:
+                if os.fstat(descriptor).st_nlink == 1:
+                    os.write(descriptor, b"".join(b"%d %d\n" % each for each in change.committed))
+                    return
+            finally:
+                os.close(descriptor)
+            # A copy of the store by hard links has it, too.
+            head = Head.read(path)
+            if head is not None:
+                head.later.update(change.committed)
+                head.write(path, self.new_path())
+
     def _checkpoint_if_due(self, rows: Rows) -> None:
-        size = _size_of(self._folder + os.sep + WAL)
+        size = _size_of(self._beside(WAL))
         if size < self._n_wal_bytes:
             self._n_wal_bytes = 0
-        if size - self._n_wal_bytes >= _CHECKPOINT_BYTES:
+        if size - self._n_wal_bytes >= _CHECKPOINT_BYTES or rows.known.is_suspect:
             self._checkpoint(rows)
 
     def _checkpoint(self, rows: Rows) -> bool:
-        """Copy the write-ahead log into the database and empty it, as far as no reader needs it; the lock is held.
-
-        The mark changes before each: a log that does not belong to its database shows by it.
-        """
-        self._mark(rows)
+        """Copy the write-ahead log into the database and empty it, as far as no reader needs it; the lock is held."""
         run = rows.connection.execute
         run("PRAGMA synchronous = FULL")
         run(f"PRAGMA busy_timeout = {int(_CHECKPOINT_TIMEOUT_S * 1000)}")
         [(is_busy, *_)] = run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         run(f"PRAGMA busy_timeout = {int(_TIMEOUT_S * 1000)}")
-        self._n_wal_bytes = _size_of(self._folder + os.sep + WAL) if is_busy else 0
-        if not is_busy:
-            self._note_head(rows)
+        self._n_wal_bytes = _size_of(self._beside(WAL)) if is_busy else 0
+        found, path = os.stat(self.path), self._beside(HEAD)
+        head = Head.read(path) if is_busy else None
+        if head is None:
+            state = rows.state()
+            head = Head(state.commits, state.hash, 0, 0, {})
+        head = head._replace(inode=found.st_ino, modified_ns=found.st_mtime_ns)
+        head.write(path, self.new_path())
+        rows.known.head_number, rows.known.modified_ns = head.number, head.modified_ns
+        rows.known.is_suspect = False
         return not is_busy
-
-    def _mark(self, rows: Rows) -> None:
-        run = rows.connection.execute
-        run("PRAGMA synchronous = NORMAL")
-        run("BEGIN IMMEDIATE")
-        try:
-            run("UPDATE mark SET number = number + 1")
-            run("UPDATE state SET mark = (SELECT number FROM mark)")
-        except BaseException:
-            run("ROLLBACK")
-            raise
-        run("COMMIT")
-
-    def _note_head(self, rows: Rows) -> None:
-        """Write the number and hash of the last commit beside the database: one that is put back has fewer."""
-        state = rows.state()
-        new = self.new_path()
-        with contextlib.suppress(OSError):  # only a witness
-            with open(new, "wb") as file:
-                file.write(b"%d %s\n" % (state.commits, state.hash.hex().encode()))
-            os.rename(new, self._folder + os.sep + HEAD)
-
-    def check_head(self, rows: Rows, *, again: bool = False) -> None:
-        """Check that the database has all commits that it had at its last checkpoint, and its own write-ahead log.
-
-        Raises:
-            DamagedError: It is older.
-        """
-        if "" in self.checked and not again:
-            return
-        state = rows.state()
-        if state.mark != rows.mark():
-            raise DamagedError("its write-ahead log belongs to another state of it")
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            with open(self._folder + os.sep + HEAD, "rb") as file:
-                number, hash_ = file.read(200).split()
-            if len(hash_) != 64:  # it was torn by a power cut
-                raise ValueError
-            last = rows.commit(int(number)) if int(number) else None
-            if int(number) > state.commits:
-                raise DamagedError(
-                    f"commits {state.commits + 1} to {int(number)} are lost: it is an older one that was put back"
-                )
-            if last is not None and last.hash.hex() != hash_.decode():
-                raise DamagedError(f"commit {int(number)} is another one: it is a database that was put back")
-        self.checked.add("")
 
     def _note_unsynced(self) -> None:
         """Note that a sync has failed: the disk may have lost what others wrote before."""
-        with contextlib.suppress(OSError), open(self._folder + os.sep + UNSYNCED, "wb"):
+        with contextlib.suppress(OSError), open(self._beside(UNSYNCED), "wb"):
             pass
 
     def shrink(self) -> None:
         """Give free pages back to the file system."""
-        with LockedFile.alone_in(self._folder), _gate, _translated():
-            rows = self._take_to_write()
-            try:
-                rows.connection.execute("PRAGMA synchronous = NORMAL")
-                rows.connection.executescript("PRAGMA incremental_vacuum")  # `execute` would give back one page
-                self._checkpoint(rows)
-            except BaseException:
-                self._close(rows)
-                raise
-            self._give(rows)
+        with self._writing() as rows:
+            rows.connection.execute("PRAGMA synchronous = NORMAL")
+            rows.connection.execute("BEGIN IMMEDIATE")
+            rows.vacuum()
+            rows.connection.execute("COMMIT")
+            self._checkpoint(rows)
+
+    # --- looks
+
+    def _look(self, rows: Rows) -> None:
+        """Compare the database with what its head says; note what is wrong."""
+        head = Head.read(self._beside(HEAD))  # before the state: commits may follow
+        found = os.stat(self.path)
+        known = rows.known
+        known.problem, known.lost = None, {}
+        rows.connection.execute("BEGIN")
+        try:
+            with _translated():
+                self._compare(rows, head, found)
+        except DamagedError as error:
+            known.problem = error.problem
+        finally:
+            rows.connection.execute("ROLLBACK")
+        known.modified_ns = found.st_mtime_ns
+        known.head_number = -1 if head is None else head.number
+
+    def _compare(self, rows: Rows, head: Head | None, found: os.stat_result) -> None:
+        known, last = rows.known, rows.state().commits
+        known.is_suspect = head is None or last > head.last
+        if head is not None:
+            if head.number > last:
+                raise DamagedError(f"commits {last + 1} to {head.last} are lost: it is an older one that was put back")
+            commit = rows.commit(head.number) if head.number else None
+            if head.number and (commit is None or commit.hash != head.hash):
+                raise DamagedError(f"commit {head.number} is not the one that was there: another one was put back")
+            known.lost = {name: number for number, name in head.later.items() if number > last}
+            if known.lost:
+                with contextlib.suppress(OSError):
+                    os.link(self._beside(WAL), self._beside(LOST))
+            if head.last - last > len(known.lost):
+                raise DamagedError(f"commits {last + 1} to {head.last} are lost")
+            known.is_suspect |= (head.inode, head.modified_ns) != (found.st_ino, found.st_mtime_ns)
+            known.is_suspect |= head.number <= known.head_number and head.modified_ns != known.modified_ns
+        if known.is_suspect and not known.lost:
+            for damage in damages_in(rows, is_quick=True):
+                raise DamagedError(f"it is no whole copy: {damage.reason}")
 
     # --- connections
 
-    def _take(self) -> Rows:
-        found = os.stat(self.path)
+    def _take(self, *, is_locked: bool = False) -> Rows:
+        file = _file_of(os.stat(self.path))
+        opened = _opened.get(file)
+        if opened is not None and opened.logs != self._logs() and opened.n:
+            raise OSError(
+                errno.ESTALE,
+                f"{WAL} or {SHM} was removed or replaced while this process uses them: end all processes with this "
+                "store, and begin again",
+            )
         with self._lock:
-            if (found.st_dev, found.st_ino) != self._file:
-                self._begin_anew()
-                self._file = (found.st_dev, found.st_ino)
+            if file != self._known.file:
+                self._begin_anew(file)
             if self._idle:
                 return self._idle.pop()
-        return Rows(self._connect(), self.contents)
+        with contextlib.nullcontext() if is_locked or opened is not None else _alone_in(self._folder):
+            rows = Rows(self._connect(), self._known)
+            logs = self._logs()
+        if _file_of(os.stat(self.path)) != file or rows.known.file != file:
+            rows.connection.close()
+            return self._take(is_locked=is_locked)
+        _opened.setdefault(file, _Opened(logs)).n += 1
+        if not rows.known.modified_ns:
+            try:
+                self._look(rows)
+            except BaseException:
+                self._close(rows)
+                raise
+        return rows
 
     def _take_to_write(self) -> Rows:
-        """Return a connection; the lock is held."""
-        found = os.stat(self.path)
-        if found.st_nlink > 1:
+        """Return a connection to a whole database; the lock is held."""
+        if os.stat(self.path).st_nlink > 1:
             self._leave_links()
-        rows = self._take()
-        with self._lock:
-            has_log = all(os.path.lexists(f"{self._folder}{os.sep}{name}") for name in (WAL, SHM))
-        if not has_log and rows.connection.execute("SELECT count(*) FROM state").fetchall():
-            has_log = all(os.path.lexists(f"{self._folder}{os.sep}{name}") for name in (WAL, SHM))
-        if not has_log:
-            # Somebody has removed them: the connections of this process go on with files that have no name.
-            self._close(rows)
-            with self._lock:
-                self._begin_anew()
-            rows = self._take()
-            rows.connection.execute("SELECT count(*) FROM state").fetchall()
-        if os.path.lexists(self._folder + os.sep + UNSYNCED):
-            if not self._checkpoint(rows):
-                raise OSError("a sync has failed, and a reader holds up its repetition")
-            os.unlink(self._folder + os.sep + UNSYNCED)
+        rows = self._take(is_locked=True)
+        try:
+            if os.stat(self.path).st_mtime_ns != rows.known.modified_ns:
+                rows = self._look_again(rows)
+            rows.check_whole()
+            if rows.known.lost:
+                raise DamagedError(f"commits {sorted(rows.known.lost.values())} are lost")
+            if os.path.lexists(self._beside(UNSYNCED)):
+                if not self._checkpoint(rows):
+                    raise OSError("a sync has failed, and a reader holds up its repetition")
+                os.unlink(self._beside(UNSYNCED))
+        except BaseException:
+            self._give(rows)
+            raise
         return rows
+
+    def _look_again(self, rows: Rows) -> Rows:
+        """Look at a file that has changed, through a new connection: others may have pages in memory that are gone."""
+        fresh = Rows(self._connect(), rows.known)
+        _opened[rows.known.file].n += 1
+        with self._lock:
+            idle, self._idle = [rows, *self._idle], []
+        for each in idle:
+            self._close(each)
+        self._look(fresh)
+        return fresh
 
     def _leave_links(self) -> None:
         """Take a file of its own: another name of this one is a copy of the store by hard links; the lock is held."""
         new = self.new_path()
-        rows = self._take()
+        rows = self._take(is_locked=True)
         try:
+            rows.check_whole()
             target = sqlite3.connect(new, isolation_level=None)
             try:
                 rows.connection.backup(target)
             finally:
                 target.close()
         finally:
-            self._close(rows)
-        with self._lock:
-            self._begin_anew()
-        for name in (WAL, SHM):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._folder + os.sep + name)
+            self._give(rows)
         self._rename(new)
 
     def _give(self, rows: Rows) -> None:
+        try:
+            if rows.connection.in_transaction:
+                rows.connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._close(rows)
+            return
         with self._lock:
-            if rows.contents is self.contents and len(self._idle) < _MAX_IDLE:
+            if rows.known is self._known and len(self._idle) < _MAX_IDLE:
                 self._idle.append(rows)
                 return
         self._close(rows)
 
     def _close(self, rows: Rows) -> None:
+        file = rows.known.file
+        opened = _opened[file]
+        with contextlib.suppress(FileNotFoundError):
+            if file == _file_of(os.stat(self.path)) and opened.logs != self._logs():
+                # Nobody knows to which state of the database its write-ahead log belongs, and to close it copies that.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(rows.connection))
+                return
         with contextlib.suppress(sqlite3.Error):
             rows.connection.close()
+        opened.n -= 1
+        if not opened.n:
+            _opened.pop(file, None)
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, file: tuple[int, int]) -> None:
         """Forget the connections and what was learned through them; other threads close those that they use."""
         idle, self._idle = self._idle, []
-        self.contents = Contents()
-        self.checked = set()
-        self._file = (-1, -1)
-        self._n_commits = 0
+        self._known = Known(file)
         for rows in idle:
             self._close(rows)
+
+    def _logs(self) -> tuple[int, int]:
+        """Return the inodes of the write-ahead log and of its index."""
+        return _inode_of(self._beside(WAL)), _inode_of(self._beside(SHM))
 
     def _connect(self) -> sqlite3.Connection:
         is_writable = os.access(self.path, os.W_OK) and os.access(self._folder, os.W_OK)
@@ -494,6 +599,7 @@ class Database:
         )
         try:
             connection.text_factory = bytes
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
             run = connection.execute
             for setting in _SETTINGS:
                 run(f"PRAGMA {setting}").fetchall()
@@ -505,6 +611,8 @@ class Database:
                 raise NewerFormatError("the database of the store", version, VERSION)
             if is_writable and run("PRAGMA journal_mode").fetchall() != [(b"wal",)]:
                 raise DamagedError("it has no write-ahead log")
+            if run("SELECT type, name, sql FROM sqlite_schema").fetchall() != _schema():
+                raise DamagedError("its tables are others")
         except BaseException:
             connection.close()
             raise
@@ -516,29 +624,27 @@ class Database:
             idle, self._idle = self._idle, []
         if not idle:
             return
-        try:
-            with _gate, contextlib.suppress(OSError, sqlite3.Error, DamagedError), _try_lock(self._folder) as is_alone:
-                found = os.stat(self.path)
-                if is_alone and (found.st_dev, found.st_ino) == self._file and _size_of(self._folder + os.sep + WAL):
-                    self._checkpoint(idle[0])
-        finally:
-            with _gate:
+        with _gate:
+            try:
+                with contextlib.suppress(OSError, sqlite3.Error, DamagedError), _try_lock(self._folder) as is_alone:
+                    known = idle[0].known
+                    is_same = _file_of(os.stat(self.path)) == known.file and _opened[known.file].logs == self._logs()
+                    if is_alone and is_same and not known.problem and not known.lost and _size_of(self._beside(WAL)):
+                        self._checkpoint(idle[0])
+            finally:
                 for rows in idle:
                     self._close(rows)
+                self._known = Known()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
 
     @classmethod
-    def forget_all(cls) -> None:
-        """Leave the connections of the parent alone, in a child made by fork: to close one would touch its locks."""
+    def renew_all(cls) -> None:
+        """Take new locks, in a child made by fork."""
         for each in list(cls._all):
-            for rows in each._idle:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(rows.connection))
             each._lock = threading.RLock()
-            each._idle = []
-            each.contents = Contents()
 
     @classmethod
     def close_all(cls) -> None:
@@ -557,9 +663,6 @@ _SETTINGS = (
     "temp_store = MEMORY",
 )
 """Of each connection; ``docs/design/database.md`` gives the reasons."""
-_FAILED_SYNCS = frozenset(
-    {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_CLOSE}
-)
 
 
 def connect_new(path: str) -> sqlite3.Connection:
@@ -568,11 +671,22 @@ def connect_new(path: str) -> sqlite3.Connection:
     try:
         connection.text_factory = bytes
         connection.executescript(SCHEMA)
+        Change(connection, Known(), is_new=True).save()
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+@cache
+def _schema() -> list[Any]:
+    """Return the tables that a database has, as SQLite says them."""
+    connection = connect_new(":memory:")
+    try:
+        return connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
+    finally:
+        connection.close()
 
 
 def check_library() -> None:
@@ -593,6 +707,17 @@ def check_library() -> None:
 def _read_only_mode(folder: str) -> str:
     """Return how to open a database that this process may not write: without locks, if nobody has written lately."""
     return "mode=ro" if _size_of(folder + os.sep + WAL) else "mode=ro&immutable=1"
+
+
+def _file_of(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _inode_of(path: str) -> int:
+    try:
+        return os.lstat(path).st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def _size_of(path: str) -> int:
@@ -623,6 +748,8 @@ class _translated:  # noqa: N801 -- used like contextlib.suppress
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF == sqlite3.SQLITE_CANTOPEN:
             os.close(os.open(os.devnull, os.O_RDONLY))  # says so if there are too many open files
+        if isinstance(error, sqlite3.ProgrammingError):
+            return
         if not isinstance(error, sqlite3.OperationalError) or code & 0xFF in _CORRUPT:
             raise DamagedError(f"SQLite says: {error}") from error
         raise OSError(_ERRNOS.get(code & 0xFF, 5), f"{NAME}: {error}") from error

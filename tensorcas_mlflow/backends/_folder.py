@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from logging import getLogger
 from pathlib import Path
@@ -53,6 +53,8 @@ class FolderBackend(LocalBackend):
         self._held: dict[str, bytes] = {}
         """Blobs that the next commit writes, by key."""
         self._n_held_bytes = 0
+        self._flushed: set[str] = set()
+        """Keys of blobs that were held and are in the database since: the next commit relies on them."""
         self._is_local = False
         self._has_warned = False
 
@@ -81,12 +83,7 @@ class FolderBackend(LocalBackend):
         if not self._may_write_rows(key):
             return super().put_new(key, pieces, durable=durable)
         data, rest = _drawn(pieces)
-        try:
-            is_taken = self._exists(key)
-        except DamagedError as error:
-            self._warn(error)
-            is_taken = False
-        if is_taken:
+        if self._exists(key):
             raise BlobExistsError(key)
         if rest is not None:
             return super().put_new(key, chain(data, rest), durable=durable)
@@ -115,9 +112,8 @@ class FolderBackend(LocalBackend):
     def _too_big(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> Iterator[tuple[str, Iterable[Buffer]]]:
         """Hold the small blobs, and yield the others."""
         for key, pieces in blobs:
-            with contextlib.suppress(DamagedError):
-                if self._exists(check_key(key)):
-                    raise BlobExistsError(key)
+            if self._exists(check_key(key)):
+                raise BlobExistsError(key)
             data, rest = _drawn(pieces)
             if rest is not None or _is_in_files(key):
                 yield key, chain(data, rest or ())
@@ -145,6 +141,8 @@ class FolderBackend(LocalBackend):
                 intent = change.find(source)
                 if intent is None or intent.token != token:
                     raise BlobNotFoundError(source)
+                if any(change.find(key) is None for key in self._flushed):
+                    raise BackendError("commit", dest, "an earlier state of the store was put back: save again")
                 last = change.find(dest)
                 if last is not None and not replace:
                     raise BlobExistsError(dest)
@@ -159,6 +157,7 @@ class FolderBackend(LocalBackend):
                 self._warn(error)
             else:
                 self._forget_held()
+                self._flushed.clear()
                 return
         self._promote_to_file(source, dest, data, token=token, replace=replace)
 
@@ -167,7 +166,7 @@ class FolderBackend(LocalBackend):
         if os.path.lexists(self._path(source)):
             self._flush()
             self._settle_database()
-            if not replace and self._find(dest) is not None:
+            if not replace and self._exists(dest):
                 raise BlobExistsError(dest)
             super().promote(source, dest, data, token=token, replace=replace)
             return
@@ -241,6 +240,7 @@ class FolderBackend(LocalBackend):
                 self._warn(error)
                 self._flush_to_files()
                 return
+            self._flushed.update(self._held)
             self._forget_held()
 
     def _flush_to_files(self) -> None:
@@ -258,6 +258,7 @@ class FolderBackend(LocalBackend):
         with self._holding:
             for key in keys:
                 self._n_held_bytes -= len(self._held.pop(key, b""))
+                self._flushed.discard(key)
 
     # --- deleting
 
@@ -369,15 +370,15 @@ class FolderBackend(LocalBackend):
             return None
 
         def read(rows: Rows) -> bytes | None:
-            if is_ref:
-                self._database.check_head(rows)
             row = rows.find(key)
             data = None if row is None else rows.data(row)
             if is_ref:
                 rows.check_ref(key, data)
+            elif row is None and not os.path.lexists(self._path(key)):
+                rows.check_absent(key)
             return data
 
-        return self._unless_in_file("read", key, read, together=True)
+        return self._unless_in_file("read", key, read)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         found = {info.key: info for info in super().list(prefix, after=after)}
@@ -419,21 +420,12 @@ class FolderBackend(LocalBackend):
             self._flush()
             yield from self._read("list", NAME, lambda rows: [row.key for row in rows.below("")])
 
-    def _below(self, prefix: str) -> list[Row]:
+    def _below(self, prefix: str) -> Sequence[Row]:
         """Return the rows below a prefix, none of which is missing."""
         if not self._may_have_rows(prefix):
             return []
         self._flush_below(prefix)
-        folder = prefix.partition("/")[0]
-
-        def find(rows: Rows) -> list[Row]:
-            self._database.check_head(rows)
-            if folder not in self._database.checked:
-                rows.check_folder(folder)
-                self._database.checked.add(folder)
-            return rows.below(prefix)
-
-        return self._read("list", prefix, find, together=folder not in self._database.checked)
+        return self._read("list", prefix, lambda rows: rows.listed(prefix))
 
     # --- bytes
 
@@ -478,10 +470,10 @@ class FolderBackend(LocalBackend):
 
     # --- damage
 
-    def check_database(self, check: Callable[[Rows, Database], T]) -> T:
+    def check_database(self, check: Callable[[Rows], T]) -> T:
         """Look at all of the database."""
         self._flush()
-        return self._read("check", NAME, lambda rows: check(rows, self._database), together=True)
+        return self._read("check", NAME, check)
 
     def replace_database(self, build: Callable[[Database, str], T]) -> T:
         """Let a function put another database into the place of this one, while nobody writes."""
@@ -528,7 +520,12 @@ class FolderBackend(LocalBackend):
             )
 
     def _exists(self, key: str) -> bool:
-        return self._find(key) is not None or os.path.lexists(self._path(key))
+        """Tell whether a key is taken; one whose row is damaged is not."""
+        try:
+            return os.path.lexists(self._path(key)) or self._find(key) is not None
+        except DamagedError as error:
+            self._warn(error)
+            return False
 
     def _find(self, key: str) -> Row | None:
         """Return the row of a key."""
@@ -539,36 +536,29 @@ class FolderBackend(LocalBackend):
         def find(rows: Rows) -> Row | None:
             row = rows.find(key)
             if row is None and _is_ref(key):
-                self._database.check_head(rows)
                 rows.check_ref(key, None)
             return row
 
         return self._unless_in_file("look at", key, find)
 
-    def _unless_in_file(
-        self, action: str, key: str, act: Callable[[Rows], T | None], *, together: bool = False
-    ) -> T | None:
+    def _unless_in_file(self, action: str, key: str, act: Callable[[Rows], T | None]) -> T | None:
         """Read what the database has at a key; None if it is damaged there, and a file has the blob."""
         try:
-            return self._read(action, key, act, together=together)
+            return self._read(action, key, act)
         except DamagedError:
             if os.path.lexists(self._path(key)):
                 return None
             raise
 
-    def _read(self, action: str, key: str, act: Callable[[Rows], T], *, together: bool = False) -> T:
-        for is_last in (False, True):
-            with _translated(action, key):
-                try:
-                    return self._database.read(act, together=together)
-                except KeyError:
-                    if is_last:
-                        raise DamagedError(f"the record of {key!r} is gone") from None
-                except FileNotFoundError:
-                    self._check_there()
-                    if is_last:
-                        raise
-        raise AssertionError
+    def _read(self, action: str, key: str, act: Callable[[Rows], T]) -> T:
+        with _translated(action, key):
+            try:
+                return self._database.read(act)
+            except FileNotFoundError:
+                self._check_there()
+                raise
+            except DamagedError as error:
+                raise DamagedError(error.problem, key) from error
 
     def _write(self, action: str, key: str, act: Callable[[Change], T], *, durable: bool) -> T:
         with _translated(action, key):

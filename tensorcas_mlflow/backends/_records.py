@@ -1,4 +1,4 @@
-"""Records of the database of small blobs, and compact keys: values to bytes and back (``docs/format.md``, The database)."""
+"""Records of the database, and compact keys: values to bytes and back (``docs/format.md``, The database)."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from tensorcas_mlflow.backends._records import (
     NewBlob,
@@ -51,9 +52,7 @@ PRAGMA page_size = {PAGE_BYTES};
 PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
-CREATE TABLE mark (number INTEGER);
-CREATE TABLE state (inode INTEGER, commits INTEGER, hash BLOB, born INTEGER, records INTEGER, base INTEGER,
-    mark INTEGER);
+CREATE TABLE state (commits INTEGER, hash BLOB, born INTEGER, records INTEGER, base INTEGER, "check" INTEGER);
 CREATE TABLE folders (name BLOB PRIMARY KEY, n_rows INTEGER, total INTEGER) WITHOUT ROWID;
 CREATE TABLE blobs (key BLOB PRIMARY KEY, born INTEGER, record INTEGER, start INTEGER, size INTEGER, "check" INTEGER)
     WITHOUT ROWID;
@@ -63,16 +62,19 @@ CREATE INDEX records_by_base ON records (base) WHERE base IS NOT NULL;
 CREATE TABLE commits (number INTEGER PRIMARY KEY, name INTEGER, time INTEGER, what INTEGER, key BLOB, before BLOB,
     after BLOB, hash BLOB);
 CREATE INDEX commits_by_name ON commits (name);
-INSERT INTO mark VALUES (0);
-INSERT INTO state VALUES (0, 0, zeroblob(32), 0, 0, NULL, 0);
 """
 
 
 class DamagedError(CorruptError):
     """The database is damaged where a call needs it."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(NAME, f"{reason}; `tensorcas repair` keeps what is whole")
+    def __init__(self, problem: str, key: str = NAME) -> None:
+        """Name a key, if the damage costs only that."""
+        super().__init__(key, f"{problem} (in {NAME}); `tensorcas repair` keeps what is whole")
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[DamagedError], tuple[str, str]]:
+        return type(self), (self.problem, self.key)
 
 
 class Row(NamedTuple):
@@ -85,6 +87,11 @@ class Row(NamedTuple):
     start: int
     size: int
     """Bytes that it takes in the content of its record, which are as many as it has."""
+
+    @property
+    def check(self) -> int:
+        """Return the check with which it is stored."""
+        return row_check(packed_key(self.key), self.born, self.record, self.start, self.size)
 
     @property
     def token(self) -> str:
@@ -113,38 +120,63 @@ class Commit(NamedTuple):
 class State(NamedTuple):
     """What the database says of itself."""
 
-    inode: int
     commits: int
+    """Number of the last commit, and its hash."""
     hash: bytes
     born: int
+    """`Row.born` of the last blob."""
     records: int
+    """Number of the last record."""
     base: int | None
-    mark: int
+    """Number of a late record of the series."""
+
+    @property
+    def check(self) -> int:
+        """Return the CRC-32 with which it is stored."""
+        return crc32(b"%d %b %d %d %d" % (self.commits, self.hash, self.born, self.records, self.base or 0))
 
 
-class Contents:
-    """Contents of the records that were read or written last: many blobs share one, and are differences from few."""
+EMPTY = State(0, bytes(32), 0, 0, None)
 
-    def __init__(self) -> None:
-        self._held: OrderedDict[int, bytes] = OrderedDict()
+
+class Known:
+    """What a process knows of one file: contents of records, and what it has checked."""
+
+    def __init__(self, file: tuple[int, int] = (-1, -1)) -> None:
+        """Know nothing yet of a file with a device and an inode."""
+        self.file = file
+        self.checked: set[str] = set()
+        """First segments of keys below which no row is missing."""
+        self.modified_ns = 0
+        """Time of the last change of the file that is known to be a checkpoint; 0 before the first look."""
+        self.head_number = -1
+        """Number of the last commit at the last checkpoint that is known."""
+        self.is_suspect = False
+        """True if the file was not as its head says: then the next write is followed by a checkpoint."""
+        self.problem: str | None = None
+        """What is wrong with the whole database: no ref can be relied on."""
+        self.lost: dict[int, int] = {}
+        """Numbers of commits that are lost, by the names of their keys; no listing of refs can be relied on."""
+        self._held: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
         self._n_bytes = 0
         self.n_shared = 0
         """Number of shared records that this process has written."""
         self.bases: dict[int, int] = {}
         """Numbers of its last records at each distance; see `Change._base`."""
 
-    def get(self, number: int) -> bytes | None:
-        """Return a content, if it is held."""
-        return self._held.get(number)
+    def get(self, number: int, check: int) -> bytes | None:
+        """Return the content of the record with a check, if it is held."""
+        held = self._held.get(number)
+        return held[1] if held is not None and held[0] == check else None
 
-    def put(self, number: int, content: bytes) -> None:
+    def put(self, number: int, check: int, content: bytes) -> None:
         """Hold a content, and forget the oldest ones."""
         if number not in self._held and len(content) <= _MOST_HELD_BYTES:
-            self._held[number] = content
+            self._held[number] = check, content
             self._n_bytes += len(content)
         while self._n_bytes > _MOST_HELD_BYTES:
             try:
-                self._n_bytes -= len(self._held.popitem(last=False)[1])
+                self._n_bytes -= len(self._held.popitem(last=False)[1][1])
             except KeyError:  # another thread was faster
                 break
 
@@ -152,26 +184,22 @@ class Contents:
 class Rows:
     """Reads of the tables through one connection. Its methods raise `sqlite3.Error` and `DamagedError`."""
 
-    def __init__(self, connection: sqlite3.Connection, contents: Contents) -> None:
+    def __init__(self, connection: sqlite3.Connection, known: Known) -> None:
         self.connection = connection
-        self.contents = contents
+        self.known = known
         self._run = connection.execute
 
     def state(self) -> State:
         """Return the state of the database."""
         found = self._run("SELECT * FROM state").fetchall()
         try:
-            [(inode, commits, hash_, born, records, base, mark)] = found
-            return State(int(inode), int(commits), bytes(hash_), int(born), int(records), base, int(mark))
+            [(*facts, check)] = found
+            state = State(*facts)
+            if state.check == check:
+                return state
         except (TypeError, ValueError):
-            raise DamagedError("its state cannot be read") from None
-
-    def mark(self) -> int:
-        """Return the number of checkpoints, as the file of the database itself has it."""
-        found = self._run("SELECT number FROM mark").fetchall()
-        if len(found) != 1 or type(found[0][0]) is not int:
-            raise DamagedError("its mark cannot be read")
-        return int(found[0][0])
+            pass
+        raise DamagedError("its state is damaged")
 
     # --- blobs
 
@@ -191,23 +219,36 @@ class Rows:
             found = self._run("SELECT * FROM blobs").fetchall()
         return [checked(key, None, *facts) for key, *facts in found]
 
+    def listed(self, prefix: str) -> list[Row]:
+        """Return the rows below a prefix, once no row is missing below its first segment."""
+        self.check_absent(prefix)
+        return self.below(prefix)
+
     def check_folder(self, folder: str) -> None:
-        """Check that no row is missing among those whose keys have a first segment."""
+        """Check once that no row is missing among those whose keys have a first segment."""
+        if folder in self.known.checked:
+            return
+        rows = self.below(folder)
         begin = folder.encode()
-        [(n_rows, total)] = self._run(
-            'SELECT count(*), coalesce(sum("check"), 0) FROM blobs WHERE key > ? AND key < ?',
-            (begin + b"/", begin + b"0"),
-        ).fetchall()
-        said = self._run("SELECT n_rows, total FROM folders WHERE name = ?", (begin,)).fetchall()
-        if (n_rows, total) != (said[0] if said else (0, 0)):
-            raise DamagedError(f"it has {n_rows} blobs below {folder!r} and not {said[0][0] if said else 0}")
+        said = self._run("SELECT n_rows, total FROM folders WHERE name = ?", (begin,)).fetchall() or [(0, 0)]
+        if [(len(rows), sum(row.check for row in rows))] != said:
+            raise DamagedError(f"it has {len(rows)} blobs below {folder!r} and not {said[0][0]}")
+        self.known.checked.add(folder)
+
+    def check_absent(self, key: str) -> None:
+        """Check that what has no row at a key, or below it, has no blob, and is not damaged."""
+        self.check_whole()
+        if self.known.lost:
+            raise DamagedError(f"commits {sorted(self.known.lost.values())} are lost")
+        self.check_folder(key.partition("/")[0])
+
+    def check_whole(self) -> None:
+        """Check that the whole database is what was committed last, as far as its files show at the first look."""
+        if self.known.problem is not None:
+            raise DamagedError(self.known.problem)
 
     def data(self, row: Row) -> bytes:
-        """Read a blob.
-
-        Raises:
-            KeyError: Its record is gone: it was deleted, or its record was written anew.
-        """
+        """Read a blob."""
         content = self.content(row.record)
         for part in parts_of(content):
             if part.start == row.start and part.key == row.key and part.size == row.size:
@@ -215,31 +256,20 @@ class Rows:
         raise DamagedError(f"the record of {row.key!r} does not hold it")
 
     def content(self, number: int, depth: int = MAX_BASES) -> bytes:
-        """Read the content of a record.
-
-        Raises:
-            KeyError: There is no such record.
-        """
-        held = self.contents.get(number)
-        if held is not None:
-            return held
+        """Read the content of a record."""
         found = self._run(
             'SELECT base, depth, form, size, data, "check" FROM records WHERE number = ?', (number,)
         ).fetchone()
         if found is None:
-            raise KeyError(number)
-        base, level, form, size, data, check = found
-        try:
-            if depth <= 0 or record_check(number, base, level, form, size, data) != check:
-                raise DamagedError(f"record {number} is damaged")
-        except TypeError:
-            raise DamagedError(f"record {number} is damaged") from None
-        try:
-            below = None if base is None else self.content(base, depth - 1)
-        except KeyError:
-            raise DamagedError(f"record {base}, on which record {number} builds, is gone") from None
-        content = decode(form, data, size, below)
-        self.contents.put(number, content)
+            raise DamagedError(f"record {number} is missing")
+        base, _, form, size, data, check = found
+        held = self.known.get(number, check)
+        if held is not None:
+            return held
+        if depth <= 0 or not is_record(number, *found):
+            raise DamagedError(f"record {number} is damaged")
+        content = decode(form, data, size, None if base is None else self.content(base, depth - 1))
+        self.known.put(number, check, content)
         return content
 
     # --- commits
@@ -266,24 +296,29 @@ class Rows:
 
     def check_ref(self, key: str, data: bytes | None) -> None:
         """Check that the last commit of a key left it as it is: with some bytes, or with none."""
+        self.check_whole()
+        lost = self.known.lost.get(name_of(key))
+        if lost is not None:
+            raise DamagedError(f"commit {lost}, of {key!r}, is lost")
+        self.check_last(key, data)
+
+    def check_last(self, key: str, data: bytes | None) -> None:
+        """Check that the last commit of a key that is in the database left these bytes, or none."""
         last = self.last_commit(key)
         said = None if last is None else last.after
         if said != (None if data is None else digest(data)):
             raise DamagedError(f"the last commit of {key!r} is not what the database has there")
 
-    def folders(self) -> list[str]:
-        """Return the first segments of keys that are counted."""
-        return [bytes(name).decode("ascii", "replace") for (name,) in self._run("SELECT name FROM folders").fetchall()]
+    def vacuum(self) -> None:
+        """Give the free pages back, in a transaction."""
+        [(n_free,)] = self._run("PRAGMA freelist_count").fetchall()
+        for _ in range(n_free):  # for more of them Python takes the first step only
+            self._run("PRAGMA incremental_vacuum(1)")
 
     def n_bytes(self) -> int:
         """Return the size of its pages."""
         [(n_pages,)] = self._run("PRAGMA page_count").fetchall()
         return int(n_pages) * PAGE_BYTES
-
-    def used_bytes(self) -> int:
-        """Return the size of its pages without the free ones."""
-        [(n_free,)] = self._run("PRAGMA freelist_count").fetchall()
-        return self.n_bytes() - int(n_free) * PAGE_BYTES
 
 
 def commit_of(found: Sequence[Any]) -> Commit:
@@ -294,11 +329,19 @@ def commit_of(found: Sequence[Any]) -> Commit:
     return commit
 
 
+def is_record(number: int, *facts: Any) -> bool:
+    """Tell whether a row of the table ``records`` has the right check, which is its last value."""
+    try:
+        return bool(record_check(number, *facts[:-1]) == facts[-1])
+    except TypeError:
+        return False
+
+
 def checked(packed: Any, key: str | None, *facts: Any) -> Row:
     """Describe a row of the table ``blobs``, once its check is right."""
     try:
         born, record, start, size, check = facts
-        if row_check(packed, born, record, start, size) == check:
+        if set(map(type, facts)) == {int} and row_check(packed, born, record, start, size) == check:
             return Row(key or key_of(packed), born, record, start, size)
     except (TypeError, ValueError, OverflowError):
         pass
@@ -308,23 +351,15 @@ def checked(packed: Any, key: str | None, *facts: Any) -> Row:
 class Change(Rows):
     """One transaction that writes, by the process that holds the lock of the database."""
 
-    def __init__(self, connection: sqlite3.Connection, contents: Contents) -> None:
-        super().__init__(connection, contents)
-        self.before = self.state()
-        self._now = self.before._asdict()
+    def __init__(self, connection: sqlite3.Connection, known: Known, *, is_new: bool = False) -> None:
+        super().__init__(connection, known)
+        self._now = (EMPTY if is_new else self.state())._asdict()
         self._folders: dict[bytes, list[int]] = {}
-        self._held: list[tuple[int, bytes]] = []
-        self._bases = dict(contents.bases)
-        self._n_shared = contents.n_shared
-
-    @property
-    def n_commits(self) -> int:
-        """Return the number of the last commit."""
-        return int(self._now["commits"])
-
-    def set(self, **facts: Any) -> None:
-        """Change the state."""
-        self._now.update(facts)
+        self._held: dict[int, tuple[int, bytes]] = {}
+        self._bases = dict(known.bases)
+        self._n_shared = known.n_shared
+        self.committed: list[tuple[int, int]] = []
+        """Numbers of its commits, and the names of their keys."""
 
     def add(self, blobs: Sequence[NewBlob], *, is_series: bool, born: dict[str, int] | None = None) -> list[Row]:
         """Write new blobs, whose keys have none, and return their rows.
@@ -350,7 +385,7 @@ class Change(Rows):
         self._run(
             "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)", (number, base, depth, form, len(content), data, check)
         )
-        self._held.append((number, content))
+        self._held[number] = check, content
         if is_shared:
             self._note_base(number)
         return number
@@ -373,7 +408,7 @@ class Change(Rows):
             return None, None, 0
         try:
             return number, self._content(number), found[0] + 1
-        except (KeyError, CorruptError):
+        except CorruptError:
             return None, None, 0
 
     def _note_base(self, number: int) -> None:
@@ -386,7 +421,8 @@ class Change(Rows):
 
     def _add_row(self, part: Part, record: int, born: int | None) -> Row:
         if born is None:
-            born = self._now["born"] = max(self._now["born"] + 1, time.time_ns() // 1000)
+            born = max(self._now["born"] + 1, time.time_ns() // 1000)
+        self._now["born"] = max(self._now["born"], born)
         packed = packed_key(part.key)
         check = row_check(packed, born, record, part.start, part.size)
         self._run("INSERT INTO blobs VALUES (?, ?, ?, ?, ?, ?)", (packed, born, record, part.start, part.size, check))
@@ -411,7 +447,7 @@ class Change(Rows):
                 return
             try:
                 keys = [packed_key(part.key) for part in parts_of(self._content(number))]
-            except (KeyError, CorruptError):
+            except CorruptError:
                 return  # a repair decides
             for key in keys:
                 if self._run("SELECT 1 FROM blobs WHERE key = ? AND record = ?", (key, number)).fetchone():
@@ -422,10 +458,8 @@ class Change(Rows):
             [number] = found
 
     def _content(self, number: int) -> bytes:
-        for held, content in self._held:
-            if held == number:
-                return content
-        return self.content(number)
+        held = self._held.get(number)
+        return self.content(number) if held is None else held[1]
 
     def log(self, key: str, after: bytes | None) -> None:
         """Append a commit: a key has other bytes now, or none."""
@@ -436,21 +470,27 @@ class Change(Rows):
         else:
             self._append(WRITTEN, key, before, digest(after))
 
-    def log_repair(self, all_before: bytes) -> None:
-        """Append the commit of a repair: the hash after which the chain begins anew, and the digest of all before."""
+    def log_repair(self, number: int, all_before: bytes) -> None:
+        """Append the commit of a repair: the hash after which the chain begins anew, and the digest of all before.
+
+        Args:
+            number: Number of the last commit that is known to have been there.
+            all_before: Digest of the commits that are left.
+        """
+        self._now["commits"] = number
         self._append(MENDED, "", self._now["hash"], all_before)
 
     def _append(self, what: int, key: str, before: bytes | None, after: bytes | None) -> None:
         number, now = self._now["commits"] + 1, time.time_ns() // 1_000_000
         commit = Commit(number, name_of(key), now, what, packed_key(key), before, after, b"")
         commit = commit._replace(hash=commit.hash_after(self._now["hash"]))
-        self._run("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?)", commit)
-        self.set(commits=commit.number, hash=commit.hash)
+        self.copy_commit(commit)
 
     def copy_commit(self, commit: Commit) -> None:
-        """Append a commit of another database as it is."""
+        """Append a commit as it is."""
         self._run("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?)", commit)
-        self.set(commits=commit.number, hash=commit.hash)
+        self._now.update(commits=commit.number, hash=commit.hash)
+        self.committed.append((commit.number, commit.name))
 
     def _count(self, key: str, n_rows: int, check: int) -> None:
         counted = self._folders.setdefault(key.partition("/")[0].encode(), [0, 0])
@@ -465,14 +505,18 @@ class Change(Rows):
             )
             if changed.rowcount == 0:
                 self._run("INSERT INTO folders VALUES (?, ?, ?)", (name, n_rows, total))
-        facts = ", ".join(f"{name} = ?" for name in self._now)
-        self._run(f"UPDATE state SET {facts}", tuple(self._now.values()))
+        state = State(**self._now)
+        self._run(
+            'INSERT OR REPLACE INTO state (rowid, commits, hash, born, records, base, "check") '
+            "VALUES (1, ?, ?, ?, ?, ?, ?)",
+            (*state, state.check),
+        )
 
     def keep(self) -> None:
         """Remember what was written, once the transaction has succeeded."""
-        for number, content in self._held:
-            self.contents.put(number, content)
-        self.contents.bases, self.contents.n_shared = self._bases, self._n_shared
+        for number, (check, content) in self._held.items():
+            self.known.put(number, check, content)
+        self.known.bases, self.known.n_shared = self._bases, self._n_shared
 
     def tidy(self) -> None:
         """Write records anew that hold deleted blobs, or that build on such records, if they waste enough."""

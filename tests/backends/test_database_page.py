@@ -178,9 +178,28 @@ def test_counts_and_commits_are_those_of_the_page(backend: FolderBackend, tmp_pa
         assert name == short(next(k for k in all_refs() if packed(k) == key).encode())
 
     assert {name: tuple(rest) for name, *rest in rows(reader, "folders") if rest[0]} == counted
-    assert rows(reader, "state")[0][1:3] == (len(rows(reader, "commits")), last)
+    [(commits, hash_, born, records, base, check)] = rows(reader, "state")
+    assert (commits, hash_) == (len(rows(reader, "commits")), last)
+    assert check == crc32(f"{commits} ".encode() + hash_ + f" {born} {records} {base or 0}".encode())
     for key in all_refs():
         assert after[packed(key)] == (None if key.endswith("@2") else blake3(reader.blob(key)).digest())
+
+
+def test_head_is_that_of_the_page(backend: FolderBackend, tmp_path: Path) -> None:
+    reader = Reader(tmp_path / "blobs.db")
+    first, *lines, end = (tmp_path / "blobs.head").read_text().split("\n")
+    commits = [(number, name) for number, name, *_ in rows(reader, "commits")]
+    number, *_, check = first.split(" ")
+    later = [tuple(map(int, line.split(" "))) for line in lines]
+
+    assert int(check) == crc32(first.rpartition(" ")[0].encode())
+    assert later == commits[int(number) : -1]  # the last one is a deletion, which need not be durable
+    assert end == ""
+    backend._database.close()
+    first = (tmp_path / "blobs.head").read_text().partition("\n")[0]
+    stat = (tmp_path / "blobs.db").stat()
+    last = rows(reader, "commits")[-1]
+    assert first.split(" ")[:4] == [str(last[0]), last[-1].hex(), str(stat.st_ino), str(stat.st_mtime_ns)]
 
 
 def all_refs() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from tensorcas_mlflow.backends._database import Database
 from tensorcas_mlflow.backends._records import packed_key
-from tensorcas_mlflow.backends._rows import Contents, Rows
+from tensorcas_mlflow.backends._rows import Known, Rows
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import RefTarget
@@ -66,12 +67,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def change(root: Path, statement: str, *values: object) -> None:
-    """Change the database behind the back of the checks."""
-    connection = sqlite3.connect(root / ".tensorcas/blobs.db", isolation_level=None)
+    """Change the database behind the back of the checks, as a disk does: without a later time of its file."""
+    end_of_process()
+    database = root / ".tensorcas/blobs.db"
+    before = database.stat()
+    connection = sqlite3.connect(database, isolation_level=None)
     try:
         assert connection.execute(statement, values).rowcount > 0
     finally:
         connection.close()
+    os.utime(database, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def end_of_process() -> None:
@@ -84,7 +89,7 @@ def record_of(root: Path, key: str) -> int:
     connection = sqlite3.connect(root / ".tensorcas/blobs.db", isolation_level=None)
     connection.text_factory = bytes
     try:
-        row = Rows(connection, Contents()).find(key)
+        row = Rows(connection, Known()).find(key)
     finally:
         connection.close()
     assert row is not None
