@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
-from tensorcas_mlflow.backends._database import DATABASE_FILES, SHM, WAL, Database
+from tensorcas_mlflow.backends._database import DATABASE_FILES, HEAD, SHM, WAL, Database
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, NewFile, _translated, write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
@@ -430,9 +430,9 @@ class FolderBackend(LocalBackend):
     # --- bytes
 
     def files(self) -> Iterator[tuple[str, int]]:
-        # The log and its index are gone, or nearly, once nobody writes; what they add to the database counts there.
+        # They are gone, or nearly, once nobody writes; what the log adds to the database counts there.
         for path, n_bytes in super().files():
-            if path not in (WAL, SHM):
+            if path not in (WAL, SHM, HEAD):
                 yield path, self._n_database_bytes() if path == NAME else n_bytes
 
     def _n_database_bytes(self) -> int:
