@@ -30,7 +30,8 @@ def tensors(step: int) -> dict[str, np.ndarray]:
     n = 8 << 10
     words = (np.arange(2 * n, dtype=np.int64) * 2654435761 >> 7) % 65536
     for earlier in range(step):
-        words[(np.arange(2 * n) * 40503 + 977 * earlier) % 251 == 0] += 1
+        changed = (np.arange(2 * n) * 40503 + 977 * earlier) % 251 == 0
+        words[changed] = (words[changed] * 40503 + 977 * earlier) % 65536
     return {
         "single": words.astype(np.float32),
         "half": words.astype("<u2").view(ml_dtypes.bfloat16),

@@ -17,7 +17,7 @@ from tensorcas_mlflow.backends._database import Database
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
-from tests.golden.golden_v1_deltas import sha_of, tensors
+from tests.golden.golden_v1_deltas import far, sha_of, tensors
 
 HERE = Path(__file__).parent / "v2"
 N_SMALL = 80
@@ -44,7 +44,7 @@ def main() -> None:
     expected: Expected = {}
     store = Store.init(HERE / "root", chunk_bytes=32 << 10, database=True)
     for step in range(N_LARGE):  # packs in records of their own, with deltas
-        save(store, expected, "large", step, tensors(step))
+        save(store, expected, "large", step, tensors(step) | far(step))
     for step in range(N_SMALL):
         save(store, expected, "small", step, small(step))
     save(store, expected, "small", 3, small(1003))  # in the place of another

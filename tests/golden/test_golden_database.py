@@ -49,7 +49,7 @@ def test_golden_database_holds_plain_and_grouped_deltas(store: Store) -> None:
         rows = read_pack_table(store.backend, name)
         found |= {blob[int(entry["offset"]) + 1] & 15 for entry in rows[rows["codec"] == DELTA.number]}
 
-    assert found == {0, 1}
+    assert {0, 1} <= found
 
 
 def test_golden_database_needs_no_repair(store: Store) -> None:
