@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote
 from zlib import crc32
 
-from tensorcas_mlflow.backends._checks import damages_in
+from tensorcas_mlflow.backends._checks import chain_of, damages_in
 from tensorcas_mlflow.backends._local import HOST, STAGING, _alone_in
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._rows import (
@@ -65,11 +65,7 @@ class _Gate:
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
-            raise OSError(
-                errno.EDEADLK,
-                "this process was forked while its parent used the database: start processes by spawn, or fork them "
-                "before",
-            )
+            self.renew()  # a library has forked by itself
         with self._lock:
             self._n += 1
 
@@ -94,11 +90,12 @@ class _Gate:
         self._lock.release()
 
     def renew(self) -> None:
-        """Begin anew, in the child, unless it has connections of the parent."""
+        """Begin anew, in the child."""
         self._lock = threading.RLock()
         self._n = 0
-        if not _opened:
-            self._pid = os.getpid()
+        self._pid = os.getpid()
+        _inherited.update(_opened)
+        _opened.clear()
         Database.renew_all()
 
 
@@ -118,6 +115,8 @@ class _Opened:
 
 _opened: dict[tuple[int, int], _Opened] = {}
 """By device and inode. To close the last connection to a database empties and deletes its write-ahead log."""
+_inherited: set[tuple[int, int]] = set()
+"""Files that the parent of this process had open at the fork."""
 
 
 class Head(NamedTuple):
@@ -467,21 +466,27 @@ class Database:
                 raise DamagedError(f"commits {last + 1} to {head.last} are lost")
             known.is_suspect |= (head.inode, head.modified_ns) != (found.st_ino, found.st_mtime_ns)
             known.is_suspect |= head.number <= known.head_number and head.modified_ns != known.modified_ns
-        if known.is_suspect and not known.lost:
-            for damage in damages_in(rows, is_quick=True):
-                raise DamagedError(f"it is no whole copy: {damage.reason}")
+        is_alone = not _size_of(self._beside(WAL))
+        if known.is_suspect and not (is_alone and head is not None and (head.number, head.hash) == rows.state()[:2]):
+            # A ref is checked by its last commit, so it is enough that no commit is missing.
+            for gap in chain_of(rows, {})[0]:
+                raise DamagedError(f"it is no whole copy: {gap}")
 
     # --- connections
 
     def _take(self, *, is_locked: bool = False) -> Rows:
+        for name in (NAME, WAL, SHM):
+            _refuse_link(self._beside(name))
         file = _file_of(os.stat(self.path))
+        if file in _inherited:
+            raise OSError(
+                errno.EDEADLK,
+                "this process was forked in the middle of a call of its parent: start processes by spawn, or fork them "
+                "before",
+            )
         opened = _opened.get(file)
         if opened is not None and opened.logs != self._logs() and opened.n:
-            raise OSError(
-                errno.ESTALE,
-                f"{WAL} or {SHM} was removed or replaced while this process uses them: end all processes with this "
-                "store, and begin again",
-            )
+            raise DamagedError(f"{WAL} or {SHM} was removed or replaced while this process has them open")
         with self._lock:
             if file != self._known.file:
                 self._begin_anew(file)
@@ -513,6 +518,10 @@ class Database:
             rows.check_whole()
             if rows.known.lost:
                 raise DamagedError(f"commits {sorted(rows.known.lost.values())} are lost")
+            if rows.known.is_suspect:
+                # Pages of two states would get worse.
+                for damage in damages_in(rows, is_quick=True):
+                    raise DamagedError(f"it is no whole copy: {damage.reason}")
             if os.path.lexists(self._beside(UNSYNCED)):
                 if not self._checkpoint(rows):
                     raise OSError("a sync has failed, and a reader holds up its repetition")
@@ -567,7 +576,7 @@ class Database:
         with contextlib.suppress(FileNotFoundError):
             if file == _file_of(os.stat(self.path)) and opened.logs != self._logs():
                 # Nobody knows to which state of the database its write-ahead log belongs, and to close it copies that.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(rows.connection))
+                _leave_open(rows)
                 return
         with contextlib.suppress(sqlite3.Error):
             rows.connection.close()
@@ -642,9 +651,12 @@ class Database:
 
     @classmethod
     def renew_all(cls) -> None:
-        """Take new locks, in a child made by fork."""
+        """Take new locks, and leave the connections of the parent alone, in a child made by fork."""
         for each in list(cls._all):
             each._lock = threading.RLock()
+            for rows in each._idle:
+                _leave_open(rows)
+            each._idle = []
 
     @classmethod
     def close_all(cls) -> None:
@@ -707,6 +719,16 @@ def check_library() -> None:
 def _read_only_mode(folder: str) -> str:
     """Return how to open a database that this process may not write: without locks, if nobody has written lately."""
     return "mode=ro" if _size_of(folder + os.sep + WAL) else "mode=ro&immutable=1"
+
+
+def _leave_open(rows: Rows) -> None:
+    """Let nobody close a connection."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(rows.connection))
+
+
+def _refuse_link(path: str) -> None:
+    if os.path.islink(path):
+        raise RefusedError("use", NAME, f"{path!r} is a symbolic link, and nothing of a store lies behind one")
 
 
 def _file_of(found: os.stat_result) -> tuple[int, int]:
