@@ -93,6 +93,7 @@ def packed_key(key: str) -> bytes:
     return b"".join([*out, key[at:].encode()])
 
 
+@lru_cache(maxsize=4096)
 def key_of(packed: bytes) -> str:
     """Undo `packed_key`.
 

@@ -327,12 +327,17 @@ def test_full_disk_fails_a_save_and_leaves_the_store_as_it_is(folder: Path) -> N
 
 def test_folder_that_this_process_may_not_write_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FolderBackend(folder).settle("refs")
+    assert not (folder / WAL).exists()
     access = os.access
     monkeypatch.setattr(_database.os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
     before = sorted(os.listdir(folder))
 
-    check_whole(FolderBackend(folder), {"a", "b"})
+    reader = FolderBackend(folder)
+    check_whole(reader, {"a", "b"})
     assert sorted(os.listdir(folder)) == before
+    monkeypatch.undo()
+    killed_after(folder, ["c"])
+    check_whole(reader, {"a", "b", "c"})
 
 
 def test_store_on_a_network_file_system_is_read_and_not_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
