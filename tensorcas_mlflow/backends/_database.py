@@ -477,6 +477,8 @@ class Database:
         file = _file_of(os.stat(self.path))
         opened = _opened.get(file)
         if opened is not None and opened.logs != self._logs() and opened.n:
+            if _file_of(os.stat(self.path)) != file:  # a repair is replacing all of them
+                return self._take(is_locked=is_locked)
             raise OSError(
                 errno.ESTALE,
                 f"{WAL} or {SHM} was removed or replaced while this process uses them: end all processes with this "
