@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tensorcas_mlflow.backends._database import _gate
 from tensorcas_mlflow.testing import SimulatedCrash
 from tests.crash import sqlite_calls
 from tests.crash.disk import Effect, Entry, Mark, Named, Node, Resized, Synced, SyncFailed, Wrote
@@ -129,6 +130,7 @@ class Recorder:
             patch.setattr(io, "open", opened)
             patch.setattr(builtins, "open", opened)
             patch.setattr(os, "getpid", lambda: OF_THE_DEAD)
+            patch.setattr(_gate, "_pid", OF_THE_DEAD)
             yield self
 
     # --- which file

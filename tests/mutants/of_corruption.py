@@ -96,25 +96,4 @@ MUTANTS = (
         before="entry.is_symlink() or entry.is_file(follow_symlinks=False)",
         after="entry.is_file(follow_symlinks=False)",
     ),
-    Mutant(
-        fault="a log that is cut between two records",
-        test="test_a_cut_of_a_log_is_named_and_a_repair_gives_a_prefix_of_its_commits",
-        definition="LogWriter._sync",
-        before="mark(self.id, self._durable)",
-        after="bytes(16)",
-    ),
-    Mutant(
-        fault="an index of a log that has lost its end and its mark",
-        test="test_an_index_that_is_newer_than_its_log_proves_the_loss[half]",
-        definition="LogView._read_index",
-        before="log.least_end = max(log.least_end, index.end)",
-        after="pass",
-    ),
-    Mutant(
-        fault="blobs that are written beside a log without its end",
-        test="test_blobs_that_are_written_after_a_log_was_cut_do_not_hide_the_loss",
-        definition="_KnownLog.is_ended",
-        before="self.end < self.least_end",
-        after="False",
-    ),
 )

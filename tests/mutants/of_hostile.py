@@ -194,11 +194,4 @@ MUTANTS = (
         before="os.fchmod(descriptor, 0o600)",
         after="os.fchmod(descriptor, 0o644)",
     ),
-    Mutant(
-        fault="a summary of other keys than its record has",
-        test="test_summary_of_other_keys_than_the_record_has_is_impossible",
-        definition="parse_meta",
-        before="(summary.keys, summary.body_digest) != (hashes, body_digest if front.has_body else b'')",
-        after="False",
-    ),
 )

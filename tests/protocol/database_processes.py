@@ -18,7 +18,8 @@ import sqlite3
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +59,8 @@ class Process:
     error: BaseException | None = None
     n_drawn: int = 0
     backend: FolderBackend | None = None
+    opened: dict[Any, Any] = field(default_factory=dict)
+    """What stands for `_database._opened`."""
 
     @property
     def can_run(self) -> bool:
@@ -112,12 +115,20 @@ class Run:
             raise process.error
         return process.said
 
+    def close(self) -> None:
+        """Close what the dead have left open."""
+        for each in self.processes:
+            _current.owner = each
+            if each.backend is not None:
+                each.backend._database.close()
+        _current.owner = None
+
     def has_died(self, name: str) -> bool:
         return any(each.name == name and each.is_dead for each in self.processes)
 
     def _live(self, process: Process) -> None:
         process.go.acquire()
-        _current.run, _current.process = self, process
+        _current.run, _current.process, _current.owner = self, process, process
         process.backend = FolderBackend(self.folder)
         try:
             process.said = process.act(process.backend)
@@ -219,6 +230,7 @@ def explore(
                     error.add_note("\n".join(run.trace))
                     raise
                 finally:
+                    run.close()
                     Database.close_all()
                 shutil.rmtree(folder)
                 for at in range(len(decisions), len(run.choices)):
@@ -249,13 +261,13 @@ def _patched() -> Iterator[None]:
         for module in (_folder, _database, _local, _locked_file):
             stack.enter_context(patch.object(module, "os", watched))
         stack.enter_context(patch.object(_database, "sqlite3", _WatchedSqlite()))
+        stack.enter_context(patch.object(_database, "_opened", _Opened()))
+        stack.enter_context(patch.object(Database, "_all", _Databases()))
         stack.enter_context(patch.object(_locked_file, "fcntl", _WatchedLocks()))
         stack.enter_context(patch.object(uuid, "uuid4", _drawn))
         # Nobody may wait inside of SQLite: the one that is waited for would never get its turn.
         stack.enter_context(patch.object(_database, "_TIMEOUT_S", 0.0))
         stack.enter_context(patch.object(_database, "_CHECKPOINT_TIMEOUT_S", 0.0))
-        # Each run has a copy of the store, whose inode is another one.
-        stack.enter_context(patch.object(Database, "_check_file", lambda self, change: None))
         # What is durable does not matter here; tests of power cuts look at that.
         stack.enter_context(patch.object(files.Settled, "settle", lambda self, *folders, **_: None))
         stack.enter_context(patch.object(_database, "sync_folder", lambda folder: None))
@@ -272,6 +284,43 @@ def _drawn() -> uuid.UUID:
         return uuid.UUID(int=next(_names_before), version=4)
     process.n_drawn += 1
     return uuid.UUID(int=random.Random(f"{process.name}/{process.n_drawn}").getrandbits(128), version=4)
+
+
+class _Opened(MutableMapping[Any, Any]):
+    """The connections of the current process."""
+
+    def __init__(self) -> None:
+        self._before: dict[Any, Any] = {}
+
+    def _own(self) -> dict[Any, Any]:
+        process = getattr(_current, "owner", None)
+        return self._before if process is None else process.opened
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._own()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._own()[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._own()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._own())
+
+    def __len__(self) -> int:
+        return len(self._own())
+
+
+class _Databases(weakref.WeakSet[Database]):
+    """All databases; to the current process, its own."""
+
+    def __iter__(self) -> Iterator[Database]:
+        process: Process | None = getattr(_current, "owner", None)
+        if process is None:
+            return super().__iter__()
+        assert process.backend is not None
+        return iter([process.backend._database])
 
 
 def _call(name: str, real: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
