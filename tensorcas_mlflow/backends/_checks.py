@@ -89,29 +89,42 @@ def _damages_of_records(rows: Rows, found: list[Row]) -> Iterator[Damage]:
 
 
 def _damages_of_commits(rows: Rows, found: list[Row]) -> Iterator[Damage]:
-    """Check that each commit follows from the one before, and that the last ones of the keys are what is there.
-
-    What a repair has found among the commits before it is no damage any more.
-    """
-    state = rows.state()
-    number, hash_, all_before = 0, bytes(32), bytes(32)
+    """Check that each commit follows from the one before, and that the last ones of the keys are what is there."""
     last: dict[bytes, int] = {}
-    damages: list[Damage] = []
-    for commit in rows.commits():
-        if commit.what == MENDED and commit.after == all_before:
-            number, hash_, damages = commit.number - 1, commit.before or bytes(32), []
-        if commit.number != number + 1:
-            damages.append(Damage(NAME, f"commits {number + 1} to {commit.number - 1} are missing"))
-        elif commit.hash != commit.hash_after(hash_):
-            damages.append(Damage(NAME, f"commit {commit.number} is not what was committed"))
-        number, hash_, all_before = commit.number, commit.hash, with_commit(all_before, commit)
-        last[commit.key] = commit.what
-    if (number, hash_) != (state.commits, state.hash):
-        damages.append(Damage(NAME, f"it ends with commit {number} and not {state.commits}"))
-    yield from damages
+    gaps, others = chain_of(rows, last)
+    yield from (Damage(NAME, reason) for reason in (*gaps, *others))
     keys = {row.key for row in found}
     missing = (key_of(key) for key, what in last.items() if what == WRITTEN and key_of(key) not in keys)
     yield from (Damage(key, "it was committed and is missing") for key in missing)
+
+
+def chain_of(rows: Rows, last: dict[bytes, int]) -> tuple[list[str], list[str]]:
+    """Follow the commits; return what is missing, and what is damaged.
+
+    What a repair has found among the commits before it is no damage any more.
+
+    Args:
+        rows: A connection, in a transaction.
+        last: Takes what the last commit of each key has done.
+    """
+    state = rows.state()
+    number, hash_, all_before = 0, bytes(32), bytes(32)
+    gaps: list[str] = []
+    others: list[str] = []
+    for commit in rows.commits():
+        if commit.what == MENDED and commit.after == all_before:
+            number, hash_, gaps, others = commit.number - 1, commit.before or bytes(32), [], []
+        if commit.number != number + 1:
+            gaps.append(f"commits {number + 1} to {commit.number - 1} are missing")
+        elif commit.hash != commit.hash_after(hash_):
+            others.append(f"commit {commit.number} is not what was committed")
+        number, hash_, all_before = commit.number, commit.hash, with_commit(all_before, commit)
+        last[commit.key] = commit.what
+    if number != state.commits:
+        gaps.append(f"it ends with commit {number} and not {state.commits}")
+    elif hash_ != state.hash:
+        others.append(f"commit {number} is another one than the last")
+    return gaps, others
 
 
 def with_commit(all_before: bytes, commit: Commit) -> bytes:

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote
 from zlib import crc32
 
-from tensorcas_mlflow.backends._checks import damages_in
-from tensorcas_mlflow.backends._local import HOST, STAGING, _alone_in
+from tensorcas_mlflow.backends._checks import chain_of, damages_in
+from tensorcas_mlflow.backends._local import HOST, STAGING, _alone_in, _refuse_link
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._rows import (
     APPLICATION_ID,
@@ -65,17 +65,15 @@ class _Gate:
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
-            raise OSError(
-                errno.EDEADLK,
-                "this process was forked while its parent used the database: start processes by spawn, or fork them "
-                "before",
-            )
+            self.renew()  # a library has forked by itself
         with self._lock:
             self._n += 1
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with self._lock:
             self._n -= 1
+        if isinstance(error, sqlite3.Error):
+            raise _translated(error) from error
 
     def close(self) -> None:
         """Wait until no call is under way, let none begin, and close all connections."""
@@ -94,11 +92,12 @@ class _Gate:
         self._lock.release()
 
     def renew(self) -> None:
-        """Begin anew, in the child, unless it has connections of the parent."""
+        """Begin anew, in the child."""
         self._lock = threading.RLock()
         self._n = 0
-        if not _opened:
-            self._pid = os.getpid()
+        self._pid = os.getpid()
+        _inherited.update(_opened)
+        _opened.clear()
         Database.renew_all()
 
 
@@ -118,6 +117,9 @@ class _Opened:
 
 _opened: dict[tuple[int, int], _Opened] = {}
 """By device and inode. To close the last connection to a database empties and deletes its write-ahead log."""
+_NO_LOGS = 0, 0
+_inherited: set[tuple[int, int]] = set()
+"""Files that the parent of this process had open at the fork."""
 
 
 class Head(NamedTuple):
@@ -172,6 +174,7 @@ class Database:
         """Use a folder, in which a database may be, or be created later."""
         self.path = f"{folder}{os.sep}{NAME}"
         self._folder = folder
+        self._wal, self._shm = self._beside(WAL), self._beside(SHM)
         self._lock = threading.RLock()
         self._idle: list[Rows] = []
         self._known = Known()
@@ -216,7 +219,7 @@ class Database:
             if os.path.lexists(self.path):
                 return
             new = self.new_path()
-            with _gate, _translated():
+            with _gate:
                 connect_new(new).close()
             self._rename(new)
 
@@ -298,7 +301,7 @@ class Database:
             DamagedError: The database is damaged where this call needs it.
             OSError: The disk fails.
         """
-        with _gate, _translated():
+        with _gate:
             rows = self._take()
             try:
                 rows.connection.execute("BEGIN")
@@ -352,7 +355,7 @@ class Database:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Rows]:
         """Lock the database, and yield a connection to it; what is not committed in the end is undone."""
-        with LockedFile.alone_in(self._folder), _gate, _translated():
+        with LockedFile.alone_in(self._folder), _gate:
             rows = self._take_to_write()
             try:
                 yield rows
@@ -441,10 +444,14 @@ class Database:
         known.problem, known.lost = None, {}
         rows.connection.execute("BEGIN")
         try:
-            with _translated():
-                self._compare(rows, head, found)
+            self._compare(rows, head, found)
         except DamagedError as error:
             known.problem = error.problem
+        except sqlite3.Error as error:
+            damage = _translated(error)
+            if not isinstance(damage, DamagedError):
+                raise damage from error
+            known.problem = damage.problem
         finally:
             rows.connection.execute("ROLLBACK")
         known.modified_ns = found.st_mtime_ns
@@ -467,23 +474,31 @@ class Database:
                 raise DamagedError(f"commits {last + 1} to {head.last} are lost")
             known.is_suspect |= (head.inode, head.modified_ns) != (found.st_ino, found.st_mtime_ns)
             known.is_suspect |= head.number <= known.head_number and head.modified_ns != known.modified_ns
-        if known.is_suspect and not known.lost:
-            for damage in damages_in(rows, is_quick=True):
-                raise DamagedError(f"it is no whole copy: {damage.reason}")
+        is_alone = not _size_of(self._beside(WAL))
+        if known.is_suspect and not (is_alone and head is not None and (head.number, head.hash) == rows.state()[:2]):
+            # A ref is checked by its last commit, so it is enough that no commit is missing.
+            for gap in chain_of(rows, {})[0]:
+                raise DamagedError(f"it is no whole copy: {gap}")
 
     # --- connections
 
     def _take(self, *, is_locked: bool = False) -> Rows:
-        file = _file_of(os.stat(self.path))
+        found = os.lstat(self.path)
+        file = found.st_dev, found.st_ino
         opened = _opened.get(file)
-        if opened is not None and opened.logs != self._logs() and opened.n:
-            if _file_of(os.stat(self.path)) != file:  # a repair is replacing all of them
+        # Each call comes here, so there are few others in it.
+        if opened is None:
+            self._check_names(file)
+        elif opened.n and opened.logs != self._logs():
+            if _file_of(os.lstat(self.path)) != file:  # a repair is replacing all of them
                 return self._take(is_locked=is_locked)
-            raise OSError(
-                errno.ESTALE,
-                f"{WAL} or {SHM} was removed or replaced while this process uses them: end all processes with this "
-                "store, and begin again",
-            )
+            if opened.logs != _NO_LOGS:
+                raise DamagedError(f"{WAL} or {SHM} was removed or replaced while this process has them open")
+            with self._lock:  # it reads the file alone, and by now somebody writes
+                self._begin_anew(file)
+            if file in _opened:
+                raise OSError(errno.EAGAIN, "another thread of this process still reads the database as it was")
+            return self._take(is_locked=is_locked)
         with self._lock:
             if file != self._known.file:
                 self._begin_anew(file)
@@ -504,6 +519,20 @@ class Database:
                 raise
         return rows
 
+    def _check_names(self, file: tuple[int, int]) -> None:
+        """Check that the files may be opened: none is a link, and no parent of this process has them open."""
+        for name in (NAME, WAL, SHM):
+            if os.path.islink(self._beside(name)):
+                raise RefusedError(
+                    "use", NAME, f"{self._beside(name)!r} is a symbolic link, and nothing of a store lies behind one"
+                )
+        if file in _inherited:
+            raise OSError(
+                errno.EDEADLK,
+                "this process was forked in the middle of a call of its parent: start processes by spawn, or fork them "
+                "before",
+            )
+
     def _take_to_write(self) -> Rows:
         """Return a connection to a whole database; the lock is held."""
         if os.stat(self.path).st_nlink > 1:
@@ -515,6 +544,10 @@ class Database:
             rows.check_whole()
             if rows.known.lost:
                 raise DamagedError(f"commits {sorted(rows.known.lost.values())} are lost")
+            if rows.known.is_suspect:
+                # Pages of two states would get worse.
+                for damage in damages_in(rows, is_quick=True):
+                    raise DamagedError(f"it is no whole copy: {damage.reason}")
             if os.path.lexists(self._beside(UNSYNCED)):
                 if not self._checkpoint(rows):
                     raise OSError("a sync has failed, and a reader holds up its repetition")
@@ -567,9 +600,9 @@ class Database:
         file = rows.known.file
         opened = _opened[file]
         with contextlib.suppress(FileNotFoundError):
-            if file == _file_of(os.stat(self.path)) and opened.logs != self._logs():
+            if file == _file_of(os.stat(self.path)) and _NO_LOGS != opened.logs != self._logs():
                 # Nobody knows to which state of the database its write-ahead log belongs, and to close it copies that.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(rows.connection))
+                _leave_open(rows)
                 return
         with contextlib.suppress(sqlite3.Error):
             rows.connection.close()
@@ -586,9 +619,15 @@ class Database:
 
     def _logs(self) -> tuple[int, int]:
         """Return the inodes of the write-ahead log and of its index."""
-        return _inode_of(self._beside(WAL)), _inode_of(self._beside(SHM))
+        try:
+            return os.lstat(self._wal).st_ino, os.lstat(self._shm).st_ino
+        except FileNotFoundError:
+            return _NO_LOGS
 
     def _connect(self) -> sqlite3.Connection:
+        for name in (NAME, WAL, SHM):
+            if os.path.islink(self._beside(name)):
+                _refuse_link(self._beside(name), name)
         is_writable = os.access(self.path, os.W_OK) and os.access(self._folder, os.W_OK)
         mode = "mode=rw" if is_writable else _read_only_mode(self._folder)
         connection = sqlite3.connect(
@@ -644,9 +683,12 @@ class Database:
 
     @classmethod
     def renew_all(cls) -> None:
-        """Take new locks, in a child made by fork."""
+        """Take new locks, and leave the connections of the parent alone, in a child made by fork."""
         for each in list(cls._all):
             each._lock = threading.RLock()
+            for rows in each._idle:
+                _leave_open(rows)
+            each._idle = []
 
     @classmethod
     def close_all(cls) -> None:
@@ -711,15 +753,13 @@ def _read_only_mode(folder: str) -> str:
     return "mode=ro" if _size_of(folder + os.sep + WAL) else "mode=ro&immutable=1"
 
 
+def _leave_open(rows: Rows) -> None:
+    """Let nobody close a connection."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(rows.connection))
+
+
 def _file_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
-
-
-def _inode_of(path: str) -> int:
-    try:
-        return os.lstat(path).st_ino
-    except FileNotFoundError:
-        return 0
 
 
 def _size_of(path: str) -> int:
@@ -738,23 +778,16 @@ def _try_lock(folder: str) -> Iterator[bool]:
         LockedFile.release(descriptor)
 
 
-class _translated:  # noqa: N801 -- used like contextlib.suppress
-    """Translation of SQLite's errors: damage, or an OSError that the backend translates further."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, sqlite3.Error):
-            return
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-        if code & 0xFF == sqlite3.SQLITE_CANTOPEN:
-            os.close(os.open(os.devnull, os.O_RDONLY))  # says so if there are too many open files
-        if isinstance(error, sqlite3.ProgrammingError):
-            return
-        if not isinstance(error, sqlite3.OperationalError) or code & 0xFF in _CORRUPT:
-            raise DamagedError(f"SQLite says: {error}") from error
-        raise OSError(_ERRNOS.get(code & 0xFF, 5), f"{NAME}: {error}") from error
+def _translated(error: sqlite3.Error) -> Exception:
+    """Return what an error of SQLite's means: damage, or an OSError that the backend translates further."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    if isinstance(error, sqlite3.ProgrammingError):
+        return error
+    if not isinstance(error, sqlite3.OperationalError) or code & 0xFF in _CORRUPT:
+        return DamagedError(f"SQLite says: {error}")
+    if code & 0xFF == sqlite3.SQLITE_CANTOPEN:
+        os.close(os.open(os.devnull, os.O_RDONLY))  # says so if there are too many open files
+    return OSError(_ERRNOS.get(code & 0xFF, 5), f"{NAME}: {error}")
 
 
 _ERRNOS = {sqlite3.SQLITE_FULL: 28, sqlite3.SQLITE_READONLY: 30, sqlite3.SQLITE_NOMEM: 12, sqlite3.SQLITE_PERM: 13}

@@ -83,9 +83,11 @@ class FolderBackend(LocalBackend):
         if not self._may_write_rows(key):
             return super().put_new(key, pieces, durable=durable)
         data, rest = _drawn(pieces)
-        if self._exists(key):
+        if os.path.lexists(self._path(key)):
             raise BlobExistsError(key)
         if rest is not None:
+            if self._exists(key):
+                raise BlobExistsError(key)
             return super().put_new(key, chain(data, rest), durable=durable)
         blob = NewBlob(key, b"".join(data))
 
@@ -105,19 +107,33 @@ class FolderBackend(LocalBackend):
             super().put_all(blobs)
             return
         self._check_may_change()
-        super().put_all(self._too_big(blobs))
+        new: list[str] = []
+        super().put_all(self._too_big(blobs, new))
+        try:
+            taken = self._read("look at", NAME, lambda rows: [key for key in new if rows.find(key) is not None])
+        except DamagedError as error:
+            self._warn(error)
+            taken = []
+        if taken:
+            self.discard(new)
+            raise BlobExistsError(taken[0])
         if self._n_held_bytes > _MOST_HELD_BYTES:
             self._flush()
 
-    def _too_big(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> Iterator[tuple[str, Iterable[Buffer]]]:
-        """Hold the small blobs, and yield the others."""
+    def _too_big(
+        self, blobs: Iterable[tuple[str, Iterable[Buffer]]], new: list[str]
+    ) -> Iterator[tuple[str, Iterable[Buffer]]]:
+        """Hold the small blobs, and yield the others; append the keys of the held ones to a list."""
         for key, pieces in blobs:
-            if self._exists(check_key(key)):
+            if check_key(key) in self._held or os.path.lexists(self._path(key)):
                 raise BlobExistsError(key)
             data, rest = _drawn(pieces)
             if rest is not None or _is_in_files(key):
+                if self._exists(key):
+                    raise BlobExistsError(key)
                 yield key, chain(data, rest or ())
                 continue
+            new.append(key)
             with self._holding:
                 self._held[key] = b"".join(data)
                 self._n_held_bytes += len(self._held[key])
@@ -554,14 +570,17 @@ class FolderBackend(LocalBackend):
             raise
 
     def _read(self, action: str, key: str, act: Callable[[Rows], T]) -> T:
-        with _translated(action, key):
-            try:
-                return self._database.read(act)
-            except FileNotFoundError:
-                self._check_there()
+        try:
+            return self._database.read(act)
+        except FileNotFoundError:
+            self._check_there()
+            with _translated(action, key):
                 raise
-            except DamagedError as error:
-                raise DamagedError(error.problem, key) from error
+        except OSError:
+            with _translated(action, key):
+                raise
+        except DamagedError as error:
+            raise DamagedError(error.problem, key) from error
 
     def _write(self, action: str, key: str, act: Callable[[Change], T], *, durable: bool) -> T:
         with _translated(action, key):

@@ -93,6 +93,7 @@ def packed_key(key: str) -> bytes:
     return b"".join([*out, key[at:].encode()])
 
 
+@lru_cache(maxsize=4096)
 def key_of(packed: bytes) -> str:
     """Undo `packed_key`.
 
@@ -227,9 +228,13 @@ def decode(form: int, data: bytes, size: int, base: bytes | None) -> bytes:
         raise CorruptError("blobs.db", f"a record says that it has {size} bytes")
     try:
         if form == PACKED:
-            shrunk = zstandard.ZstdDecompressor(
-                format=zstandard.FORMAT_ZSTD1_MAGICLESS, dict_data=None if base is None else _as_dict(base)
-            ).decompress(data, max_output_size=size + _N_RUNS.size)
+            # `decompress` believes the size that a frame claims.
+            reader = zstandard.ZstdDecompressor(
+                format=zstandard.FORMAT_ZSTD1_MAGICLESS,
+                dict_data=None if base is None else _as_dict(base),
+                max_window_size=_MOST_CONTENT_BYTES,
+            ).stream_reader(data)
+            shrunk = reader.read(size + _N_RUNS.size + 1)
             data = _grown(shrunk)
         elif form != RAW:
             raise CorruptError("blobs.db", f"a record has the form {form}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -70,7 +71,7 @@ class DamagedError(CorruptError):
 
     def __init__(self, problem: str, key: str = NAME) -> None:
         """Name a key, if the damage costs only that."""
-        super().__init__(key, f"{problem} (in {NAME}); `tensorcas repair` keeps what is whole")
+        super().__init__(key, f"in {NAME}: {problem}; `tensorcas repair` keeps what is whole")
         self.problem = problem
 
     def __reduce__(self) -> tuple[type[DamagedError], tuple[str, str]]:
@@ -195,7 +196,7 @@ class Rows:
         try:
             [(*facts, check)] = found
             state = State(*facts)
-            if state.check == check:
+            if _kinds(facts) <= {int, bytes, NoneType} and state.check == check:
                 return state
         except (TypeError, ValueError):
             pass
@@ -332,16 +333,23 @@ def commit_of(found: Sequence[Any]) -> Commit:
 def is_record(number: int, *facts: Any) -> bool:
     """Tell whether a row of the table ``records`` has the right check, which is its last value."""
     try:
-        return bool(record_check(number, *facts[:-1]) == facts[-1])
+        return _kinds(facts) <= {int, bytes, NoneType} and bool(record_check(number, *facts[:-1]) == facts[-1])
     except TypeError:
         return False
+
+
+def _kinds(facts: Iterable[Any]) -> set[type]:
+    """Return the types of values: a check reads 2.5 like 2."""
+    return set(map(type, facts))
 
 
 def checked(packed: Any, key: str | None, *facts: Any) -> Row:
     """Describe a row of the table ``blobs``, once its check is right."""
     try:
         born, record, start, size, check = facts
-        if set(map(type, facts)) == {int} and row_check(packed, born, record, start, size) == check:
+        # As `row_check`: a listing comes here for each row.
+        is_right = crc32(b"%d %d %d %d" % (born, record, start, size), crc32(packed)) == check
+        if is_right and set(map(type, facts)) == {int}:
             return Row(key or key_of(packed), born, record, start, size)
     except (TypeError, ValueError, OverflowError):
         pass
