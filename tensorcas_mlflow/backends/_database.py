@@ -18,7 +18,7 @@ from urllib.parse import quote
 from zlib import crc32
 
 from tensorcas_mlflow.backends._checks import chain_of, damages_in
-from tensorcas_mlflow.backends._local import HOST, STAGING, _alone_in, _refuse_link
+from tensorcas_mlflow.backends._local import HOST, STAGING, _alone_in
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._rows import (
     APPLICATION_ID,
@@ -625,9 +625,6 @@ class Database:
             return _NO_LOGS
 
     def _connect(self) -> sqlite3.Connection:
-        for name in (NAME, WAL, SHM):
-            if os.path.islink(self._beside(name)):
-                _refuse_link(self._beside(name), name)
         is_writable = os.access(self.path, os.W_OK) and os.access(self._folder, os.W_OK)
         mode = "mode=rw" if is_writable else _read_only_mode(self._folder)
         connection = sqlite3.connect(

@@ -452,6 +452,18 @@ def test_forged_row_is_an_error_where_it_is_read(folder: Path, facts: dict[str, 
     assert look(folder)[0] <= KEPT - {0}
 
 
+@pytest.mark.parametrize("folder_of_keys", ["packs", "manifests", "refs"])
+def test_row_that_is_missing_is_an_error_of_the_listing_that_lacks_it(folder: Path, folder_of_keys: str) -> None:
+    changed(
+        folder,
+        f"DELETE FROM blobs WHERE key > CAST('{folder_of_keys}/' AS BLOB) AND key < CAST('{folder_of_keys}0' AS BLOB)",
+    )
+    backend = FolderBackend(folder / ".tensorcas")
+
+    with pytest.raises(FormatError, match=r"blobs\.db"):
+        list(backend.list(folder_of_keys))
+
+
 @pytest.mark.parametrize("key", [b"refs/../../../escape", b"/refs/x", b"refs//x", b"refs/x\xffy", b"refs/\0"])
 def test_row_whose_key_is_no_key_leads_nowhere(folder: Path, key: bytes) -> None:
     changed(
