@@ -231,12 +231,13 @@ def test_a_gap_between_steps_costs_nothing(tmp_path: Path) -> None:
     store = TensorCasStore(tmp_path, "run")
     store.save(model, 100)
     before = bytes_below(tmp_path)
-    for step in (200, 1_000_000, 3):
+    steps = (200, 1_000_000, 3, *range(1_000, 10_000, 200))  # many, since the file grows by whole pages
+    for step in steps:
         store.save(model, step)
 
     # A ref a step: a few hundred bytes, and no chunk and no manifest.
     assert store.stats().disk.packs == TensorCasStore.store_stats(tmp_path).disk.packs
-    assert bytes_below(tmp_path) - before < 3 * 500
+    assert bytes_below(tmp_path) - before < len(steps) * 500
     assert len(list(store.store.backend.list("packs"))) == len(list(store.store.backend.list("manifests"))) == 1
 
 
@@ -294,8 +295,9 @@ def test_a_history_is_smaller_than_its_pickles_with_every_byte_counted(tmp_path:
         store.save(model, step)
         pickled += len(pickle.dumps(model))
 
+    taken = bytes_below(tmp_path)
     found = store.stats()
-    assert found.disk_bytes == bytes_below(tmp_path)
+    assert found.disk_bytes == taken
     assert found.disk_bytes < pickled / 8
     assert len(files_below(tmp_path)) <= 4 * N_STEPS + 1
 

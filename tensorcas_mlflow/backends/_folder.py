@@ -171,6 +171,9 @@ class FolderBackend(LocalBackend):
                 self._write("commit", dest, commit, durable=True)
             except DamagedError as error:
                 self._warn(error)
+            except BlobNotFoundError:
+                self._flushed.clear()  # a collection has taken the save for dead, and deleted them
+                raise
             else:
                 self._forget_held()
                 self._flushed.clear()

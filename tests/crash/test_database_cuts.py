@@ -30,9 +30,9 @@ def _database(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_stores()
 
 
-@pytest.mark.parametrize("name", ["the first save", "saves in the place of others", "a compaction"])
+@pytest.mark.parametrize("name", ["the first save", "a compaction"])
 def test_a_cut_at_some_moment_loses_nothing_that_was_committed_to_a_database(tmp_path: Path, name: str) -> None:
-    cuts = check_cuts(name, tmp_path, n_drawn=2, stride=67)
+    cuts = check_cuts(name, tmp_path, n_drawn=1, stride=131)
 
     assert cuts.n_states > 500
     assert cuts.n_checked > 1
@@ -46,9 +46,9 @@ def test_a_cut_at_any_moment_loses_nothing_that_was_committed_to_a_database(tmp_
     assert cuts.n_checked > 15
 
 
-@pytest.mark.parametrize("name", ["the first save", "a compaction"])
+@pytest.mark.parametrize("name", ["a compaction"])
 def test_a_cut_after_others_went_on_with_the_database_of_a_killed_one_loses_nothing(tmp_path: Path, name: str) -> None:
-    n_kills, n_checked = check_kills(name, tmp_path, every=53, n_drawn=1, stride=61)
+    n_kills, n_checked = check_kills(name, tmp_path, every=97, n_drawn=1, stride=61)
 
     assert n_kills > 1
     assert n_checked > 2
@@ -162,7 +162,7 @@ SHRINKING, CLOSING = Scenario(two_saves, shrinking), Scenario(first_save, closin
 
 @pytest.mark.parametrize("scenario", [SHRINKING, CLOSING], ids=["a shrinking", "a closing"])
 def test_a_cut_while_pages_move_loses_nothing_that_was_committed(tmp_path: Path, scenario: Scenario) -> None:
-    assert cut_at_any(scenario, tmp_path, stride=97).n_checked > 1
+    assert cut_at_any(scenario, tmp_path, stride=397).n_checked > 1
 
 
 @pytest.mark.long
@@ -214,14 +214,14 @@ def mended_if_damaged(top: Path) -> None:
     forget_stores()
 
 
-@pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [131, pytest.param(1, marks=pytest.mark.long)])
 def test_a_cut_during_a_repair_leaves_the_old_database_or_the_new_one(tmp_path: Path, stride: int) -> None:
     world, n_before = recorded(Scenario(damaged, repair), tmp_path / "run")
     cuts = Cuts(tmp_path / "cut", first=mended_if_damaged)
     log = world.recorder.log
     cuts.check(log, world.recorder.folders, at=range(n_before, len(log) + 1), n_drawn=3, stride=stride)
 
-    assert cuts.n_checked > 10
+    assert cuts.n_checked > 1
 
 
 # --- failed syncs
@@ -247,7 +247,8 @@ def saves_despite_a_failure(tmp_path: Path, nth: int, kind: str) -> bool:
         world.begin()
         world.save(5, "xy")
     assert kind == "sync" or any(isinstance(effect, SyncFailed) for entry in world.recorder.log for effect in entry)
-    check_end(world, world.top)
+    log = world.recorder.log
+    Cuts(tmp_path / f"cut-{kind}-{nth}").check(log, world.recorder.folders, at=[len(log)], n_drawn=1, stride=3)
     return True
 
 

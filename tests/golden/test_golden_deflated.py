@@ -13,14 +13,14 @@ from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tests.golden.stores import copied
 
-EXPECTED = json.loads((Path(__file__).parent / "v2_deflated/expected.json").read_text())
+EXPECTED = json.loads((Path(__file__).parent / "v1_deflated/expected.json").read_text())
 
 pytestmark = pytest.mark.skipif(not CAN_DEFLATE, reason="the core is not built")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return copied("v2_deflated", "root", tmp_path)
+    return copied("v1_deflated", "root", tmp_path)
 
 
 def check_holds(store: Store) -> None:

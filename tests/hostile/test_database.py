@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import sqlite3
 import subprocess
@@ -10,15 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 import pytest
 import zstandard
 
 from tensorcas_mlflow.backends import FolderBackend, damages_of
-from tensorcas_mlflow.backends._database import HEAD, SHM, WAL, Database
-from tensorcas_mlflow.backends._records import PACKED, as_int, packed_key, record_check, row_check
+from tensorcas_mlflow.backends._database import SHM, WAL, Database
+from tensorcas_mlflow.backends._records import PACKED, packed_key, record_check, row_check
 from tensorcas_mlflow.backends._rows import NAME
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorCasError
 from tensorcas_mlflow.layout import RefTarget
@@ -61,7 +59,8 @@ def open_folder(tmp_path: Path) -> Iterator[Path]:
     ref = store.ref(target(1).key)
     assert ref is not None
     store.drop(ref)
-    yield tmp_path / "root"  # the store is open meanwhile
+    yield tmp_path / "root"
+    assert store.id  # it was open meanwhile
 
 
 @pytest.fixture
@@ -116,21 +115,23 @@ def cuts(data: bytes, every: int) -> Iterator[tuple[int, bytes]]:
 
 def check_changes(folder: Path, name: str, changes: Callable[[bytes], Iterator[tuple[int, bytes]]]) -> int:
     """Change a file of a store in some ways; return in how many of them something was said to be wrong."""
+    whole = copied(folder, "whole")
     copy = folder.with_name("copy")
     n_said = 0
-    for at, data in changes(place(folder, name).read_bytes()):
+    for at, data in changes(place(whole, name).read_bytes()):
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(SHM))
+        shutil.copytree(whole, copy)
         place(copy, name).write_bytes(data)
         there, is_said = look(copy)
 
-        assert is_said or there == KEPT, (at, there)
+        # A deletion is durable with the next commit.
+        assert is_said or there - ({1} if name == WAL else set()) == KEPT, (at, there)
         n_said += is_said
     return n_said
 
 
 @pytest.mark.parametrize("every", [199, pytest.param(5, marks=pytest.mark.long)])
-def test_flipped_bit_of_a_database_loses_nothing_in_silence(folder: Path, every: int) -> None:
+def test_no_flipped_bit_of_a_database_loses_anything_in_silence(folder: Path, every: int) -> None:
     assert look(folder) == (KEPT, False)
     assert check_changes(folder, NAME, lambda data: flips(data, every)) > 10
 
@@ -186,7 +187,7 @@ def test_wal_index_of_another_moment_costs_nothing(open_folder: Path) -> None:
     assert look(copy) == ({0, 1, 2, 3}, False)
 
 
-def test_write_ahead_log_of_another_store_is_refused(open_folder: Path, tmp_path: Path) -> None:
+def test_a_write_ahead_log_of_another_state_is_named(open_folder: Path, tmp_path: Path) -> None:
     other = Store.init(tmp_path / "other", chunk_bytes=4096, database=True)
     for step in range(3):
         with other.write_checkpoint(arrays(step + 7)) as pending:
@@ -212,7 +213,7 @@ def test_write_ahead_log_of_an_earlier_moment_is_refused(open_folder: Path) -> N
     assert is_said
 
 
-def test_older_database_that_is_put_back_alone_is_refused(folder: Path) -> None:
+def test_an_older_database_that_is_put_back_is_named(folder: Path) -> None:
     old = place(folder).read_bytes()
     save(folder, 1)
     save(folder, 0, 9)
@@ -291,7 +292,9 @@ def flip_in(folder: Path, needle: bytes) -> None:
     place(folder).write_bytes(data)
 
 
-def test_damaged_record_costs_what_lies_in_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_repair_keeps_the_whole_blobs_of_a_damaged_database_and_names_what_is_lost(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with closing(sqlite3.connect(place(folder))) as connection:
         [(number,)] = connection.execute("SELECT max(number) FROM records").fetchall()
         [(data,)] = connection.execute("SELECT data FROM records WHERE number = ?", (number,)).fetchall()
@@ -306,9 +309,7 @@ def test_damaged_record_costs_what_lies_in_it(folder: Path, caplog: pytest.LogCa
     assert look(folder) == (KEPT - {3}, True), "a lost ref is no deleted one"
 
 
-def test_save_to_a_damaged_database_writes_plain_files_and_a_repair_brings_the_rows_back(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_saves_go_on_in_files_while_a_database_is_damaged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with closing(sqlite3.connect(place(folder))) as connection:
         [(root,)] = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'state'").fetchall()
     data = bytearray(place(folder).read_bytes())
@@ -366,8 +367,7 @@ TRAPS = {
     "statistics": ("ANALYZE",),
     "a view of the state": (
         "DROP TABLE state",
-        "CREATE VIEW state AS SELECT 0 AS inode, 9 AS commits, randomblob(32) AS hash, 0 AS born, 0 AS records, "
-        "NULL AS base, 0 AS mark",
+        "CREATE VIEW state AS SELECT 9 AS commits, randomblob(32) AS hash, 0 AS born, 0 AS records, NULL AS base",
     ),
 }
 
@@ -452,6 +452,18 @@ def test_forged_row_is_an_error_where_it_is_read(folder: Path, facts: dict[str, 
     assert look(folder)[0] <= KEPT - {0}
 
 
+@pytest.mark.parametrize("folder_of_keys", ["packs", "manifests", "refs"])
+def test_row_that_is_missing_is_an_error_of_the_listing_that_lacks_it(folder: Path, folder_of_keys: str) -> None:
+    changed(
+        folder,
+        f"DELETE FROM blobs WHERE key > CAST('{folder_of_keys}/' AS BLOB) AND key < CAST('{folder_of_keys}0' AS BLOB)",
+    )
+    backend = FolderBackend(folder / ".tensorcas")
+
+    with pytest.raises(FormatError, match=r"blobs\.db"):
+        list(backend.list(folder_of_keys))
+
+
 @pytest.mark.parametrize("key", [b"refs/../../../escape", b"/refs/x", b"refs//x", b"refs/x\xffy", b"refs/\0"])
 def test_row_whose_key_is_no_key_leads_nowhere(folder: Path, key: bytes) -> None:
     changed(
@@ -531,7 +543,7 @@ def test_record_that_would_take_the_memory_is_refused_without_it(folder: Path, h
             "SELECT record FROM blobs WHERE key = ?", (packed_key(target(0).key),)
         ).fetchall()
     if how == "a huge row":
-        changed(folder, "UPDATE records SET data = zeroblob(600 << 20) WHERE number = ?", arguments=(record,))
+        changed(folder, "UPDATE records SET data = zeroblob(64 << 20) WHERE number = ?", arguments=(record,))
     else:
         forged_record(folder, record, None, bomb("with its" in how), size=8 << 20)
     done = subprocess.run(
@@ -544,7 +556,7 @@ def test_record_that_would_take_the_memory_is_refused_without_it(folder: Path, h
 
     *said, most_kib = done.stdout.splitlines()
     assert said
-    assert int(most_kib) < 150 << 10
+    assert int(most_kib) < (48 if how == "a huge row" else 150) << 10
 
 
 def test_numbers_of_the_state_are_checked(folder: Path) -> None:
@@ -557,7 +569,7 @@ def test_numbers_of_the_state_are_checked(folder: Path) -> None:
         assert damages_of(Store.open(copy).backend)
 
 
-def test_chain_of_commits_shows_each_change_of_a_row(folder: Path) -> None:
+def test_a_changed_or_missing_commit_is_named(folder: Path) -> None:
     for number, what in enumerate(
         [
             "DELETE FROM commits WHERE number = 2",
@@ -576,9 +588,3 @@ def test_chain_of_commits_shows_each_change_of_a_row(folder: Path) -> None:
         changed(copy, what)
 
         assert damages_of(Store.open(copy).backend), what
-
-
-assert crc32
-assert resource
-assert as_int
-assert HEAD

@@ -239,4 +239,35 @@ MUTANTS = (
         before="checked.note(store, folder, _NOTHING, listed_s)",
         after="checked.note(store, folder, _NOTHING, time.monotonic())",
     ),
+    Mutant(
+        fault="two processes that write to a database at once",
+        test="test_no_schedule_of_processes_that_share_a_database_breaks_the_contract[two blobs at one key]",
+        definition="Database._writing",
+        before="LockedFile.alone_in(self._folder)",
+        after="contextlib.nullcontext()",
+    ),
+    Mutant(
+        fault="two processes that take one key of a database",
+        test="test_no_schedule_of_processes_that_share_a_database_breaks_the_contract[two blobs at one key]",
+        definition="FolderBackend.put_new",
+        before="change.find(key) is not None",
+        after="False",
+    ),
+    Mutant(
+        fault="a withdrawal of an intent after its commit to a database",
+        test="test_no_schedule_of_processes_that_share_a_database_breaks_the_contract[a save and its withdrawal]",
+        definition="FolderBackend.promote",
+        before="change.remove(intent)",
+        after="",
+    ),
+    Mutant(
+        fault="a repair that replaces a database between two looks of a reader at its files",
+        test="test_no_schedule_of_processes_that_share_a_database_breaks_the_contract[a repair and a reader]",
+        definition="Database._take",
+        before="""
+            if _file_of(os.lstat(self.path)) != file:
+                return self._take(is_locked=is_locked)
+        """,
+        after="",
+    ),
 )

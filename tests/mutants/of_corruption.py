@@ -96,4 +96,25 @@ MUTANTS = (
         before="entry.is_symlink() or entry.is_file(follow_symlinks=False)",
         after="entry.is_file(follow_symlinks=False)",
     ),
+    Mutant(
+        fault="a row that is missing in a database",
+        test="test_row_that_is_missing_is_an_error_of_the_listing_that_lacks_it[packs]",
+        definition="Rows.check_folder",
+        before="raise DamagedError(...)",
+        after="pass",
+    ),
+    Mutant(
+        fault="an older database that is put back",
+        test="test_an_older_database_that_is_put_back_is_named",
+        definition="Database._look",
+        before="self._compare(rows, head, found)",
+        after="pass",
+    ),
+    Mutant(
+        fault="a write-ahead log that is deleted",
+        test="test_write_ahead_log_that_somebody_deletes_is_missed",
+        definition="Database.write",
+        before="self._note_commits(change)",
+        after="pass",
+    ),
 )

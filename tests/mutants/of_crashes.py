@@ -195,4 +195,28 @@ MUTANTS = (
         before="census.drop()",
         after="pass",
     ),
+    Mutant(
+        fault="a power cut, and a database whose commits are not synced",
+        test="test_a_commit_to_a_database_that_has_returned_is_there_after_a_cut",
+        definition="Database.write",
+        before="f\"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}\"",
+        after="'PRAGMA synchronous = NORMAL'",
+    ),
+    Mutant(
+        fault="a sync of the folder of a write-ahead log that fails",
+        test="test_what_others_committed_is_there_after_a_sync_that_has_failed_and_a_cut[sync]",
+        definition="Database._name_log",
+        before="sync_folder(self._folder)",
+        after="",
+    ),
+    Mutant(
+        fault="a sync of a database that fails, and a second one that succeeds without the pages",
+        test="test_what_others_committed_is_there_after_a_sync_that_has_failed_and_a_cut[fsync]",
+        definition="Database._note_unsynced",
+        before="""
+            with contextlib.suppress(OSError), open(self._beside(UNSYNCED), "wb"):
+                pass
+        """,
+        after="",
+    ),
 )

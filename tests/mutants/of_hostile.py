@@ -194,4 +194,25 @@ MUTANTS = (
         before="os.fchmod(descriptor, 0o600)",
         after="os.fchmod(descriptor, 0o644)",
     ),
+    Mutant(
+        fault="a link in the place of a database",
+        test="test_file_behind_a_link_in_the_place_of_a_database_stays_as_it_is[save-blobs.db]",
+        definition="Database._check_names",
+        before="os.path.islink(self._beside(name))",
+        after="False",
+    ),
+    Mutant(
+        fault="a database with triggers",
+        test="test_database_with_a_schema_of_somebody_else_is_refused[a trigger]",
+        definition="Database._connect",
+        before='run("SELECT type, name, sql FROM sqlite_schema").fetchall() != _schema()',
+        after="False",
+    ),
+    Mutant(
+        fault="a database with a row that takes the memory",
+        test="test_record_that_would_take_the_memory_is_refused_without_it[a huge row]",
+        definition="Database._connect",
+        before="connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)",
+        after="pass",
+    ),
 )
