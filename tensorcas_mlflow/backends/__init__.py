@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.backends._buckets import Bucket, ObjectInfo
+    from tensorcas_mlflow.backends._buckets import Bucket
     from tensorcas_mlflow.backends._checks import Damage
     from tensorcas_mlflow.backends._contract import (
         MOST_SHARED_BYTES,
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.backends._folder import FolderBackend
     from tensorcas_mlflow.backends._local import LocalBackend
     from tensorcas_mlflow.backends._memory import MemoryBackend
-    from tensorcas_mlflow.backends._mend import Rebuilt, damages_of, rebuild
+    from tensorcas_mlflow.backends._mend import damages_of, rebuild
     from tensorcas_mlflow.backends._metered import MeteredBackend
-    from tensorcas_mlflow.backends._objects import ObjectBackend, is_void, is_void_object, new_void
+    from tensorcas_mlflow.backends._objects import ObjectBackend, is_void, new_void
     from tensorcas_mlflow.backends._open import open_backend, open_bucket
     from tensorcas_mlflow.backends._plain_files import (
         LocalPlainFiles,
@@ -73,29 +73,27 @@ if TYPE_CHECKING:
         is_store,
         is_visible,
         is_visible_path,
-        object_path,
     )
     from tensorcas_mlflow.backends._rows import DamagedError
 
 _NAMES = {
-    "_buckets": "Bucket ObjectInfo",
+    "_buckets": "Bucket",
     "_checks": "Damage",
     "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children PossibleChildren Token check_key is_key",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_database": "DATABASE_FILES",
     "_local": "LocalBackend",
     "_folder": "FolderBackend",
-    "_mend": "Rebuilt damages_of rebuild",
+    "_mend": "damages_of rebuild",
     "_memory": "MemoryBackend",
     "_metered": "MeteredBackend",
-    "_objects": "ObjectBackend is_void is_void_object new_void",
+    "_objects": "ObjectBackend is_void new_void",
     "_open": "open_backend open_bucket",
     "_plain_files": (
         "LocalPlainFiles NewText ObjectPlainFiles PlainFile PlainFiles open_plain_files settle_tree write_whole"
     ),
     "_root": (
-        "SCHEME STORE_FOLDER UPLOADING Root artifact_path is_ours is_readable_name is_store is_visible is_visible_path "
-        "object_path"
+        "SCHEME STORE_FOLDER UPLOADING Root artifact_path is_ours is_readable_name is_store is_visible is_visible_path"
     ),
     "_rows": "DamagedError",
 }

@@ -7,9 +7,19 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tensorcas_mlflow.backends._records import key_of
-from tensorcas_mlflow.backends._rows import MENDED, NAME, REFS, WRITTEN, Commit, Row, Rows, checked, is_record
-from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.backends._records import key_of, short_digest
+from tensorcas_mlflow.backends._rows import (
+    MENDED,
+    NAME,
+    NO_DIGEST,
+    REFS,
+    WRITTEN,
+    Commit,
+    Row,
+    Rows,
+    checked,
+    is_record,
+)
 from tensorcas_mlflow.errors import CorruptError
 
 FAILURES = (sqlite3.Error, CorruptError, TypeError, ValueError)
@@ -108,12 +118,12 @@ def chain_of(rows: Rows, last: dict[bytes, int]) -> tuple[list[str], list[str]]:
         last: Takes what the last commit of each key has done.
     """
     state = rows.state()
-    number, hash_, all_before = 0, bytes(32), bytes(32)
+    number, hash_, all_before = 0, NO_DIGEST, NO_DIGEST
     gaps: list[str] = []
     others: list[str] = []
     for commit in rows.commits():
         if commit.what == MENDED and commit.after == all_before:
-            number, hash_, gaps, others = commit.number - 1, commit.before or bytes(32), [], []
+            number, hash_, gaps, others = commit.number - 1, commit.before or NO_DIGEST, [], []
         if commit.number != number + 1:
             gaps.append(f"commits {number + 1} to {commit.number - 1} are missing")
         elif commit.hash != commit.hash_after(hash_):
@@ -129,7 +139,7 @@ def chain_of(rows: Rows, last: dict[bytes, int]) -> tuple[list[str], list[str]]:
 
 def with_commit(all_before: bytes, commit: Commit) -> bytes:
     """Return the digest of commits, of which the last one is given with the digest of those before."""
-    return digest(all_before + commit.hash_after(commit.hash))
+    return short_digest(all_before + commit.hash_after(commit.hash))
 
 
 def reason_of(error: Exception) -> str:

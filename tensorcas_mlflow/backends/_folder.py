@@ -431,7 +431,7 @@ class FolderBackend(LocalBackend):
     def names(self, prefix: str) -> set[str]:
         rows = self._below(prefix)
         begin = len(prefix) + 1
-        return super().names(prefix).union(name for row in rows if "/" not in (name := row.key[begin:]))
+        return super().names(prefix).union({name for row in rows if "/" not in (name := row.key[begin:])})
 
     def paths(self) -> Iterator[str]:
         yield from (path for path in super().paths() if path not in DATABASE_FILES)

@@ -13,10 +13,11 @@ from tensorcas_mlflow.backends._contract import Backend
 from tensorcas_mlflow.backends._database import Database, connect_new
 from tensorcas_mlflow.backends._folder import FolderBackend
 from tensorcas_mlflow.backends._local import LocalBackend
-from tensorcas_mlflow.backends._records import NewBlob, key_of, packed_key
+from tensorcas_mlflow.backends._records import NewBlob, key_of, packed_key, short_digest
 from tensorcas_mlflow.backends._rows import (
     MENDED,
     NAME,
+    NO_DIGEST,
     REFS,
     WRITTEN,
     Change,
@@ -26,7 +27,6 @@ from tensorcas_mlflow.backends._rows import (
     Rows,
 )
 from tensorcas_mlflow.backends._salvage import Salvage
-from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.errors import BlobExistsError
 
@@ -117,7 +117,7 @@ def _fill(change: Change, old: Salvage, n_commits: int) -> tuple[int, list[Damag
     is_whole = {folder: old.is_whole(folder) for folder in {key.partition("/")[0] for key in rows} | {REFS}}
     last: dict[bytes, Commit] = {}
     n_known = max(0 if old.state is None else old.state.commits, max(old.commits, default=0))
-    gap, before, all_before = 0, bytes(32), bytes(32)
+    gap, before, all_before = 0, NO_DIGEST, NO_DIGEST
     for number in range(1, n_known + 1):
         may_be = old.commits.get(number, [])
         can_tell = gap != number - 1 or number == 1
@@ -173,7 +173,7 @@ def _hash_before(commit: Commit, last: bytes) -> bytes:
 def _is_older(key: str, data: bytes, last: dict[bytes, Commit]) -> bool:
     """Tell whether a ref is not what was committed last."""
     said = last.get(packed_key(key)) if key.partition("/")[0] == REFS else None
-    return said is not None and said.after != digest(data)
+    return said is not None and said.after != short_digest(data)
 
 
 def _is_wanted(key: str, data: bytes, last: dict[bytes, Commit], gap: int) -> bool:
@@ -187,5 +187,5 @@ def _is_wanted(key: str, data: bytes, last: dict[bytes, Commit], gap: int) -> bo
     """
     if key.partition("/")[0] == REFS:
         commit = last.get(packed_key(key))
-        return commit is not None and commit.number > gap and commit.after == digest(data)
+        return commit is not None and commit.number > gap and commit.after == short_digest(data)
     return key.partition("/")[0] != "intents"

@@ -37,6 +37,8 @@ _COUNT = struct.Struct("<H")
 _ROW = struct.Struct("<BHI")
 _PLAIN = 0
 _CHECK_BYTES = 8
+DIGEST_BYTES = 16
+"""Size of the digests in commits."""
 
 _KEY_HEX = re.compile("[0-9a-f]{8,}")
 _RUN_MARK = 0x80
@@ -116,6 +118,11 @@ def key_of(packed: bytes) -> str:
 def name_of(key: str) -> int:
     """Return the 8 bytes by which commits of a key are looked up."""
     return as_int(digest(key.encode())[:8])
+
+
+def short_digest(data: bytes) -> bytes:
+    """Return the digest of bytes as commits have it."""
+    return digest(data)[:DIGEST_BYTES]
 
 
 def as_int(some: bytes) -> int:

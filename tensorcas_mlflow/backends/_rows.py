@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from tensorcas_mlflow.backends._records import (
+    DIGEST_BYTES,
     NewBlob,
     Part,
     content_of,
@@ -23,15 +24,15 @@ from tensorcas_mlflow.backends._records import (
     record_check,
     records_of,
     row_check,
+    short_digest,
 )
-from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import CorruptError
 
 NAME = "blobs.db"
 APPLICATION_ID = 0x54434442
 VERSION = 1
-PAGE_BYTES = 1024
-"""Small, since most blobs are: a larger page would be mostly empty."""
+PAGE_BYTES = 2048
+"""Larger pages make an empty database larger, and smaller ones leave more of each page unused."""
 REFS = "refs"
 """First segment of the keys whose changes are commits."""
 WRITTEN, DELETED, MENDED = 1, 2, 3
@@ -64,6 +65,9 @@ CREATE TABLE commits (number INTEGER PRIMARY KEY, name INTEGER, time INTEGER, wh
     after BLOB, hash BLOB);
 CREATE INDEX commits_by_name ON commits (name);
 """
+
+
+NO_DIGEST = bytes(DIGEST_BYTES)
 
 
 class DamagedError(CorruptError):
@@ -115,7 +119,7 @@ class Commit(NamedTuple):
     def hash_after(self, last: bytes) -> bytes:
         """Return the hash that it must have behind a commit with another hash."""
         facts = b"%d %d %d\n" % (self.number, self.time, self.what)
-        return digest(b"".join((last, facts, self.before or bytes(32), self.after or bytes(32), self.key)))
+        return short_digest(b"".join((last, facts, self.before or NO_DIGEST, self.after or NO_DIGEST, self.key)))
 
 
 class State(NamedTuple):
@@ -137,7 +141,7 @@ class State(NamedTuple):
         return crc32(b"%d %b %d %d %d" % (self.commits, self.hash, self.born, self.records, self.base or 0))
 
 
-EMPTY = State(0, bytes(32), 0, 0, None)
+EMPTY = State(0, NO_DIGEST, 0, 0, None)
 
 
 class Known:
@@ -307,7 +311,7 @@ class Rows:
         """Check that the last commit of a key that is in the database left these bytes, or none."""
         last = self.last_commit(key)
         said = None if last is None else last.after
-        if said != (None if data is None else digest(data)):
+        if said != (None if data is None else short_digest(data)):
             raise DamagedError(f"the last commit of {key!r} is not what the database has there")
 
     def vacuum(self) -> None:
@@ -350,7 +354,7 @@ def checked(packed: Any, key: str | None, *facts: Any) -> Row:
         # As `row_check`: a listing comes here for each row.
         is_right = crc32(b"%d %d %d %d" % (born, record, start, size), crc32(packed)) == check
         if is_right and set(map(type, facts)) == {int}:
-            return Row(key or key_of(packed), born, record, start, size)
+            return tuple.__new__(Row, (key or key_of(packed), born, record, start, size))
     except (TypeError, ValueError, OverflowError):
         pass
     raise DamagedError(f"the row of a blob is damaged (its key begins with {bytes(packed)[:40]!r})")
@@ -476,7 +480,7 @@ class Change(Rows):
         if after is None:
             self._append(DELETED, key, before, None)
         else:
-            self._append(WRITTEN, key, before, digest(after))
+            self._append(WRITTEN, key, before, short_digest(after))
 
     def log_repair(self, number: int, all_before: bytes) -> None:
         """Append the commit of a repair: the hash after which the chain begins anew, and the digest of all before.

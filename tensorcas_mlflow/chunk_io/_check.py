@@ -40,7 +40,6 @@ def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any, ch
     if native.core is None:
         return _check_in_python(files, file, entries)
     descriptors = np.array([-1 if each is None else _descriptor_of(each, choice) for each in files], dtype=np.int32)
-    bases = np.array([0 if each is None else each.base for each in files], dtype=np.uint64)
     ends = np.array([0 if each is None else each.size for each in files], dtype=np.uint64)
     is_inside = (starts < ends[file]) & (sizes <= ends[file] - starts)
     is_good = np.zeros(len(file), dtype=bool)
@@ -48,7 +47,7 @@ def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any, ch
     found = np.zeros(len(chosen), dtype=bool)
     native.core.check_stored(
         descriptors[file[chosen]],
-        starts[chosen] + bases[file[chosen]],
+        starts[chosen],
         sizes[chosen],
         np.ascontiguousarray(entries["stored_digest"][chosen]),
         found,

@@ -517,8 +517,8 @@ def _execute_rest(store: Store, seen: _Seen) -> RepairReport:
     left |= recipes.left
     wanted = seen.digests[~_made(seen, seen.digests)]
     mended = mend_packs(store, seen.packs, wanted, seen.sources, seen.quarantine, may_be_written=may_be_written)
-    for key, found in seen.refs.items():
-        reason = restore_ref(store, key, found, seen.quarantine)
+    for key, ref in seen.refs.items():
+        reason = restore_ref(store, key, ref, seen.quarantine)
         if reason is None:
             restored.append(key)
         else:

@@ -58,7 +58,7 @@ def test_optimization_covers_files_of_a_local_store(tmp_path: Path) -> None:
     assert is_done(store.backend)
 
 
-def test_store_whose_logs_take_less_than_new_packs_stays_as_it_is(tmp_path: Path) -> None:
+def test_store_whose_database_takes_less_than_new_packs_stays_as_it_is(tmp_path: Path) -> None:
     """A database compresses the tables of small packs, which are most of this store."""
     store = train(Store.init(tmp_path, chunk_bytes=CHUNK_BYTES, database=True), range(4))
     before = disk_bytes(store.backend)
@@ -66,7 +66,7 @@ def test_store_whose_logs_take_less_than_new_packs_stays_as_it_is(tmp_path: Path
     report = plan_optimize(Store.open(tmp_path)).execute()
 
     assert report.is_undone
-    assert disk_bytes(store.backend) <= before
+    assert disk_bytes(store.backend) <= before + 2048  # two pages: the record of the work, and one that is not full
     assert all(loads(Store.open(tmp_path), step) for step in range(4))
 
 
