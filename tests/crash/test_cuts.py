@@ -25,7 +25,7 @@ from tests.crash.scenarios import SCENARIOS, Scenario
 from tests.crash.world import CHUNK_BYTES, World, chunk, empty, long_file
 
 pytestmark = pytest.mark.usefixtures("store_of_files")
-"""`test_log_cuts` cuts stores with logs."""
+"""`test_database_cuts` cuts stores with a database."""
 
 
 def recorded(scenario: Scenario, top: Path) -> tuple[World, int]:
