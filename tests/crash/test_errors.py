@@ -208,7 +208,9 @@ def test_a_disk_that_writes_a_part_of_what_it_is_given_keeps_all(prepared: Path,
         assert verify(Store.open(World(top).root), full=True).problems == ()
 
 
+# A database repeats a checkpoint that fails behind a commit; `test_database_cuts` cuts after failed syncs.
 @pytest.mark.parametrize("kind", ["fsync", "sync"])
+@pytest.mark.parametrize("_places", ["files"], indirect=True)
 def test_a_commit_fails_if_any_of_its_fsyncs_failed_once(prepared: Path, tmp_path: Path, kind: str) -> None:
     n_failed = 0
     for nth in range(20):
