@@ -209,14 +209,4 @@ MUTANTS = (
         before="sync_folder(self._folder)",
         after="",
     ),
-    Mutant(
-        fault="a sync of a database that fails, and a second one that succeeds without the pages",
-        test="test_what_others_committed_is_there_after_a_sync_that_has_failed_and_a_cut[fsync]",
-        definition="Database._note_unsynced",
-        before="""
-            with contextlib.suppress(OSError), open(self._beside(UNSYNCED), "wb"):
-                pass
-        """,
-        after="",
-    ),
 )

@@ -208,11 +208,4 @@ MUTANTS = (
         before='run("SELECT type, name, sql FROM sqlite_schema").fetchall() != _schema()',
         after="False",
     ),
-    Mutant(
-        fault="a database with a row that takes the memory",
-        test="test_record_that_would_take_the_memory_is_refused_without_it[a huge row]",
-        definition="Database._connect",
-        before="connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)",
-        after="pass",
-    ),
 )
