@@ -329,7 +329,7 @@ class Rows:
 def commit_of(found: Sequence[Any]) -> Commit:
     """Describe a row of the table of commits, whose hash the caller checks."""
     commit = Commit(*found)
-    if not isinstance(commit.key, bytes) or commit.what not in (WRITTEN, DELETED, MENDED):
+    if _kinds([commit.key]) != {bytes} or commit.what not in (WRITTEN, DELETED, MENDED):
         raise DamagedError(f"commit {commit.number} is damaged")
     return commit
 
@@ -400,7 +400,7 @@ class Change(Rows):
         self._held[number] = check, content
         if is_shared:
             self._note_base(number)
-        return number
+        return int(number)
 
     def _base(self) -> tuple[int | None, bytes | None, int]:
         """Choose the record from which the next of the series is a difference: its number and content, and the depth.
