@@ -1,4 +1,4 @@
-"""Files of the chunk cache, and the bound on their total size (``docs/format.md``, Chunk cache)."""
+"""Files of the chunk cache, and the bound on their total size (``docs/design/reading.md``)."""
 
 from __future__ import annotations
 

@@ -5,13 +5,14 @@ It may run while others save, load and collect; ``docs/design/protocol.md`` says
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import LogDamage
+from tensorcas_mlflow.backends import Damage, damages_of, rebuild
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
@@ -30,7 +31,7 @@ from tensorcas_mlflow.errors import (
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, recipe_key, strangers_text
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._inventory import DigestSet, read_holders, stands
-from tensorcas_mlflow.maintenance._quarantine import Piece, Quarantine
+from tensorcas_mlflow.maintenance._quarantine import Quarantine
 from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, rows_of_recipe
 from tensorcas_mlflow.maintenance._repair_packs import bases_wanted, mend_packs, would_be_good
 from tensorcas_mlflow.maintenance._repair_recipes import find_recipe, mend_recipes, read_for_repair
@@ -63,7 +64,7 @@ class Loss:
     """Checkpoint or file that does not load, or not whole. Printing it says so in words."""
 
     key: str
-    """Key of its ref, or path of the log that had it."""
+    """Key of its ref, or of another blob of the database that is lost."""
     checkpoint: str | None
     """The checkpoint in words; None if its ref cannot be read, so that only the key tells what it was."""
     tensors: tuple[str, ...]
@@ -71,13 +72,11 @@ class Loss:
     n_bytes: int | None
     """Size of the lost tensors; None if it is unknown."""
     reason: str
-    is_in_log: bool = False
-    """True if records of a log are lost, so that nobody knows which checkpoints they held."""
 
     def __str__(self) -> str:
         what = self.checkpoint or self.key
         if not self.tensors:
-            return f"{what}: {self.reason}" if self.is_in_log else f"{what}: all of it: {self.reason}"
+            return f"{what}: all of it: {self.reason}"
         names = ", ".join(repr(name) for name in self.tensors[:_N_NAMES])
         more = f" and {len(self.tensors) - _N_NAMES} more" if len(self.tensors) > _N_NAMES else ""
         kind = "tensor" if len(self.tensors) == 1 else "tensors"
@@ -249,19 +248,19 @@ class RepairReport:
     packs_gone: tuple[str, ...]
     """Keys of damaged packs that the repair deleted, after it copied their good chunks."""
     n_quarantined: int
-    """Stretches of damaged packs and logs that the repair put into quarantine."""
+    """Stretches of damaged packs that the repair put into quarantine."""
     n_healed: int
     """Chunks that the repair took from other stores or out of quarantine."""
     n_fenced: int
     """Saves under way that relied on a lost chunk; they begin again."""
     left: Mapping[str, str]
-    """Keys of damaged blobs and logs that the repair left alone, and why."""
+    """Keys of damaged blobs that the repair left alone, and why."""
     losses: tuple[Loss, ...]
     """Checkpoints and files that do not load, or not whole, after the repair."""
     recipes_gone: tuple[str, ...] = ()
     """Keys of damaged recipes that no other store has. Their bytes are in quarantine."""
-    mended_logs: tuple[str, ...] = ()
-    """Damaged logs whose whole records the repair has copied. What the others committed is lost."""
+    n_kept: int | None = None
+    """Whole blobs of a damaged database, which the repair has moved to a new one; None if it was not damaged."""
 
     @property
     def is_whole(self) -> bool:
@@ -269,7 +268,10 @@ class RepairReport:
         return not self.losses and not self.left
 
     def __str__(self) -> str:
-        lines = [f"rewrote {key} without its damaged records" for key in self.mended_logs]
+        lines = []
+        if self.n_kept is not None:
+            kept = count_text(self.n_kept, "whole blob")
+            lines.append(f"rebuilt the database with {kept}; the old one is in quarantine")
         lines += [f"restored {key}" for key in self.restored]
         lines += [f"removed {key}" for key in self.abandoned]
         lines += [f"put {key} into quarantine" for key in self.recipes_gone]
@@ -308,7 +310,6 @@ class _Seen:
     abandon: frozenset[str]
     sources: Sources
     quarantine: Quarantine
-    logs: Sequence[LogDamage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,9 +384,13 @@ def plan_repair(
     """
     if store.backend.is_carrier:
         raise DirectAccessError("repair", store.uri)
-    store = store.past_damage()
+    damages = damages_of(store.backend)
+    if damages:
+        again = partial(
+            plan_repair, store, sources=sources, abandon=abandon, format_fix=format_fix, engine=engine, watch=watch
+        )
+        return _plan_rebuild(store, damages, sources, again)
     backend = store.backend
-    logs = backend.damages()
     bad_intents = _look_at_intents(store)
     lists = read_lists(backend)
     quarantine = Quarantine(backend)
@@ -439,33 +444,63 @@ def plan_repair(
         abandon=frozenset(abandon),
         sources=found,
         quarantine=quarantine,
-        logs=logs,
     )
     good = packs.good()
     return RepairPlan(
         store=store,
-        findings=(*map(_finding_of_log, logs), *_findings(store, seen), *bad_intents),
-        losses=(*_losses_of_logs(logs), *needs.losses(good)),
-        remaining=(*_losses_of_logs(logs), *_remaining(seen, good)),
+        findings=(*_findings(store, seen), *bad_intents),
+        losses=tuple(needs.losses(good)),
+        remaining=tuple(_remaining(seen, good)),
         seen=seen,
     )
 
 
+def _plan_rebuild(
+    store: Store, damages: Sequence[Damage], sources: Sequence[Store], again: Callable[[], RepairPlan]
+) -> RepairPlan:
+    """Plan a new database with all that is whole of a damaged one. What else is damaged shows in that one alone.
+
+    Args:
+        store: Store to repair.
+        damages: Damage of its database.
+        sources: Other stores, of which the rest of the repair may take lost blobs.
+        again: Plans the repair of the rest.
+    """
+    rebuilt = rebuild(store.backend, only_plans=True)
+    remedy = f"{count_text(rebuilt.n_blobs, 'whole blob')} to a new database, the old one to quarantine"
+    losses = tuple(_loss_of(damage) for damage in rebuilt.lost if damage.key.partition("/")[0] not in _REBUILT)
+    findings = tuple(Finding(key=key, reason=reason, remedy=remedy) for key, reason in damages)
+    remaining = tuple(loss for loss in losses if not any(each.backend.stat(loss.key) for each in sources))
+    return RepairPlan(store=store, findings=findings, losses=losses, remaining=remaining, seen=again)
+
+
 def _execute(plan: RepairPlan) -> RepairReport:
-    store, seen = plan.store, plan.seen
+    if isinstance(plan.seen, _Seen):
+        return _execute_rest(plan.store, plan.seen)
+    rebuilt = rebuild(plan.store.backend)
+    rest: RepairPlan = plan.seen()
+    if not isinstance(rest.seen, _Seen):
+        raise CorruptError(rest.findings[0].key, f"it is damaged anew: {rest.findings[0].reason}")
+    report = rest.execute()
+    # A lost ref has left a damaged one in its place, and of other blobs the rest knows whether anything needs them.
+    of_all = tuple(_loss_of(damage) for damage in rebuilt.lost if "/" not in damage.key)
+    return replace(report, n_kept=rebuilt.n_blobs, losses=(*of_all, *report.losses))
+
+
+_REBUILT = frozenset({"index", "census", "ref-tables", "intents"})
+"""First segments of the keys of blobs that others stand in for, or that end by themselves."""
+
+
+def _loss_of(damage: Damage) -> Loss:
+    return Loss(key=damage.key, checkpoint=p.label_of(damage.key), tensors=(), n_bytes=None, reason=damage.reason)
+
+
+def _execute_rest(store: Store, seen: _Seen) -> RepairReport:
     backend = store.backend
     # Again, now that packs were listed: a pack that is cut may be one that a save began to send since the first look.
     may_be_written = bool(_look_at_intents(store)) and may_be_carried(backend)
     restored: list[str] = []
     left: dict[str, str] = {}
-    n_of_logs = 0
-    if seen.logs:
-        # First: everything below looks for blobs, and saves may not look past the damage.
-        for damage in seen.logs:
-            if damage.n_bytes:
-                piece = Piece(key=damage.key, start=damage.start, n_bytes=damage.n_bytes, reason=damage.reason)
-                n_of_logs += seen.quarantine.keep(piece)
-        left |= backend.mend()
     if seen.format_fix is not None:
         write_format(store, seen.format_fix, seen.quarantine)
         restored.append(p.FORMAT)
@@ -482,8 +517,8 @@ def _execute(plan: RepairPlan) -> RepairReport:
     left |= recipes.left
     wanted = seen.digests[~_made(seen, seen.digests)]
     mended = mend_packs(store, seen.packs, wanted, seen.sources, seen.quarantine, may_be_written=may_be_written)
-    for key, found in seen.refs.items():
-        reason = restore_ref(store, key, found, seen.quarantine)
+    for key, ref in seen.refs.items():
+        reason = restore_ref(store, key, ref, seen.quarantine)
         if reason is None:
             restored.append(key)
         else:
@@ -509,12 +544,11 @@ def _execute(plan: RepairPlan) -> RepairReport:
         abandoned=tuple(abandoned),
         packs_gone=tuple(sorted(mended.gone)),
         recipes_gone=tuple(recipes.gone),
-        mended_logs=tuple(sorted({damage.key for damage in seen.logs} - left.keys())),
-        n_quarantined=mended.n_quarantined + n_of_logs,
+        n_quarantined=mended.n_quarantined,
         n_healed=mended.n_healed,
         n_fenced=mended.n_fenced,
         left={**left, **mended.left},
-        losses=(*_losses_of_logs(seen.logs), *needs.losses(seen.packs.good())),
+        losses=tuple(needs.losses(seen.packs.good())),
     )
 
 
@@ -568,27 +602,6 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
         reason = f"it does not name {count_text(len(seen.index.missing), 'pack')}"
         found.append(Finding(key="index", reason=reason, remedy="rebuilt from packs; nothing is lost"))
     return found
-
-
-def _losses_of_logs(damages: Sequence[LogDamage]) -> list[Loss]:
-    reason = "{}; what they committed is lost, and what that replaced is back"
-    return [
-        Loss(
-            key=damage.key,
-            checkpoint=None,
-            tensors=(),
-            n_bytes=None,
-            reason=reason.format(damage.reason),
-            is_in_log=True,
-        )
-        for damage in damages
-        if damage.loses_records
-    ]
-
-
-def _finding_of_log(damage: LogDamage) -> Finding:
-    remedy = "whole records go to a new log, damaged bytes to quarantine; what the damaged records committed is lost"
-    return Finding(key=damage.key, reason=damage.reason, remedy=remedy)
 
 
 def _look_at_intents(store: Store) -> list[Finding]:

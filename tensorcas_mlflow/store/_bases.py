@@ -353,12 +353,15 @@ class BasePlan:
             The packs to rely on.
         """
         seen = self._catalog.seen(condemned.generation)
-        there = set(map(pack_key, self.packs - condemned.packs)) - seen
-        missing = backend.missing(there)
-        seen |= there - missing
-        gone = set(map(pack_name, missing))
-        self._catalog.forget(gone)
-        self._excluded = condemned.packs | gone
+        if condemned.is_unknown:
+            self._excluded = frozenset(self.packs)
+        else:
+            there = set(map(pack_key, self.packs - condemned.packs)) - seen
+            missing = backend.missing(there)
+            seen |= there - missing
+            gone = set(map(pack_name, missing))
+            self._catalog.forget(gone)
+            self._excluded = condemned.packs | gone
         if self.packs & self._excluded:
             self.packs -= self._excluded
             self._found = None

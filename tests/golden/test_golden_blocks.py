@@ -10,11 +10,11 @@ from tensorcas_mlflow.codecs import BLOCK_FORMATS
 from tensorcas_mlflow.maintenance import verify
 from tests.golden.stores import copied
 
-EXPECTED = json.loads((Path(__file__).parent / "v2_blocks/expected.json").read_text())
+EXPECTED = json.loads((Path(__file__).parent / "v1_blocks/expected.json").read_text())
 
 
 def test_golden_blocks_of_every_format_are_read_bit_for_bit(tmp_path: Path) -> None:
-    store, expected = copied("v2_blocks", "root", tmp_path), dict(EXPECTED)
+    store, expected = copied("v1_blocks", "root", tmp_path), dict(EXPECTED)
     ref = store.ref(expected.pop("key"))
     assert ref is not None
     manifest = store.manifest(ref)
