@@ -188,8 +188,7 @@ def repair(options: Namespace) -> int:
     elif report is None and not options.dry_run:
         say("nothing was changed")
     if report is None:
-        # A dry run reports the losses after the repair; a refused plan leaves all losses found.
-        return 0 if (plan.is_whole if options.dry_run else not plan.losses and not plan.findings) else PROBLEMS
+        return 0 if plan.is_whole else PROBLEMS
     return 0 if report.is_whole else PROBLEMS
 
 
@@ -215,7 +214,6 @@ def _repair_plan_json(plan: RepairPlan) -> Json:
             for finding in plan.findings
         ],
         "losses": [_loss_json(loss) for loss in plan.losses],
-        "remaining": [_loss_json(loss) for loss in plan.remaining],
     }
 
 

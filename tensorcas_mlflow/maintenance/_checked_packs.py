@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys
+from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.progress import Watcher, counted, ignore
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
-from tensorcas_mlflow.layout import PACK_MAGIC, RAW_ALIGNMENT, Entries, Table, make_table, pack_key, with_bases
+from tensorcas_mlflow.errors import BackendError, CorruptError
+from tensorcas_mlflow.layout import Entries, Table, make_table, pack_key, with_bases
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES, PackTables, links_of
-from tensorcas_mlflow.maintenance._quarantine import Piece, stretches
 from tensorcas_mlflow.maintenance._salvage import Clues
 from tensorcas_mlflow.maintenance._workers import check_all
 from tensorcas_mlflow.store import Store
@@ -29,14 +28,16 @@ class CheckedPack:
     size: int
     entries: Entries
     """Entries of its good chunks."""
-    damage: tuple[Piece, ...] = ()
-    """Stretches that should hold a good chunk, and do not."""
+    damage: str | None = None
+    """Reason why it is damaged; None if it is not."""
+    bad: Entries = field(default_factory=lambda: NO_ENTRIES)
+    """Chunks in its table that were read, and do not hash to their digests."""
     failure: str | None = None
     """Reason why it could not be read whole. Nobody knows what the rest holds, so a repair leaves the pack alone."""
-    unread: tuple[Piece, ...] = ()
+    unread: Entries = field(default_factory=lambda: NO_ENTRIES)
     """Chunks in its table that could not be read; there is a ``failure`` then."""
-    baseless: tuple[Piece, ...] = ()
-    """Deltas whose bases are lost: neither good nor damaged."""
+    baseless: Entries = field(default_factory=lambda: NO_ENTRIES)
+    """Deltas in its table whose bases are lost: neither good nor damaged."""
     has_table: bool = True
     """True if its own table can be read."""
 
@@ -123,11 +124,11 @@ class CheckedPacks:
 
     def unread(self) -> Digests:
         """Return the chunks that could not be read, of packs whose table could."""
-        return _digests_of(piece for pack in self.packs.values() for piece in pack.unread)
+        return _digests_of([pack.unread for pack in self.packs.values()])
 
     def baseless(self) -> Digests:
         """Return the chunks that some pack holds as deltas whose bases are lost; other packs may hold them too."""
-        return _digests_of(piece for pack in self.packs.values() for piece in pack.baseless)
+        return _digests_of([pack.baseless for pack in self.packs.values()])
 
     def give_up_replaced(self) -> frozenset[str]:
         """Count the unreadable parts of packs as damaged, where each such chunk is good in another pack.
@@ -139,8 +140,10 @@ class CheckedPacks:
         """
         good = self.good()
         for name, pack in self.packs.items():
-            if pack.unread and np.isin(as_keys(_digests_of(pack.unread)), good).all():
-                self.packs[name] = replace(pack, damage=(*pack.damage, *pack.unread), unread=(), failure=None)
+            if len(pack.unread) and np.isin(as_keys(_digests_of([pack.unread])), good).all():
+                bad = np.concatenate([pack.bad, pack.unread])
+                damage = pack.damage or pack.failure
+                self.packs[name] = replace(pack, damage=damage, bad=bad, unread=NO_ENTRIES, failure=None)
                 self._replaced.add(name)
         return frozenset(self._replaced)
 
@@ -164,71 +167,44 @@ class CheckedPacks:
         shard = Shard(packs=names, pack=pack, entries=entries, row=np.arange(len(entries)))
         on_read = counted(watch, shard.stored_bytes)
         checked = check_all(self._store, shard, decode=True, engine=self._engine, on_read=on_read)
-        bad: dict[str, list[int]] = {}
         begins = dict(zip(names, accumulate(lengths, initial=0), strict=False))
-        damage: dict[str, list[Piece]] = {name: [] for name in names}
+        not_good: dict[str, list[int]] = {name: [] for name in names}
+        bad, unread, baseless = ({name: list[int]() for name in names} for _ in range(3))
         failures: dict[str, str] = {}
-        unread: dict[str, list[Piece]] = {name: [] for name in names}
-        baseless: dict[str, list[Piece]] = {name: [] for name in names}
+        reasons = dict(without or {})
         gone: set[str] = set()
         for row, fault in checked.faults.items():
             name = names[int(pack[row])]
-            bad.setdefault(name, []).append(row - begins[name])
+            at = row - begins[name]
+            not_good[name].append(at)
+            is_given_up = fault.verdict is Verdict.FAILED and fault.key in self._given_up
             if fault.verdict is Verdict.GONE:
                 gone.add(name)
-                continue
-            key, piece = pack_key(name), _piece(name, entries[row], fault.reason, sizes[name])
-            is_base_given_up = fault.verdict is Verdict.FAILED and fault.is_of_base and fault.key in self._given_up
-            if fault.verdict is Verdict.BASELESS or is_base_given_up:
-                baseless[name].append(piece)
-            elif fault.verdict is Verdict.FAILED and key not in self._given_up:
+            elif fault.verdict is Verdict.BASELESS or (is_given_up and fault.is_of_base):
+                baseless[name].append(at)
+            elif fault.verdict is Verdict.FAILED and pack_key(name) not in self._given_up:
                 failures.setdefault(name, fault.reason)
-                unread[name].append(piece)
-            elif without is None:
-                # A guess that is wrong says nothing of the pack.
-                damage[name].append(piece)
+                unread[name].append(at)
+            else:
+                bad[name].append(at)
+                if without is None:  # a guess that is wrong says nothing of the pack
+                    reasons.setdefault(name, fault.reason)
         for name, table in parts.items():
-            mine = np.delete(table, bad[name]) if name in bad else table
-            if without is not None:
-                damage[name] = self._rest_of(name, mine, sizes[name], without[name])
             if name not in gone:
-                self.packs[name] = CheckedPack(
+                judged = CheckedPack(
                     size=sizes[name],
-                    entries=mine,
-                    damage=tuple(damage[name]),
+                    entries=np.delete(table, not_good[name]) if not_good[name] else table,
+                    damage=reasons.get(name),
                     failure=failures.get(name),
-                    unread=tuple(unread[name]) if without is None else (),
-                    baseless=tuple(baseless[name]) if without is None else (),
                     has_table=without is None,
                 )
-
-    def _rest_of(self, name: str, good: Entries, size: int, reason: str) -> list[Piece]:
-        """Return the stretches of a pack without a table that are neither its good chunks nor zeros between them."""
-        key = pack_key(name)
-        spans = [(int(entry["offset"]), int(entry["offset"]) + int(entry["stored_bytes"])) for entry in good]
-        pieces = [
-            Piece(key=key, start=start, n_bytes=stop - start, reason=reason)
-            for start, stop in stretches(size, [(0, min(size, len(PACK_MAGIC))), *spans])
-            if stop - start >= RAW_ALIGNMENT or not self._is_zero(key, start, stop)
-        ]
-        # An empty pack has nothing to keep, and has to go all the same.
-        return pieces or [Piece(key=key, start=0, n_bytes=size, reason=reason)]
-
-    def _is_zero(self, key: str, start: int, stop: int) -> bool:
-        block = bytearray(stop - start)
-        try:
-            self._backend.read_into(key, start, memoryview(block))
-        except (BlobNotFoundError, CorruptError, BackendError):
-            return False
-        return not any(block)
+                if without is None:
+                    judged = replace(
+                        judged, bad=table[bad[name]], unread=table[unread[name]], baseless=table[baseless[name]]
+                    )
+                self.packs[name] = judged
 
 
-def _digests_of(pieces: Iterable[Piece]) -> Digests:
-    digests = [piece.entry["digest"] for piece in pieces]
-    return np.array(digests, np.uint8).reshape(-1, DIGEST_BYTES)
-
-
-def _piece(name: str, entry: Any, reason: str, size: int) -> Piece:
-    start = min(int(entry["offset"]), size)
-    n_bytes = min(int(entry["stored_bytes"]), size - start)
-    return Piece(key=pack_key(name), start=start, n_bytes=n_bytes, reason=reason, entry=entry.copy())
+def _digests_of(entries: Sequence[Entries]) -> Digests:
+    digests: Digests = np.concatenate([NO_ENTRIES, *entries])["digest"]
+    return np.ascontiguousarray(digests)

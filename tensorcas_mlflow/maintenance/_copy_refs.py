@@ -197,8 +197,7 @@ def compare(
             return "there"
         if is_taken and not replace:
             return "kept"
-        target = ref if source.id == destination.id else _for_another(ref)
-        return RefToCopy(ref=target, manifest=manifest, replaces=is_taken, source=ref)
+        return RefToCopy(ref=ref_for(source, destination, ref), manifest=manifest, replaces=is_taken, source=ref)
 
     for begin in range(0, len(refs), _N_TOGETHER):
         some = refs[begin : begin + _N_TOGETHER]
@@ -219,13 +218,12 @@ def is_unchanged(store: Store, ref: Ref) -> bool:
     return now is not None and now.write == ref.write and now.manifest == ref.manifest
 
 
-def _for_another(ref: Ref) -> Ref:
-    """Return a ref as a store of another id has it.
+def ref_for(source: Store, destination: Store, ref: Ref) -> Ref:
+    """Return a ref as the destination has it: without its URI, if that alone says its place and the ids differ.
 
-    Where only a URI says where MLflow keeps a copy of the manifest, that copy still belongs to the source. Its fate
-    must not decide about this ref.
+    The copy of the manifest at that URI still belongs to the source. Its fate must not decide about this ref.
     """
-    is_elsewhere = ref.path is None and ref.copy_path is None
+    is_elsewhere = source.id != destination.id and ref.path is None and ref.copy_path is None
     return dataclasses.replace(ref, uri=None) if is_elsewhere else ref
 
 

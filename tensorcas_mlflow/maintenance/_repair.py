@@ -30,9 +30,9 @@ from tensorcas_mlflow.errors import (
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, recipe_key, strangers_text
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._inventory import DigestSet, read_holders, stands
-from tensorcas_mlflow.maintenance._quarantine import Piece, Quarantine
+from tensorcas_mlflow.maintenance._quarantine import keep_bytes, noted_refs
 from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, rows_of_recipe
-from tensorcas_mlflow.maintenance._repair_packs import bases_wanted, mend_packs, would_be_good
+from tensorcas_mlflow.maintenance._repair_packs import mend_packs
 from tensorcas_mlflow.maintenance._repair_recipes import find_recipe, mend_recipes, read_for_repair
 from tensorcas_mlflow.maintenance._repair_records import (
     FormatFix,
@@ -42,7 +42,6 @@ from tensorcas_mlflow.maintenance._repair_records import (
     find_index_faults,
     finished_lists,
     may_be_carried,
-    notes,
     read_lists,
     rebuild_index,
     restore_manifest,
@@ -112,6 +111,9 @@ class Needs:
         """Refs by the name of their manifest."""
         for key, error in faults.items():
             self.bad_refs[key] = fault_in(error)
+        for key in noted_refs(store.backend).keys() - self.bad_refs.keys():
+            if store.backend.stat(key) is None:
+                self.bad_refs[key] = RecordFault(reason="a repair was about to replace it")
         digests = DigestSet()
         for name, found in self._read_all():
             if isinstance(found, Manifest):
@@ -249,9 +251,9 @@ class RepairReport:
     packs_gone: tuple[str, ...]
     """Keys of damaged packs that the repair deleted, after it copied their good chunks."""
     n_quarantined: int
-    """Stretches of damaged packs and logs that the repair put into quarantine."""
+    """Damaged packs, and stretches of logs, that the repair put into quarantine."""
     n_healed: int
-    """Chunks that the repair took from other stores or out of quarantine."""
+    """Chunks that the repair took from other stores, or decoded with another copy of their base."""
     n_fenced: int
     """Saves under way that relied on a lost chunk; they begin again."""
     left: Mapping[str, str]
@@ -278,8 +280,7 @@ class RepairReport:
         fenced = f", made {count_text(self.n_fenced, 'save')} start again" if self.n_fenced else ""
         lines.append(
             f"replaced {count_text(len(self.packs_gone), 'damaged pack')}, put "
-            f"{count_text(self.n_quarantined, 'damaged stretch', 'damaged stretches')} into quarantine, healed "
-            f"{count_text(self.n_healed, 'chunk')}{fenced}"
+            f"{self.n_quarantined} into quarantine, healed {count_text(self.n_healed, 'chunk')}{fenced}"
         )
         return "\n".join(lines)
 
@@ -299,7 +300,6 @@ class _Seen:
     """Chunks that refs need, including those of restored manifests."""
     index: IndexFaults
     lists: Lists
-    notes: Mapping[str, str]
     manifests: Mapping[str, FoundManifest]
     refs: Mapping[str, FoundRef]
     recipes: Mapping[str, Manifest]
@@ -307,7 +307,6 @@ class _Seen:
     format_fix: FormatFix | None
     abandon: frozenset[str]
     sources: Sources
-    quarantine: Quarantine
     logs: Sequence[LogDamage]
 
 
@@ -320,24 +319,21 @@ class RepairPlan(PrintedPlan):
     """Blobs that are not as they should be."""
     losses: tuple[Loss, ...]
     """Checkpoints and files that do not load now."""
-    remaining: tuple[Loss, ...]
-    """Checkpoints and files that would not load after the repair, going by the indexes of other stores."""
     seen: Any = field(repr=False)
 
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to do."""
-        return not any(finding.is_mended for finding in self.findings) and len(self.remaining) == len(self.losses)
+        return not self.losses and not any(finding.is_mended for finding in self.findings)
 
     @property
     def is_whole(self) -> bool:
-        """True if nothing stays lost or damaged."""
-        return not self.remaining and all(finding.is_mended or finding.is_harmless for finding in self.findings)
+        """True if nothing is lost or damaged."""
+        return not self.losses and all(finding.is_harmless for finding in self.findings)
 
     def __str__(self) -> str:
         lines = [str(finding) for finding in self.findings]
         lines += listed("does not load now", self.losses)
-        lines += listed("would stay lost", self.remaining)
         return "\n".join(lines or ["nothing is damaged"])
 
     def execute(self) -> RepairReport:
@@ -388,13 +384,8 @@ def plan_repair(
     logs = backend.damages()
     bad_intents = _look_at_intents(store)
     lists = read_lists(backend)
-    quarantine = Quarantine(backend)
-    found = Sources(store, sources, quarantine)
+    found = Sources(store, sources)
     needs = Needs(store)
-    noted = notes(backend)
-    for key in noted:
-        if key not in needs.bad_refs and backend.stat(key) is None:
-            needs.bad_refs[key] = RecordFault(reason="an earlier repair was about to replace it")
     given_up = frozenset(key for key in abandon if key.startswith("packs/"))
     packs = CheckedPacks(
         store,
@@ -431,22 +422,18 @@ def plan_repair(
         digests=np.concatenate([needs.digests, *restored]),
         index=find_index_faults(backend, packs),
         lists=lists,
-        notes=noted,
         manifests=manifests,
         refs=refs,
         recipes=recipes,
         format_fix=format_fix,
         abandon=frozenset(abandon),
         sources=found,
-        quarantine=quarantine,
         logs=logs,
     )
-    good = packs.good()
     return RepairPlan(
         store=store,
         findings=(*map(_finding_of_log, logs), *_findings(store, seen), *bad_intents),
-        losses=(*_losses_of_logs(logs), *needs.losses(good)),
-        remaining=(*_losses_of_logs(logs), *_remaining(seen, good)),
+        losses=(*_losses_of_logs(logs), *needs.losses(packs.good())),
         seen=seen,
     )
 
@@ -463,32 +450,33 @@ def _execute(plan: RepairPlan) -> RepairReport:
         # First: everything below looks for blobs, and saves may not look past the damage.
         for damage in seen.logs:
             if damage.n_bytes:
-                piece = Piece(key=damage.key, start=damage.start, n_bytes=damage.n_bytes, reason=damage.reason)
-                n_of_logs += seen.quarantine.keep(piece)
+                block = bytearray(damage.n_bytes)
+                backend.read_into(damage.key, damage.start, memoryview(block))
+                n_of_logs += keep_bytes(backend, damage.key, block, damage.reason)
         left |= backend.mend()
     if seen.format_fix is not None:
-        write_format(store, seen.format_fix, seen.quarantine)
+        write_format(store, seen.format_fix)
         restored.append(p.FORMAT)
-    abandoned = abandon_lists(backend, seen.abandon & seen.lists.damaged.keys(), seen.quarantine)
+    abandoned = abandon_lists(backend, seen.abandon & seen.lists.damaged.keys())
     for name, found in seen.manifests.items():
-        reason = restore_manifest(store, name, found.manifest, seen.needs.holders[name], seen.quarantine)
+        reason = restore_manifest(store, name, found.manifest, seen.needs.holders[name])
         if reason is None:
             restored.append(f"manifests/{name}")
         else:
             left[f"manifests/{name}"] = reason
     bad_recipes = {name: fault.reason for name, fault in seen.needs.bad_recipes.items() if not fault.is_failure}
-    recipes = mend_recipes(store, bad_recipes, seen.recipes, seen.quarantine)
+    recipes = mend_recipes(store, bad_recipes, seen.recipes)
     restored += recipes.restored
     left |= recipes.left
-    wanted = seen.digests[~_made(seen, seen.digests)]
-    mended = mend_packs(store, seen.packs, wanted, seen.sources, seen.quarantine, may_be_written=may_be_written)
+    is_made = np.isin(as_keys(seen.digests), seen.needs.products(seen.packs.good()))
+    mended = mend_packs(store, seen.packs, seen.digests[~is_made], seen.sources, may_be_written=may_be_written)
     for key, found in seen.refs.items():
-        reason = restore_ref(store, key, found, seen.quarantine)
+        reason = restore_ref(store, key, found)
         if reason is None:
             restored.append(key)
         else:
             left[key] = reason
-    for key, note in seen.notes.items():
+    for key, note in noted_refs(backend).items():
         if backend.stat(key) is not None:
             backend.delete(note)
     lists = read_lists(backend)
@@ -500,10 +488,6 @@ def _execute(plan: RepairPlan) -> RepairReport:
     rebuild = find_index_faults(backend, seen.packs)
     if seen.index.bad or seen.index.missing or mended.gone or rebuild.bad:
         rebuild_index(backend, seen.packs, rebuild)
-    needs = Needs(store)
-    for key in notes(backend):
-        if key not in needs.bad_refs and backend.stat(key) is None:
-            needs.bad_refs[key] = RecordFault(reason="a repair was about to replace it")
     return RepairReport(
         restored=tuple(restored),
         abandoned=tuple(abandoned),
@@ -514,7 +498,7 @@ def _execute(plan: RepairPlan) -> RepairReport:
         n_healed=mended.n_healed,
         n_fenced=mended.n_fenced,
         left={**left, **mended.left},
-        losses=(*_losses_of_logs(seen.logs), *needs.losses(seen.packs.good())),
+        losses=(*_losses_of_logs(seen.logs), *Needs(store).losses(seen.packs.good())),
     )
 
 
@@ -559,9 +543,9 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
             remedy = f"left alone; `--abandon {pack_key(name)}` gives up its unreadable parts"
             found.append(Finding(key=pack_key(name), reason=pack.failure, remedy=remedy, is_mended=False))
         elif pack.damage:
-            what = count_text(len(pack.damage), "damaged chunk") if pack.has_table else "damaged table"
-            remedy = f"{count_text(len(pack.entries), 'good chunk')} to a new pack, the rest to quarantine"
-            found.append(Finding(key=pack_key(name), reason=f"{what}: {pack.damage[0].reason}", remedy=remedy))
+            what = count_text(len(pack.bad), "damaged chunk") if pack.has_table else "damaged table"
+            remedy = f"{count_text(len(pack.entries), 'good chunk')} to a new pack, this one to quarantine"
+            found.append(Finding(key=pack_key(name), reason=f"{what}: {pack.damage}", remedy=remedy))
     for key, reason in seen.index.bad.items():
         found.append(Finding(key=key, reason=reason, remedy="rebuilt from packs; nothing is lost"))
     if seen.index.missing:
@@ -622,28 +606,3 @@ def _wrong_recipes(store: Store, needs: Needs, good: Any) -> dict[str, str]:
     products = np.frombuffer(made.tobytes(), np.uint8).reshape(-1, DIGEST_BYTES)
     found = {name: fault_of_recipe(store, name, distinct_digests([products])) for name in needs.recipes}
     return {name: reason for name, reason in found.items() if reason is not None}
-
-
-def _made(seen: _Seen, digests: Digests) -> Any:
-    """Return for each chunk whether a recipe makes it of what packs hold, or will hold after the repair."""
-    good, keys = seen.packs.good(), as_keys(digests)
-    inputs = distinct_digests([seen.needs.recipe_rows().inputs])
-    lost = inputs[~np.isin(as_keys(inputs), good)]
-    held = np.concatenate([good, as_keys(lost[seen.sources.holds(lost)])]) if len(lost) else good
-    return np.isin(keys, seen.needs.products(held)) & ~np.isin(keys, good)
-
-
-def _remaining(seen: _Seen, good: Any) -> list[Loss]:
-    """Find the losses that would remain after the repair."""
-    lost = seen.digests[~np.isin(as_keys(seen.digests), seen.needs.with_products(good))]
-    if len(lost):
-        lost = np.concatenate([lost, bases_wanted(seen.packs, lost)])
-        held = np.concatenate([good, as_keys(lost[seen.sources.holds(lost)])])
-        good = would_be_good(seen.packs, held)
-    whole = {
-        ref.key
-        for name, found in seen.manifests.items()
-        for ref in seen.needs.holders[name]
-        if np.isin(as_keys(found.manifest.stored_digests), seen.needs.with_products(good)).all()
-    }
-    return [loss for loss in seen.needs.losses(good) if loss.key not in whole and loss.key not in seen.refs]

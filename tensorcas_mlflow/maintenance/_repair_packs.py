@@ -6,24 +6,34 @@ of it that can be read lies, checked, in another pack that nobody has condemned 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, unique_rows
+from tensorcas_mlflow.base.digest import Digests, as_keys, unique_rows
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import MAX_BYTES, MAX_DEPTH, Manifest, Payload, Table, is_delta, list_blobs, pack_key
+from tensorcas_mlflow.layout import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    Entries,
+    Manifest,
+    Payload,
+    Table,
+    is_delta,
+    list_blobs,
+    pack_key,
+)
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check_chunks, read_chunks, shard_of
 from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS
-from tensorcas_mlflow.maintenance._quarantine import Piece, Quarantine
-from tensorcas_mlflow.maintenance._repair_records import Lists, read_lists
+from tensorcas_mlflow.maintenance._quarantine import keep_pack
+from tensorcas_mlflow.maintenance._repair_records import read_lists
 from tensorcas_mlflow.maintenance._sources import Sources
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -37,28 +47,61 @@ def anchored(backend: Backend, checked: CheckedPacks) -> frozenset[str]:
     If the table of a pack that may hold deltas could not be read, nobody knows their bases: then all packs are held.
     """
     packs = checked.packs.values()
-    if any(pack.failure is not None and not pack.unread for pack in packs) and _has_deltas(checked):
+    if any(pack.failure is not None and not len(pack.unread) for pack in packs) and _has_deltas(checked):
         return frozenset(checked.packs)
     bases = p.Bases(backend)
     found: set[str] = set()
     for pack in packs:
-        for piece in pack.unread if pack.failure is not None else ():
-            try:
-                for name in bases.chain(piece.entry):
+        for entry in pack.unread:
+            # As far as it can be followed.
+            with suppress(NotFoundError, FormatError, BackendError):
+                for name in bases.chain(entry):
                     found.add(name)
-            except (NotFoundError, FormatError, BackendError):
-                continue  # as far as it can be followed
     return frozenset(found)
 
 
 def _has_deltas(checked: CheckedPacks) -> bool:
-    tables = [pack.entries for pack in checked.packs.values()]
-    return any(is_delta(table).any() for table in tables) or any(pack.baseless for pack in checked.packs.values())
+    return any(is_delta(pack.entries).any() or len(pack.baseless) for pack in checked.packs.values())
 
 
-def bases_wanted(checked: CheckedPacks, lost: Digests) -> Digests:
+def heal(store: Store, checked: CheckedPacks, sources: Sources, needed: Digests) -> int:
+    """Write lost chunks that sources have, and those that only a delta without its base holds.
+
+    A base is named by its digest too, so any copy that hashes to it is as good as the lost one.
+
+    Args:
+        store: Store that is repaired.
+        checked: Its packs; new ones are read if this call writes any.
+        sources: Sources of chunks, and of bases.
+        needed: Chunks that refs need.
+
+    Returns:
+        Number of chunks written.
+    """
+    n_written = _take(store, checked, sources, needed)
+    lost = needed[_lacks(checked, needed)]
+    bases = _bases_wanted(checked, lost)
+    if len(bases) == 0:
+        return n_written
+    n_written += _take(store, checked, sources, bases)
+    useful = {digest.tobytes() for digest in (*lost, *bases)}
+    for _ in range(MAX_DEPTH):
+        n_more = _write(store, checked, _decoded(store.backend, checked, useful))
+        n_written += n_more
+        if n_more == 0:
+            break
+    return n_written
+
+
+def _take(store: Store, checked: CheckedPacks, sources: Sources, wanted: Digests) -> int:
+    """Write the chunks that no pack holds, as far as a source has them."""
+    lost = unique_rows(wanted[_lacks(checked, wanted)])[0]
+    return _write(store, checked, sources.payloads(lost))
+
+
+def _bases_wanted(checked: CheckedPacks, lost: Digests) -> Digests:
     """Return the bases of lost chunks that still exist as deltas, and the bases of those."""
-    bases = {piece.entry["digest"].tobytes(): piece.entry["base_digest"] for piece in _baseless(checked)}
+    bases = {entry["digest"].tobytes(): entry["base_digest"] for _, entry in _baseless(checked)}
     found: list[Any] = []
     waiting = [digest.tobytes() for digest in lost]
     while waiting:
@@ -67,46 +110,6 @@ def bases_wanted(checked: CheckedPacks, lost: Digests) -> Digests:
             found.append(base)
             waiting.append(base.tobytes())
     return np.array(found, np.uint8).reshape(-1, lost.shape[1]) if found else NO_DIGESTS
-
-
-def would_be_good(checked: CheckedPacks, good: Any) -> Any:
-    """Add to the digests of good chunks, each as one value, those of deltas without bases that they would decode."""
-    known = {bytes(key) for key in good.tolist()}
-    pieces = _baseless(checked)
-    for _ in range(MAX_DEPTH):
-        more = {piece.entry["digest"].tobytes() for piece in pieces if piece.entry["base_digest"].tobytes() in known}
-        if more <= known:
-            break
-        known |= more
-    return np.array(sorted(known), dtype=good.dtype)
-
-
-def revive(store: Store, checked: CheckedPacks, sources: Sources, needed: Digests) -> int:
-    """Write chunks in full that only a delta without its base still holds, where another copy of the base exists.
-
-    A base is named by its digest too, so any copy that hashes to it is as good as the lost one.
-
-    Args:
-        store: Store that is repaired.
-        checked: Its packs; new ones are read if this call writes any.
-        sources: Sources of bases.
-        needed: Chunks that refs need.
-
-    Returns:
-        Number of chunks written.
-    """
-    lost = needed[_lacks(checked, needed)]
-    wanted = bases_wanted(checked, lost)
-    if len(wanted) == 0:
-        return 0
-    useful = {digest.tobytes() for digest in (*lost, *wanted)}
-    n_written = _write(store, checked, sources.payloads(unique_rows(wanted[_lacks(checked, wanted)])[0]))
-    for _ in range(MAX_DEPTH):
-        n_more = _write(store, checked, _decoded(store.backend, checked, useful))
-        n_written += n_more
-        if n_more == 0:
-            break
-    return n_written
 
 
 def _lacks(checked: CheckedPacks, digests: Digests) -> Any:
@@ -140,17 +143,16 @@ def _decoded(backend: Backend, checked: CheckedPacks, useful: Set[bytes]) -> Ite
     table = checked.table()
     bases = p.Bases(backend)
     left = set(useful) - {digest.tobytes() for digest in table.entries["digest"]}
-    for piece in _baseless(checked):
-        entry = piece.entry
+    for key, entry in _baseless(checked):
         [row] = table.find(entry["base_digest"].reshape(1, -1)).tolist()
         if row < 0 or entry["digest"].tobytes() not in left:
             continue
         try:
             base = table.entries[row]
             raw = bases.decoded(base, _stored(backend, table.key_of(row), base))
-            payload = bases.in_full(entry, _stored(backend, piece.key, entry), begins_row=False, base=raw)
+            payload = bases.in_full(entry, _stored(backend, key, entry), begins_row=False, base=raw)
         except (NotFoundError, FormatError, BackendError) as error:
-            _log.warning("a delta in %s cannot be decoded with another copy of its base: %s", piece.key, error)
+            _log.warning("a delta in %s cannot be decoded with another copy of its base: %s", key, error)
             continue
         left.remove(payload.digest)
         yield payload
@@ -162,8 +164,11 @@ def _stored(backend: Backend, key: str, entry: Any) -> memoryview:
     return block
 
 
-def _baseless(checked: CheckedPacks) -> list[Piece]:
-    return [piece for pack in checked.packs.values() for piece in pack.baseless]
+def _baseless(checked: CheckedPacks) -> Iterator[tuple[str, Any]]:
+    """Yield the deltas without bases, each with the key of its pack."""
+    for name, pack in checked.packs.items():
+        for entry in pack.baseless:
+            yield pack_key(name), entry
 
 
 _ROUNDS = 4
@@ -175,9 +180,9 @@ class Mended:
     """Result of the repair of packs."""
 
     n_quarantined: int = 0
-    """Stretches of packs put into quarantine."""
+    """Packs put into quarantine."""
     n_healed: int = 0
-    """Chunks taken from sources."""
+    """Chunks taken from sources, or decoded with another copy of their base."""
     n_fenced: int = 0
     """Saves under way that relied on a lost chunk."""
     gone: set[str] = field(default_factory=set)
@@ -187,13 +192,7 @@ class Mended:
 
 
 def mend_packs(
-    store: Store,
-    checked: CheckedPacks,
-    needed: Digests,
-    sources: Sources,
-    quarantine: Quarantine,
-    *,
-    may_be_written: bool,
+    store: Store, checked: CheckedPacks, needed: Digests, sources: Sources, *, may_be_written: bool
 ) -> Mended:
     """Replace damaged packs, and take lost chunks from sources.
 
@@ -202,7 +201,6 @@ def mend_packs(
         checked: Its packs as the plan found them.
         needed: Chunks that refs need.
         sources: Sources of lost chunks.
-        quarantine: Quarantine for damaged bytes.
         may_be_written: Whether a pack without a table may still be arriving; it is left alone then.
 
     Raises:
@@ -210,7 +208,9 @@ def mend_packs(
     """
     done = Mended()
     backend = store.backend
-    replaced = _replace_unread(store, checked, sources, done)
+    # The unreadable chunks first, so that the packs they lie in may go.
+    done.n_healed += _take(store, checked, sources, checked.unread())
+    replaced = checked.give_up_replaced()
     for name in sorted(checked.packs):
         failure = checked.packs[name].failure
         if failure is not None:
@@ -221,56 +221,48 @@ def mend_packs(
     doomed = frozenset(
         name
         for name in sorted(checked.damaged() - held)
-        if _put_aside(store, checked, name, quarantine, done, may_be_written=may_be_written)
+        if _put_aside(backend, checked, name, done, may_be_written=may_be_written)
     )
     condemned = f"condemned/{uuid.uuid4().hex}"
-    known = set(checked.packs)
+    old = frozenset(checked.packs)
     if doomed:
         # Before anything is copied: a collector that sees the copies sees that the originals do not count.
         backend.put_new(condemned, [p.condemned_bytes(doomed, frozenset())])
         # Deltas against these packs that are committed all the same were written by now, and are copied too.
         done.n_fenced = _fence(backend, lambda intent: intent.bases & doomed)
-    safe = _copy(store, checked, doomed, needed, sources, done, known)
-    done.n_healed += revive(store, checked, sources, needed)
-    relied_on = np.concatenate([_owed(checked, doomed), as_keys(checked.baseless())])
-    lost = relied_on[~np.isin(relied_on, checked.good())]
+    done.n_healed += heal(store, checked, sources, needed)
     if doomed:
+        safe = _copy(store, checked, doomed, old)
+        relied_on = np.concatenate([_owed(checked, doomed), as_keys(checked.baseless())])
+        lost = relied_on[~np.isin(relied_on, checked.good())]
         done.n_fenced += _fence(backend, lambda intent: np.isin(as_keys(_needed_by(backend, intent)), lost).any())
+        doomed &= checked.packs.keys()
         going = {
             name
-            for name in doomed & checked.packs.keys()
+            for name in doomed
             if np.isin(_owed(checked, frozenset({name})) if name in replaced else _kept(checked, name), safe).all()
         }
-        p.begin_generation(backend)
-        # The copies that count may be of writers killed before these were durable. And a damaged pack must not
-        # come back in a crash once no list names it: a collection may take it for the better copy.
-        backend.settle("packs")
-        for name in sorted(going):
-            backend.delete(pack_key(name))
-        backend.settle("packs")
-        store.catalog.forget(going)
-        backend.delete(condemned)
+        _delete_packs(store, going, condemned)
         done.gone = {pack_key(name) for name in going}
-        for name in (doomed & checked.packs.keys()) - going:
-            done.left[pack_key(name)] = "not all of its good chunks could be copied: repair again"
+        done.left |= {pack_key(name): _NOT_COPIED for name in doomed - going}
     return done
 
 
-def _replace_unread(store: Store, checked: CheckedPacks, sources: Sources, done: Mended) -> frozenset[str]:
-    """Take the unreadable chunks from sources, so that the packs they lie in may go.
+_NOT_COPIED = "not all of its good chunks could be copied: repair again"
 
-    Returns:
-        Names of the packs that may go once each of their chunks is safe, including those that cannot be read.
-    """
-    unread = checked.unread()
-    if len(unread) == 0:
-        return frozenset()
-    wanted = unique_rows(unread[~np.isin(as_keys(unread), checked.good())])[0]
-    brought = _Counted(sources.payloads(wanted))
-    p.write_packs(store.backend, store.catalog, iter(brought))
-    done.n_healed += brought.n
-    checked.look()
-    return checked.give_up_replaced()
+
+def _delete_packs(store: Store, packs: set[str], condemned: str) -> None:
+    """Delete packs, and then the list that names them."""
+    backend = store.backend
+    p.begin_generation(backend)
+    # The copies that count may be of writers killed before these were durable. And a damaged pack must not
+    # come back in a crash once no list names it: a collection may take it for the better copy.
+    backend.settle("packs")
+    for name in sorted(packs):
+        backend.delete(pack_key(name))
+    backend.settle("packs")
+    store.catalog.forget(packs)
+    backend.delete(condemned)
 
 
 def _kept(checked: CheckedPacks, name: str) -> Any:
@@ -278,39 +270,24 @@ def _kept(checked: CheckedPacks, name: str) -> Any:
     return as_keys(np.concatenate([checked.packs[name].entries["digest"], checked.dependents({name})]))
 
 
-def _put_aside(
-    store: Store, checked: CheckedPacks, name: str, quarantine: Quarantine, done: Mended, *, may_be_written: bool
-) -> bool:
-    """Check the damage of a pack again, and put the bytes into quarantine; return whether the pack may go."""
-    pack = checked.packs[name]
+def _put_aside(backend: Backend, checked: CheckedPacks, name: str, done: Mended, *, may_be_written: bool) -> bool:
+    """Check the damage of a pack again, and put its bytes into quarantine; return whether the pack may go."""
+    pack, key = checked.packs[name], pack_key(name)
+    if not pack.has_table and may_be_written:
+        done.left[key] = "a save through an MLflow server may still be writing it"
+        return False
     try:
-        if not pack.has_table:
-            if may_be_written:
-                done.left[pack_key(name)] = "a save through an MLflow server may still be writing it"
-                return False
-            if _has_table(store.backend, name):
-                raise _UnsteadyError
-        for piece in pack.damage:
-            if piece.entry is not None and not _is_still_bad(store.backend, name, piece):
-                raise _UnsteadyError
-        for piece in pack.damage:
-            try:
-                done.n_quarantined += quarantine.keep(piece)
-            except (BackendError, CorruptError) as error:
-                if error.key != piece.key:
-                    raise  # it was read, and cannot be kept: a full disk is no reason to give anything up
-                if not checked.is_given_up(name):
-                    done.left[pack_key(name)] = _unread(name, error.reason)
-                    return False
-                bare = dataclasses.replace(piece, n_bytes=0, reason=f"{piece.reason}; {error.reason}")
-                done.n_quarantined += quarantine.keep(bare)
-        for piece in pack.baseless:
-            done.n_quarantined += quarantine.keep(piece)
+        if not (_are_still_bad(backend, name, pack.bad) if pack.has_table else not _has_table(backend, name)):
+            # The bytes are sound, and the way to them is not.
+            done.left[key] = "the damaged bytes can be read now: check the memory and the disks of this machine"
+            return False
+        done.n_quarantined += keep_pack(backend, name, pack.size, is_given_up=checked.is_given_up(name))
     except BlobNotFoundError:
         return False  # a collector has removed it
-    except _UnsteadyError:
-        # The bytes are sound, and the way to them is not.
-        done.left[pack_key(name)] = "the damaged bytes can be read now: check the memory and the disks of this machine"
+    except (BackendError, CorruptError) as error:
+        if error.key != key:
+            raise  # it was read, and cannot be kept: a full disk is no reason to give anything up
+        done.left[key] = _unread(name, error.reason)
         return False
     return True
 
@@ -318,10 +295,6 @@ def _put_aside(
 def _unread(name: str, reason: str) -> str:
     remedy = f"`tensorcas repair --abandon {pack_key(name)}` gives up its unreadable parts"
     return f"it cannot be read: {reason}; {remedy}"
-
-
-class _UnsteadyError(Exception):
-    """The second read of a blob differs from the first."""
 
 
 def _has_table(backend: Backend, name: str) -> bool:
@@ -332,100 +305,57 @@ def _has_table(backend: Backend, name: str) -> bool:
     return True
 
 
-def _is_still_bad(backend: Backend, name: str, piece: Piece) -> bool:
-    row = np.zeros(1, np.int64)
-    shard = Shard(packs=(name,), pack=row, entries=np.array([piece.entry]), row=row)
-    fault = check_chunks(backend, shard, decode=True).faults.get(0)
-    if fault is not None and fault.verdict is Verdict.GONE:
-        raise BlobNotFoundError(piece.key)
-    return fault is not None
+def _are_still_bad(backend: Backend, name: str, bad: Entries) -> bool:
+    """Read chunks of a pack again; return whether none of them is good."""
+    pack = np.zeros(len(bad), np.int64)
+    shard = Shard(packs=(name,), pack=pack, entries=bad, row=np.arange(len(bad)))
+    faults = check_chunks(backend, shard, decode=True).faults
+    if any(fault.verdict is Verdict.GONE for fault in faults.values()):
+        raise BlobNotFoundError(pack_key(name))
+    return len(faults) == len(bad)
 
 
-def _copy(
-    store: Store,
-    checked: CheckedPacks,
-    doomed: frozenset[str],
-    needed: Digests,
-    sources: Sources,
-    done: Mended,
-    known: set[str],
-) -> Any:
+def _copy(store: Store, checked: CheckedPacks, doomed: frozenset[str], old: frozenset[str]) -> Any:
     """Copy until every good chunk of the doomed packs lies elsewhere; return the digests of all that do.
 
     Deltas in packs that appear after the repair's list do not count: a collector may be about to delete their bases,
-    and not have seen them.
+    and not have seen them. The repair itself writes none.
 
     Args:
         store: Store that is repaired.
         checked: Its packs.
         doomed: Packs that the repair is about to delete.
-        needed: Chunks that refs need.
-        sources: Sources of lost chunks.
-        done: Counts what is healed.
-        known: Packs that the repair had seen before it made its list; those that it writes are added.
+        old: Packs that the repair had seen before it made its list.
     """
     backend = store.backend
-    old: frozenset[str] | None = None
-    first: Lists | None = None
+    first = read_lists(backend)
+    checked.look()
+    seen = frozenset(checked.packs)
     for attempt in range(_ROUNDS):
         # Lists before packs: a copy that somebody deletes in between is still on a list, or gone already.
         lists = read_lists(backend)
         checked.look()
-        first, old = first or lists, old if old is not None else frozenset(checked.packs)
-        late = {name for name, pack in checked.packs.items() if name not in known and is_delta(pack.entries).any()}
+        late = {name for name, pack in checked.packs.items() if name not in old and is_delta(pack.entries).any()}
         usable = frozenset(checked.packs) - doomed - lists.packs - late
         if lists.damaged:
             # Nobody knows which packs it names. Packs written since it was seen are not among them.
-            usable = usable - old if lists.damaged.keys() == first.damaged.keys() else frozenset()
+            usable = usable - seen if lists.damaged.keys() == first.damaged.keys() else frozenset()
         safe = checked.good(usable)
         everywhere = checked.table()
         keys = as_keys(everywhere.entries["digest"])
         owed = np.isin(keys, _owed(checked, doomed)) & ~np.isin(keys, safe)
-        lost = needed[~np.isin(as_keys(needed), keys)] if attempt == 0 else NO_DIGESTS
-        if not owed.any() and len(lost) == 0:
+        if not owed.any():
             return safe
         if attempt < _ROUNDS - 1:
-            brought = _Counted(sources.payloads(lost))
-            payloads = _both(_payloads(backend, everywhere, owed), brought)
-            p.write_packs(backend, store.catalog, payloads, names=_noted_names(backend, known))
-            done.n_healed += brought.n
+            p.write_packs(backend, store.catalog, _payloads(backend, everywhere, owed))
     return safe
-
-
-def _noted_names(backend: Backend, known: set[str]) -> Iterator[str]:
-    """Yield names for new packs, and add each to the known ones."""
-    while True:
-        name = p.new_pack_name(backend)
-        known.add(name)
-        yield name
 
 
 def _owed(checked: CheckedPacks, doomed: frozenset[str]) -> Any:
     """Return the chunks that doomed packs hold or should hold, and deltas against them; each digest as one value."""
-    parts = [checked.dependents(doomed)]
-    for name in doomed & checked.packs.keys():
-        pack = checked.packs[name]
-        parts.append(pack.entries["digest"])
-        parts += [piece.entry["digest"].reshape(1, DIGEST_BYTES) for piece in pack.damage if piece.entry is not None]
-    return as_keys(np.concatenate(parts))
-
-
-class _Counted:
-    """Payloads that are counted as the writer takes them."""
-
-    def __init__(self, payloads: Iterator[Payload]) -> None:
-        self._payloads = payloads
-        self.n = 0
-
-    def __iter__(self) -> Iterator[Payload]:
-        for payload in self._payloads:
-            self.n += 1
-            yield payload
-
-
-def _both(first: Iterator[Payload], second: _Counted) -> Iterator[Payload]:
-    yield from first
-    yield from second
+    packs = [checked.packs[name] for name in doomed & checked.packs.keys()]
+    digests = [each["digest"] for pack in packs for each in (pack.entries, pack.bad)]
+    return as_keys(np.concatenate([checked.dependents(doomed), *digests]))
 
 
 def _payloads(backend: Backend, table: Table, wanted: Any) -> Iterator[Payload]:

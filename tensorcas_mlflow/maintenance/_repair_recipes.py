@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Manifest, list_recipes, read_recipe, recipe_key
-from tensorcas_mlflow.maintenance._quarantine import Quarantine, keep_blob
+from tensorcas_mlflow.maintenance._quarantine import keep_blob
 from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, rows_of_recipe
 from tensorcas_mlflow.maintenance._verify_recipes import fault_of_recipe
 from tensorcas_mlflow.store import Store
@@ -69,9 +69,7 @@ def find_recipe(name: str, others: Sequence[Store]) -> Manifest | None:
     return None
 
 
-def mend_recipes(
-    store: Store, bad: Mapping[str, str], found: Mapping[str, Manifest], quarantine: Quarantine
-) -> MendedRecipes:
+def mend_recipes(store: Store, bad: Mapping[str, str], found: Mapping[str, Manifest]) -> MendedRecipes:
     """Replace damaged and wrong recipes, and put those that no other store has into quarantine.
 
     Such a recipe makes nothing that counts. So its bytes may go once quarantine has them. The new
@@ -81,7 +79,6 @@ def mend_recipes(
         store: Store that is repaired.
         bad: Reasons why recipes cannot be read, or make other bytes than they say, by name.
         found: The same recipes of other stores, by the name here; see `find_recipe`. A wrong recipe is wrong there too.
-        quarantine: Quarantine for the damaged bytes.
 
     Raises:
         BackendError: The storage failed; another repair goes on from there.
@@ -100,7 +97,7 @@ def mend_recipes(
             continue
         if name in found:
             backend.put_new(recipe_key(f"{name[:64]}.{uuid.uuid4().hex[:8]}"), [found[name].to_blob()])
-        keep_blob(quarantine, backend, key, reason)
+        keep_blob(backend, key, reason)
         backend.delete(key)
         (done.restored if name in found else done.gone).append(key)
     return done

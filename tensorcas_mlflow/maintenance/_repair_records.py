@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import uuid
 from collections import Counter
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tensorcas_mlflow.backends import Backend, Root, open_backend
-from tensorcas_mlflow.base.digest import digest, unique_rows
+from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -44,8 +42,9 @@ from tensorcas_mlflow.layout import (
 from tensorcas_mlflow.maintenance._belied import belied_packs
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
+from tensorcas_mlflow.maintenance._copy_refs import ref_for
 from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, list_manifests
-from tensorcas_mlflow.maintenance._quarantine import PREFIX, Quarantine, keep_blob
+from tensorcas_mlflow.maintenance._quarantine import keep_blob, note_ref
 from tensorcas_mlflow.maintenance._sources import FoundRef
 from tensorcas_mlflow.store import PendingBatch, Store
 from tensorcas_mlflow.store import protocol as p
@@ -86,7 +85,7 @@ def read_lists(backend: Backend) -> Lists:
     return Lists(sound=sound, damaged=damaged)
 
 
-def abandon_lists(backend: Backend, keys: Collection[str], quarantine: Quarantine) -> list[str]:
+def abandon_lists(backend: Backend, keys: Collection[str]) -> list[str]:
     """Remove damaged lists whose collectors are dead, and keep their bytes.
 
     Returns:
@@ -100,7 +99,7 @@ def abandon_lists(backend: Backend, keys: Collection[str], quarantine: Quarantin
         except BlobNotFoundError:
             continue
         except CorruptError as error:
-            keep_blob(quarantine, backend, key, error.reason)
+            keep_blob(backend, key, error.reason)
             if info is not None and backend.withdraw(key, info.token):
                 gone.append(key)
     return gone
@@ -227,7 +226,7 @@ def open_damaged_backend(backend: Backend, others: Sequence[Store] = ()) -> tupl
     return Store(backend, store_id=store_id, chunk_bytes=chunk_bytes), FormatFix(blob=fixed, reason=reason)
 
 
-def write_format(store: Store, fix: FormatFix, quarantine: Quarantine) -> None:
+def write_format(store: Store, fix: FormatFix) -> None:
     """Replace the damaged ``format`` by the correct one, in one step.
 
     Raises:
@@ -239,7 +238,7 @@ def write_format(store: Store, fix: FormatFix, quarantine: Quarantine) -> None:
         with suppress(BlobExistsError):
             backend.put_new(p.FORMAT, [fix.blob])
     elif _id_at(backend) is None:
-        keep_blob(quarantine, backend, p.FORMAT, fix.reason)
+        keep_blob(backend, p.FORMAT, fix.reason)
         # Replaced, not removed first: while it is missing, a program that makes its store would draw another id.
         source = f"intents/{uuid.uuid4().hex}"
         token = backend.put_new(source, [p.intent_bytes("0" * 64, NO_DIGESTS)])
@@ -286,13 +285,10 @@ def _said_by_manifests(backend: Backend, others: Sequence[Store], reason: str) -
 
 
 _MAX_ATTEMPTS = 4
-_MAX_NOTE_BYTES = 4096
 _NO_BLOB = "a link or a folder stands in its place, which nothing of a store is: remove it, then repair again"
 
 
-def restore_manifest(
-    store: Store, name: str, manifest: Manifest, refs: Sequence[Ref], quarantine: Quarantine
-) -> str | None:
+def restore_manifest(store: Store, name: str, manifest: Manifest, refs: Sequence[Ref]) -> str | None:
     """Rewrite a manifest that is damaged or gone, under the name that refs know.
 
     No collector is about to delete a manifest that a ref names (``docs/design/protocol.md``, A repair). The intent, and
@@ -317,7 +313,7 @@ def restore_manifest(
             fault = _fault_of(backend, key, name)
             if fault is None:
                 return None  # another repair has restored it
-            keep_blob(quarantine, backend, key, fault)
+            keep_blob(backend, key, fault)
             backend.withdraw(key, info.token)
         with suppress(BlobExistsError):
             backend.put_new(key, [manifest.to_blob()])
@@ -328,16 +324,12 @@ def restore_manifest(
     return None
 
 
-def restore_ref(store: Store, key: str, found: FoundRef, quarantine: Quarantine) -> str | None:
+def restore_ref(store: Store, key: str, found: FoundRef) -> str | None:
     """Replace a damaged ref by the one that another store has at its key.
 
     Returns:
         None, or the reason why it was left alone.
     """
-    is_known_by_uri = found.ref.path is None and found.ref.copy_path is None
-    ref = found.ref
-    if found.source.id != store.id and is_known_by_uri:
-        ref = dataclasses.replace(ref, uri=None)  # as a copy has it
     for _ in range(_MAX_ATTEMPTS):
         with PendingBatch(store.backend, store.catalog, [found.manifest]) as pending:
             reader = CopyReader(found.source)
@@ -346,33 +338,18 @@ def restore_ref(store: Store, key: str, found: FoundRef, quarantine: Quarantine)
                 lacking, reason = next(iter(reader.faults.items()))
                 return f"{found.source.uri} lacks chunk {lacking.hex()}: {reason}"
             # All but the ref is here, so nothing is missing between the removal and the commit.
-            if not _remove(store, key, quarantine):
+            if not _remove(store, key):
                 return None
             try:
-                if not pending.commit(0, ref, replace=False):
-                    continue
+                if pending.commit(0, ref_for(found.source, store, found.ref), replace=False):
+                    return None
             except CheckpointExistsError:
-                if store.backend.stat(key) is None:
-                    return _NO_BLOB
                 # Somebody has saved it again.
-        store.backend.delete(_note_key(key))
-        return None
+                return _NO_BLOB if store.backend.stat(key) is None else None
     return "collectors have given this repair up again and again"
 
 
-def notes(backend: Backend) -> dict[str, str]:
-    """Return the keys of refs that repairs have begun to replace, each with the key of its note."""
-    found: dict[str, str] = {}
-    for info in list(list_blobs(backend, PREFIX)):
-        if info.key.startswith(f"{PREFIX}/@"):
-            with suppress(BlobNotFoundError, CorruptError, ValueError, KeyError, TypeError, RecursionError):
-                key = str(json.loads(backend.get(info.key, max_bytes=_MAX_NOTE_BYTES))["key"])
-                if key.startswith("refs/") and _note_key(key) == info.key:
-                    found[key] = info.key
-    return found
-
-
-def _remove(store: Store, key: str, quarantine: Quarantine) -> bool:
+def _remove(store: Store, key: str) -> bool:
     """Remove a damaged ref; return False if a sound one has taken its place."""
     backend = store.backend
     info = backend.stat(key)
@@ -382,15 +359,9 @@ def _remove(store: Store, key: str, quarantine: Quarantine) -> bool:
         if p.read_ref(backend, key) is not None:
             return False
     except CorruptError as error:
-        keep_blob(quarantine, backend, key, error.reason)
-    # If this process dies here, the note tells the next repair that there was a ref.
-    with suppress(BlobExistsError):
-        backend.put_new(_note_key(key), [json.dumps({"format": 1, "key": key}).encode()])
+        keep_blob(backend, key, error.reason)
+        note_ref(backend, key, error.reason)
     return backend.withdraw(key, info.token) or backend.stat(key) is None
-
-
-def _note_key(key: str) -> str:
-    return f"{PREFIX}/@{digest(key.encode()).hex()[:32]}"
 
 
 def _names(store: Store, ref: Ref, name: str) -> bool:

@@ -1,29 +1,19 @@
-"""Sources of lost blobs for a repair: other stores, and the quarantine."""
+"""Sources of lost blobs for a repair: other stores."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.base.digest import Digests, as_keys, unique_rows
-from tensorcas_mlflow.errors import (
-    BackendError,
-    BlobNotFoundError,
-    CorruptError,
-    FormatError,
-    NewerFormatError,
-    NotFoundError,
-)
-from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Payload, Ref, decode_chunk, list_blobs, payload_of
+from tensorcas_mlflow.base.digest import Digests
+from tensorcas_mlflow.errors import BackendError, FormatError, NewerFormatError, NotFoundError
+from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Payload, Ref
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
-from tensorcas_mlflow.maintenance._inventory import is_among
-from tensorcas_mlflow.maintenance._quarantine import Quarantine
-from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, read_recipe_rows
+from tensorcas_mlflow.maintenance._copy_refs import of_store
+from tensorcas_mlflow.maintenance._inventory import list_manifests
 from tensorcas_mlflow.store import Store
 
 
@@ -49,20 +39,17 @@ class FoundRef:
 class Sources:
     """Places that a repair may take from. It takes nothing that does not hash to its digest."""
 
-    def __init__(self, store: Store, others: Sequence[Store], quarantine: Quarantine) -> None:
+    def __init__(self, store: Store, others: Sequence[Store]) -> None:
         """Read nothing yet.
 
         Args:
             store: Store that is repaired. A manifest may lie there under two names.
             others: Other stores, in the order in which to ask them. They are only read.
-            quarantine: Quarantine of the store.
         """
         self._store = store
         self._others = others
-        self._quarantine = quarantine
         self._manifests: dict[int, dict[str, list[str]]] = {}
         """For each store the names of its manifests, by their digest."""
-        self._recipes: dict[int, RecipeRows] = {}
 
     def manifest(self, name: str, refs: Iterable[Ref]) -> FoundManifest | None:
         """Find a manifest that hashes to its name.
@@ -97,39 +84,9 @@ class Sources:
                 return found
         return None
 
-    def holds(self, digests: Digests) -> Any:
-        """Return for each chunk whether a source seems to hold it, going by indexes."""
-        kept = [entry["digest"].tobytes() for _, entry, _ in self._quarantine.chunks()] if len(digests) else []
-        held = np.isin(as_keys(digests), np.array(kept, dtype="V32"))
-        for source in self._others:
-            for refresh in (source.catalog.refresh, source.catalog.refresh_from_packs):
-                if held.all():
-                    return held
-                refresh()
-                held = held | source.catalog.find(digests).found
-            rows = self._recipe_rows(source)
-            if len(rows) and not held.all():
-                inputs, _, number = unique_rows(rows.inputs)
-                held = held | is_among(digests, rows.made_by(rows.complete(source.catalog.find(inputs).found[number])))
-        return held
-
-    def _recipe_rows(self, source: Store) -> RecipeRows:
-        """Return the rows of all recipes of a store, which are read once; none if one is of a later release."""
-        rows = self._recipes.get(id(source))
-        if rows is None:
-            recipes: Mapping[str, RecipeRows] = {}
-            with suppress(NewerFormatError):
-                recipes, _ = read_recipe_rows(source.backend, {})
-            rows = self._recipes[id(source)] = join_rows(recipes.values())
-        return rows
-
     def payloads(self, digests: Digests) -> Iterator[Payload]:
         """Yield chunks as a source stores them, each decoded and checked against its digest, none twice."""
         had: set[bytes] = set()
-        wanted = {digest.tobytes() for digest in digests}
-        for payload in self._from_quarantine(wanted):
-            had.add(payload.digest)
-            yield payload
         for source in self._others:
             left = np.array([digest for digest in digests if digest.tobytes() not in had], dtype=np.uint8)
             if len(left) == 0:
@@ -139,23 +96,6 @@ class Sources:
                     if payload.digest not in had:
                         had.add(payload.digest)
                         yield payload
-
-    def _from_quarantine(self, wanted: set[bytes]) -> Iterator[Payload]:
-        """Check the chunks in quarantine again: the machine may have read them wrongly."""
-        given: set[bytes] = set()
-        for key, entry, begin in self._quarantine.chunks() if wanted else ():
-            name = entry["digest"].tobytes()
-            if name not in wanted or name in given:
-                continue
-            stored = memoryview(bytearray(int(entry["stored_bytes"])))
-            try:
-                self._store.backend.read_into(key, begin, stored)
-            except (BlobNotFoundError, CorruptError, BackendError):
-                continue
-            with suppress(FormatError):
-                decode_chunk(entry, stored)
-                given.add(name)
-                yield payload_of(entry, stored, begins_row=True)
 
     def _adapted(self, source: Store, key: str) -> FoundRef | None:
         """Read the ref at a key of another store, and adapt its manifest to the repaired store."""
@@ -168,14 +108,12 @@ class Sources:
             return None
         if manifest.store_id != source.id:
             return None
-        ours = manifest if source.id == self._store.id else dataclasses.replace(manifest, store_id=self._store.id)
-        return FoundRef(source=source, ref=ref, manifest=ours)
+        return FoundRef(source=source, ref=ref, manifest=of_store(manifest, self._store.id))
 
     def _named(self, source: Store) -> dict[str, list[str]]:
         names = self._manifests.get(id(source))
         if names is None:
             names = self._manifests[id(source)] = {}
-            for info in list_blobs(source.backend, "manifests"):
-                name = info.key.removeprefix("manifests/")
+            for name in list_manifests(source.backend):
                 names.setdefault(name[:64], []).append(name)
         return names

@@ -74,7 +74,7 @@ def test_every_byte_of_the_store_is_counted(tmp_path: Path, logs: bool) -> None:
         pending.commit(RefTarget(path="data/file"))
     store.backend.put_new("index/" + "0" * 32 + ".segment", [b"segment"])
     store.backend.put_new("condemned/" + "0" * 32, [condemned_bytes(frozenset(), frozenset())])
-    store.backend.put_new("quarantine/" + "0" * 32 + "-0-1.00000000", [b"damaged"])
+    store.backend.put_new("quarantine/" + "0" * 32, [b"damaged"])
     store.backend.put_new("census/" + "0" * 32, [b"census"])
     store.backend.put_new("maintenance/" + "0" * 32, [b"a round"])
     (tmp_path / "store" / ".tensorcas" / ".DS_Store").write_bytes(b"of another program")

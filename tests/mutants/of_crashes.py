@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         fault="a power cut that takes the copy by which a repair went, whose writer was killed",
         test="test_a_damaged_pack_goes_only_when_the_other_copy_is_durable_and_never_comes_back",
-        definition="mend_packs",
+        definition="_delete_packs",
         before="""
             p.begin_generation(backend)
             backend.settle("packs")
@@ -74,12 +74,12 @@ MUTANTS = (
     Mutant(
         fault="a power cut that brings a damaged pack back, after a repair",
         test="test_a_damaged_pack_goes_only_when_the_other_copy_is_durable_and_never_comes_back",
-        definition="mend_packs",
+        definition="_delete_packs",
         before="""
             backend.settle("packs")
-            store.catalog.forget(going)
+            store.catalog.forget(packs)
         """,
-        after="store.catalog.forget(going)",
+        after="store.catalog.forget(packs)",
     ),
     Mutant(
         fault="a power cut that takes the copy a collection has kept, whose writer was killed",

@@ -148,9 +148,9 @@ MUTANTS = (
     Mutant(
         fault="a base is damaged of which another pack has a copy",
         test="test_repair_decodes_a_delta_with_another_copy_of_its_base[damaged]",
-        definition="mend_packs",
-        before="done.n_healed += revive(store, checked, sources, needed)",
-        after="",
+        definition="heal",
+        before="_write(store, checked, _decoded(store.backend, checked, useful))",
+        after="0",
     ),
     Mutant(
         fault="a repair of a base while a save relies on a delta against it",

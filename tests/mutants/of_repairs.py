@@ -16,8 +16,8 @@ MUTANTS = (
         fault="a machine that reads a good chunk wrongly once",
         test="test_damage_that_a_second_look_does_not_see_is_left_alone",
         definition="_put_aside",
-        before="piece.entry is not None and not _is_still_bad(store.backend, name, piece)",
-        after="False",
+        before="_are_still_bad(backend, name, pack.bad) if pack.has_table else not _has_table(backend, name)",
+        after="True",
     ),
     Mutant(
         fault="a chunk that is damaged in the backup too",
@@ -48,8 +48,8 @@ MUTANTS = (
         after="",
     ),
     Mutant(
-        fault="a bad sector in a pack of which another chunk is damaged",
-        test="test_a_pack_with_a_bad_sector_stays_although_another_chunk_of_it_is_damaged",
+        fault="a chunk of a codec of a later release in a pack of which another chunk is damaged",
+        test="test_a_chunk_of_a_codec_of_a_later_release_is_left_where_it_is",
         definition="CheckedPacks.damaged",
         before="pack.damage and pack.failure is None",
         after="pack.damage",
@@ -75,7 +75,7 @@ MUTANTS = (
         fault="a repair that dies between a damaged ref and its replacement",
         test="test_a_repair_that_dies_between_a_damaged_ref_and_its_replacement_is_finished",
         definition="_remove",
-        before='backend.put_new(_note_key(key), [json.dumps({"format": 1, "key": key}).encode()])',
+        before="note_ref(backend, key, error.reason)",
         after="",
     ),
     Mutant(
@@ -92,11 +92,8 @@ MUTANTS = (
         fault="a pack that is still on its way through a server",
         test="test_a_cut_pack_beside_a_cut_intent_may_still_be_on_its_way_through_a_server",
         definition="_put_aside",
-        before="""
-            if may_be_written:
-                ...
-        """,
-        after="",
+        before="not pack.has_table and may_be_written",
+        after="False",
     ),
     Mutant(
         fault="a save through a server that begins between the plan of a repair and what it does",
@@ -122,7 +119,7 @@ MUTANTS = (
     Mutant(
         fault="a bad sector of which a backup has a copy, and a collection after the repair",
         test="test_chunks_healed_from_a_backup_outlive_the_next_collection",
-        definition="_replace_unread",
+        definition="mend_packs",
         before="checked.give_up_replaced()",
         after="frozenset()",
     ),

@@ -245,7 +245,7 @@ def test_an_error_of_a_torn_intent_says_how_to_give_it_up(store: Store) -> None:
 
 def test_old_quarantined_blobs_are_collected_and_the_plan_names_them(store: Store) -> None:
     save(store, "ab", 0)
-    piece, note = f"quarantine/{'a' * 32}-0-5.{'b' * 8}", "quarantine/@" + "c" * 32
+    piece, note = f"quarantine/{'a' * 32}.pack", "quarantine/@" + "c" * 32
     store.backend.put_new(piece, [b"bytes"])
     store.backend.put_new(note, [b"{}"])
 
