@@ -44,7 +44,6 @@ from tensorcas_mlflow.integration.forgotten import find_lost, open_tracker, remo
 from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import (
     FormatFix,
-    Loss,
     OptimizePlan,
     OptimizeReport,
     Problem,
@@ -213,7 +212,7 @@ def _repair_plan_json(plan: RepairPlan) -> Json:
             }
             for finding in plan.findings
         ],
-        "losses": [_loss_json(loss) for loss in plan.losses],
+        "losses": [_problem_json(loss) for loss in plan.losses],
     }
 
 
@@ -226,17 +225,7 @@ def _repair_json(report: RepairReport) -> Json:
         "n_healed": report.n_healed,
         "n_fenced": report.n_fenced,
         "left": dict(report.left),
-        "losses": [_loss_json(loss) for loss in report.losses],
-    }
-
-
-def _loss_json(loss: Loss) -> Json:
-    return {
-        "key": loss.key,
-        "checkpoint": loss.checkpoint,
-        "tensors": list(loss.tensors),
-        "bytes": loss.n_bytes,
-        "reason": loss.reason,
+        "losses": [_problem_json(loss) for loss in report.losses],
     }
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         merge_inventories,
     )
     from tensorcas_mlflow.maintenance._optimize import OptimizePlan, OptimizeReport, plan_optimize
-    from tensorcas_mlflow.maintenance._repair import Finding, Loss, RepairPlan, RepairReport, plan_repair
+    from tensorcas_mlflow.maintenance._repair import Finding, RepairPlan, RepairReport, plan_repair
     from tensorcas_mlflow.maintenance._repair_records import FormatFix, open_damaged, open_damaged_backend
     from tensorcas_mlflow.maintenance._rounds import (
         MOST_ROUNDS,
@@ -95,7 +95,7 @@ _NAMES = {
     "_gc": "GcPlan GcReport plan_gc",
     "_inventory": "Inventory disk_bytes inventory_of_manifests inventory_of_packs merge_inventories",
     "_optimize": "OptimizePlan OptimizeReport plan_optimize",
-    "_repair": "Finding Loss RepairPlan RepairReport plan_repair",
+    "_repair": "Finding RepairPlan RepairReport plan_repair",
     "_repair_records": "FormatFix open_damaged open_damaged_backend",
     "_rounds": "MOST_ROUNDS Lease Outcome Round read_rounds record_round round_since running_round utc_text",
     "_stats": (

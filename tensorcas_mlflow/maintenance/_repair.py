@@ -50,37 +50,10 @@ from tensorcas_mlflow.maintenance._repair_records import (
 )
 from tensorcas_mlflow.maintenance._salvage import Clues
 from tensorcas_mlflow.maintenance._sources import FoundManifest, FoundRef, Sources
+from tensorcas_mlflow.maintenance._verify import Problem
 from tensorcas_mlflow.maintenance._verify_recipes import fault_of_recipe
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
-
-_N_NAMES = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """Checkpoint or file that does not load, or not whole. Printing it says so in words."""
-
-    key: str
-    """Key of its ref, or path of the log that had it."""
-    checkpoint: str | None
-    """The checkpoint in words; None if its ref cannot be read, so that only the key tells what it was."""
-    tensors: tuple[str, ...]
-    """Lost tensors; empty if the ref or the manifest is lost, and all tensors with it."""
-    n_bytes: int | None
-    """Size of the lost tensors; None if it is unknown."""
-    reason: str
-    is_in_log: bool = False
-    """True if records of a log are lost, so that nobody knows which checkpoints they held."""
-
-    def __str__(self) -> str:
-        what = self.checkpoint or self.key
-        if not self.tensors:
-            return f"{what}: {self.reason}" if self.is_in_log else f"{what}: all of it: {self.reason}"
-        names = ", ".join(repr(name) for name in self.tensors[:_N_NAMES])
-        more = f" and {len(self.tensors) - _N_NAMES} more" if len(self.tensors) > _N_NAMES else ""
-        kind = "tensor" if len(self.tensors) == 1 else "tensors"
-        return f"{what}: {kind} {names}{more} ({self.n_bytes:,} bytes): {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,23 +131,22 @@ class Needs:
         rows = self.recipe_rows()
         return as_keys(rows.made_by(rows.complete(np.isin(as_keys(rows.inputs), good))))
 
-    def losses(self, good: Any) -> list[Loss]:
-        """Find the losses if packs hold only some chunks, given by their digests, each as one value."""
+    def losses(self, good: Any) -> list[Problem]:
+        """Find the refs that lack something if packs hold only some chunks, given by their digests as single values."""
         good = self.with_products(good)
         found = [
-            Loss(key=key, checkpoint=None, tensors=(), n_bytes=None, reason=f"its ref is damaged: {fault.reason}")
+            Problem(key=key, reason=f"all of it: its ref is damaged: {fault.reason}")
             for key, fault in self.bad_refs.items()
         ]
         for name, fault in self.bad_manifests.items():
-            reason = f"manifests/{name}: {fault.reason}"
-            for ref in self.holders[name]:
-                found.append(_loss(ref, (), ref.n_bytes if ref.kind == "file" else None, reason))
+            reason = f"all of it: manifests/{name}: {fault.reason}"
+            found += [Problem(key=ref.key, reason=reason, checkpoint=ref.label) for ref in self.holders[name]]
         if not np.isin(as_keys(self.digests), good).all():
             for name, manifest in self.manifests():
                 lost = ~np.isin(as_keys(manifest.stored_digests), good)
                 if lost.any():
                     found += _losses_of(manifest, self.holders[name], lost)
-        return sorted(found, key=lambda loss: (loss.checkpoint or "", loss.key))
+        return sorted(found, key=lambda loss: (loss.checkpoint or "", loss.key or ""))
 
     def _read_all(self) -> Iterator[tuple[str, Manifest | RecordFault | None]]:
         def read(item: tuple[str, list[Ref]]) -> Manifest | RecordFault | None:
@@ -211,16 +183,13 @@ def _read_manifest(store: Store, name: str, refs: Sequence[Ref]) -> Manifest | R
     return manifest
 
 
-def _losses_of(manifest: Manifest, refs: Sequence[Ref], lost: Any) -> list[Loss]:
+def _losses_of(manifest: Manifest, refs: Sequence[Ref], lost: Any) -> list[Problem]:
     rows = manifest.rows_needing(np.flatnonzero(lost))
     names = tuple(manifest.columns.name(row) for row in rows)
     n_bytes = int(manifest.columns.n_bytes[list(rows)].sum())
-    reason = f"{int(lost.sum())} of {count_text(len(lost), 'chunk')} damaged or missing"
-    return [_loss(ref, names, n_bytes, reason) for ref in refs]
-
-
-def _loss(ref: Ref, tensors: tuple[str, ...], n_bytes: int | None, reason: str) -> Loss:
-    return Loss(key=ref.key, checkpoint=ref.label, tensors=tensors, n_bytes=n_bytes, reason=reason)
+    chunks = f"{int(lost.sum())} of {count_text(len(lost), 'chunk')} damaged or missing"
+    reason = f"{chunks} ({count_text(len(rows), 'tensor')} of {n_bytes:,} bytes)"
+    return [Problem(key=ref.key, reason=reason, checkpoint=ref.label, tensors=names) for ref in refs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,8 +227,8 @@ class RepairReport:
     """Saves under way that relied on a lost chunk; they begin again."""
     left: Mapping[str, str]
     """Keys of damaged blobs and logs that the repair left alone, and why."""
-    losses: tuple[Loss, ...]
-    """Checkpoints and files that do not load, or not whole, after the repair."""
+    losses: tuple[Problem, ...]
+    """Checkpoints and files that do not load, or not whole, after the repair, by the keys of their refs."""
     recipes_gone: tuple[str, ...] = ()
     """Keys of damaged recipes that no other store has. Their bytes are in quarantine."""
     mended_logs: tuple[str, ...] = ()
@@ -285,7 +254,7 @@ class RepairReport:
         return "\n".join(lines)
 
 
-def listed(heading: str, losses: Sequence[Loss]) -> list[str]:
+def listed(heading: str, losses: Sequence[Problem]) -> list[str]:
     """Describe losses, a line each."""
     return [f"{heading}: {loss}" for loss in losses]
 
@@ -317,8 +286,8 @@ class RepairPlan(PrintedPlan):
     store: Store = field(repr=False)
     findings: tuple[Finding, ...]
     """Blobs that are not as they should be."""
-    losses: tuple[Loss, ...]
-    """Checkpoints and files that do not load now."""
+    losses: tuple[Problem, ...]
+    """Checkpoints and files that do not load now, by the keys of their refs."""
     seen: Any = field(repr=False)
 
     @property
@@ -554,20 +523,9 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
     return found
 
 
-def _losses_of_logs(damages: Sequence[LogDamage]) -> list[Loss]:
+def _losses_of_logs(damages: Sequence[LogDamage]) -> list[Problem]:
     reason = "{}; what they committed is lost, and what that replaced is back"
-    return [
-        Loss(
-            key=damage.key,
-            checkpoint=None,
-            tensors=(),
-            n_bytes=None,
-            reason=reason.format(damage.reason),
-            is_in_log=True,
-        )
-        for damage in damages
-        if damage.loses_records
-    ]
+    return [Problem(key=each.key, reason=reason.format(each.reason)) for each in damages if each.loses_records]
 
 
 def _finding_of_log(damage: LogDamage) -> Finding:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Set
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,29 +38,6 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
-
-
-def anchored(backend: Backend, checked: CheckedPacks) -> frozenset[str]:
-    """Return the packs of the bases of deltas that could not be read: these deltas may be readable later.
-
-    If the table of a pack that may hold deltas could not be read, nobody knows their bases: then all packs are held.
-    """
-    packs = checked.packs.values()
-    if any(pack.failure is not None and not len(pack.unread) for pack in packs) and _has_deltas(checked):
-        return frozenset(checked.packs)
-    bases = p.Bases(backend)
-    found: set[str] = set()
-    for pack in packs:
-        for entry in pack.unread:
-            # As far as it can be followed.
-            with suppress(NotFoundError, FormatError, BackendError):
-                for name in bases.chain(entry):
-                    found.add(name)
-    return frozenset(found)
-
-
-def _has_deltas(checked: CheckedPacks) -> bool:
-    return any(is_delta(pack.entries).any() or len(pack.baseless) for pack in checked.packs.values())
 
 
 def heal(store: Store, checked: CheckedPacks, sources: Sources, needed: Digests) -> int:
@@ -215,14 +191,15 @@ def mend_packs(
         failure = checked.packs[name].failure
         if failure is not None:
             done.left[pack_key(name)] = _unread(name, failure)
-    held = anchored(backend, checked) & checked.damaged()
-    for name in held:
-        done.left[pack_key(name)] = "a delta that cannot be read may need it: repair again when all can be read"
-    doomed = frozenset(
-        name
-        for name in sorted(checked.damaged() - held)
-        if _put_aside(backend, checked, name, done, may_be_written=may_be_written)
-    )
+    doomed: frozenset[str] = frozenset()
+    if done.left and _has_deltas(checked):
+        # One that cannot be read may be needed later, and with it any pack that may hold its base.
+        done.left |= {pack_key(name): _MAY_BE_BASE for name in checked.damaged()}
+    else:
+        damaged = sorted(checked.damaged())
+        doomed = frozenset(
+            name for name in damaged if _put_aside(backend, checked, name, done, may_be_written=may_be_written)
+        )
     condemned = f"condemned/{uuid.uuid4().hex}"
     old = frozenset(checked.packs)
     if doomed:
@@ -248,6 +225,12 @@ def mend_packs(
     return done
 
 
+def _has_deltas(checked: CheckedPacks) -> bool:
+    packs = checked.packs.values()
+    return any(is_delta(each).any() for pack in packs for each in (pack.entries, pack.unread, pack.baseless))
+
+
+_MAY_BE_BASE = "a delta that cannot be read may need it: repair again when all can be read, or is given up"
 _NOT_COPIED = "not all of its good chunks could be copied: repair again"
 
 

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator, Set
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.codecs import codec_numbered
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
+from tensorcas_mlflow.codecs import CODECS
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError
 from tensorcas_mlflow.layout import (
     ENTRY,
-    FOOTER_BYTES,
-    MAX_ENTRIES,
     MAX_SEGMENT_BYTES,
     PACK_MAGIC,
     TABLE_ENTRY,
@@ -28,7 +26,9 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES
 
-_BLOCK_ROWS = 4096
+_TAIL_BYTES = 4 << 20
+"""Bytes at the end of a pack in which rows of its table are looked for: some 60,000."""
+_NEAR_BYTES = 256 << 10
 
 
 class Clues:
@@ -73,22 +73,13 @@ def _segments(backend: Backend) -> Iterator[Table]:
 
 
 def _rows_of_table(backend: Backend, name: str, size: int) -> Entries:
-    """Read backwards from the end of a pack, as long as the bytes look like rows of a table."""
-    stop = min(size, max(size - FOOTER_BYTES, len(PACK_MAGIC)))
-    block = _read(backend, name, max(len(PACK_MAGIC), stop - _BLOCK_ROWS * TABLE_ENTRY.itemsize), size)
-    # If the end is cut off, or more bytes follow it, rows begin elsewhere than the size says.
-    by_phase = [_possible(_rows(block, phase), size) for phase in range(TABLE_ENTRY.itemsize)]
-    phase = max(range(TABLE_ENTRY.itemsize), key=lambda phase: len(by_phase[phase]))
-    parts = [by_phase[phase]]
-    stop = size - len(block) + (len(block) - phase) % TABLE_ENTRY.itemsize if len(block) else 0
-    n_rows = len(by_phase[phase])
-    while n_rows and stop > len(PACK_MAGIC) and sum(map(len, parts)) < MAX_ENTRIES:
-        start = max(len(PACK_MAGIC), stop - _BLOCK_ROWS * TABLE_ENTRY.itemsize)
-        start += (stop - start) % TABLE_ENTRY.itemsize
-        found = _possible(_rows(_read(backend, name, start, stop), 0), size)
-        parts.append(found)
-        n_rows, stop = len(found), start
-    return np.concatenate([NO_ENTRIES, *parts])
+    """Read the bytes at the end of a pack as rows of a table."""
+    block = _read(backend, name, max(len(PACK_MAGIC), size - _TAIL_BYTES), size)
+    # If the end is cut off, or more bytes follow it, rows begin elsewhere than the size says. The bytes near the end
+    # tell where: farther ahead lie chunks, which may look like rows.
+    near = block[-_NEAR_BYTES:]
+    phase = max(range(TABLE_ENTRY.itemsize), key=lambda phase: len(_possible(_rows(near, phase), size)))
+    return _possible(_rows(block, phase), size)
 
 
 def _rows(block: bytes, phase: int) -> Entries:
@@ -116,16 +107,10 @@ def _possible(entries: Entries, size: int) -> Entries:
     """Drop entries that are impossible in a pack of some size, and repeated ones."""
     ends = entries["offset"] + entries["stored_bytes"]
     fits = (entries["offset"] >= len(PACK_MAGIC)) & (ends <= size) & (ends > entries["offset"]) & is_possible(entries)
-    known = np.zeros(256, dtype=bool)
-    for number in range(256):
-        try:
-            codec_numbered(number)
-            known[number] = True
-        except FormatError:
-            continue
+    is_known = np.isin(entries["codec"], list(CODECS))
     # Only the table names the base of a delta.
     is_whole = ~is_delta(entries) | entries["base_pack"].any(axis=1)
-    entries = entries[fits & known[entries["codec"]] & is_whole]
+    entries = entries[fits & is_known & is_whole]
     bare = entries.copy()
     bare["stored_digest"] = bare["typesize"] = bare["effort"] = 0  # hints lack these fields
     _, first = np.unique(bare.view(f"V{ENTRY.itemsize}"), return_index=True)

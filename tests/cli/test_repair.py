@@ -78,7 +78,7 @@ def test_repair_dry_run_prints_losses_and_changes_nothing(tensorcas: Tensorcas, 
 
     assert done.status == 3
     assert "1 good chunk to a new pack, this one to quarantine" in done.out
-    assert "does not load now: run 8f3c step 1: tensor 'a' (4,096 bytes): 1 of 2 chunks damaged" in done.out
+    assert "does not load now: run 8f3c step 1, tensor 'a', refs/runs/8f3c/@1: 1 of 2 chunks damaged" in done.out
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -94,7 +94,7 @@ def test_repair_names_losses_and_exits_with_3(tensorcas: Tensorcas, folder: Path
     done = tensorcas("repair", "--root", folder, typed="yes\n")
 
     assert done.status == 3
-    assert "is lost: run 8f3c step 1: tensor 'a' (4,096 bytes)" in done.out
+    assert "is lost: run 8f3c step 1, tensor 'a', refs/runs/8f3c/@1: " in done.out
     assert "replaced 1 damaged pack, put 1 into quarantine" in done.out
     assert tensorcas("verify", "--root", folder, "--full").status == 3
 
@@ -119,8 +119,7 @@ def test_repair_in_json_prints_plan_and_report(tensorcas: Tensorcas, folder: Pat
         "key": "refs/runs/8f3c/@1",
         "checkpoint": "run 8f3c step 1",
         "tensors": ["a"],
-        "bytes": CHUNK_BYTES,
-        "reason": "1 of 2 chunks damaged or missing",
+        "reason": "1 of 2 chunks damaged or missing (1 tensor of 4,096 bytes)",
     }
     assert done.json["report"]["n_healed"] == 1
     assert done.json["report"]["losses"] == []

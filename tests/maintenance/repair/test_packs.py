@@ -52,12 +52,13 @@ def test_a_plan_changes_nothing_and_says_which_step_loses_which_tensor(store: St
     before = keys(store.backend, "packs")
     plan = plan_repair(afresh(store))
 
-    assert [(loss.checkpoint, loss.tensors, loss.n_bytes) for loss in plan.losses] == [
-        ("run run step 0", ("b",), CHUNK_BYTES),
-        ("run run step 1", ("b",), CHUNK_BYTES),
+    reason = "1 of 2 chunks damaged or missing (1 tensor of 4,096 bytes)"
+    assert [(loss.checkpoint, loss.tensors, loss.reason) for loss in plan.losses] == [
+        ("run run step 0", ("b",), reason),
+        ("run run step 1", ("b",), reason),
     ]
     assert f"packs/{name}.pack: 1 damaged chunk" in str(plan)
-    assert "does not load now: run run step 0: tensor 'b' (4,096 bytes)" in str(plan)
+    assert f"does not load now: run run step 0, tensor 'b', {target(0).key}: {reason}" in str(plan)
     assert keys(store.backend, "packs") == before
 
 
