@@ -56,8 +56,6 @@ class Condemned(NamedTuple):
     packs: frozenset[str]
     manifests: frozenset[str]
     recipes: frozenset[str] = frozenset()
-    strangers: frozenset[str] = frozenset()
-    """Names of foreign files, condemned by earlier builds. They are ignored."""
 
 
 class Condemnation(NamedTuple):
@@ -90,8 +88,10 @@ def condemned_bytes(packs: frozenset[str], manifests: frozenset[str], recipes: f
     """
     said = {"packs": sorted(packs), "manifests": sorted(manifests)} | ({"recipes": sorted(recipes)} if recipes else {})
     data = record_bytes({"format": VERSION, "created": now(), **said})
-    if strangers := _parse_list("condemned/new", data).strangers:
-        raise ValueError(f"not the name of a pack, manifest or recipe: {min(strangers)!r}")
+    try:
+        _parse_list("condemned/new", data)
+    except CorruptError as error:
+        raise ValueError(f"not the names of packs, manifests and recipes: {said}") from error
     return data
 
 
@@ -135,18 +135,9 @@ def _parse_list(key: str, data: bytes) -> Condemned:
     packs, manifests, recipes = record.get("packs"), record.get("manifests"), record.get("recipes", [])
     if not (_are_texts(packs) and _are_texts(manifests) and _are_texts(recipes)):
         raise CorruptError(key, "it is not a condemned list")
-    strangers = {name for name in packs if not is_pack_name(name)}
-    strangers |= {name for name in [*manifests, *recipes] if not is_manifest_name(name)}
-    # Without a check, a strange name may be a damaged one of ours.
-    if strangers and "check" not in record:
-        raise CorruptError(key, "it is not a condemned list")
-    return Condemned(
-        key=key,
-        packs=frozenset(filter(is_pack_name, packs)),
-        manifests=frozenset(filter(is_manifest_name, manifests)),
-        recipes=frozenset(filter(is_manifest_name, recipes)),
-        strangers=frozenset(strangers),
-    )
+    if not (all(map(is_pack_name, packs)) and all(map(is_manifest_name, [*manifests, *recipes]))):
+        raise CorruptError(key, "it names a blob that is no pack, manifest or recipe")
+    return Condemned(key=key, packs=frozenset(packs), manifests=frozenset(manifests), recipes=frozenset(recipes))
 
 
 def begin_first_generation(backend: Backend) -> Generation | None:
@@ -270,7 +261,7 @@ def parse_format(blob: bytes) -> tuple[str, int]:
         version = settings["format"]
         if type(version) is not int:
             raise CorruptError(FORMAT, "it has no version")
-        if not is_whole(settings, blob):
+        if not is_whole(blob):
             raise CorruptError(FORMAT, "it does not hash to the check in it")
         # Before everything else: a later version may have other fields.
         if version > FORMAT_VERSION:

@@ -49,15 +49,10 @@ def record_bytes(record: Mapping[str, Any]) -> bytes:
     return said + _CHECK + short_digest(said).encode() + b'"}'
 
 
-def is_whole(record: Mapping[str, Any], data: bytes) -> bool:
-    """Tell whether a record is unchanged; one of an earlier release carries no digest and counts as unchanged.
-
-    Args:
-        record: The parsed record.
-        data: Its bytes.
-    """
+def is_whole(data: bytes) -> bool:
+    """Tell whether a record, given by its bytes, is unchanged."""
     said, _, rest = data.rstrip().rpartition(_CHECK)
-    return "check" not in record or rest == short_digest(said).encode() + b'"}'
+    return rest == short_digest(said).encode() + b'"}'
 
 
 def load_record(key: str, data: bytes, *, newest: int = VERSION) -> dict[str, Any]:
@@ -80,7 +75,7 @@ def load_record(key: str, data: bytes, *, newest: int = VERSION) -> dict[str, An
     if not isinstance(record, dict) or type(record.get("format")) is not int:
         raise CorruptError(key, "it is not a record of a store")
     # This comes first: damage must not count as a later release's writing.
-    if not is_whole(record, data):
+    if not is_whole(data):
         raise CorruptError(key, "it does not hash to the check in it")
     if record["format"] > newest:
         raise NewerFormatError(f"{key!r}", record["format"], newest)
@@ -414,7 +409,7 @@ def manifest_of_damaged_ref(backend: Backend, key: str) -> str | None:
     except (BlobNotFoundError, CorruptError, ValueError, TypeError, AttributeError):
         return None
     name = record.get("manifest")
-    return str(name) if "check" in record and is_manifest_name(name) else None
+    return str(name) if is_manifest_name(name) else None
 
 
 def intent_bytes(
@@ -464,7 +459,7 @@ def parse_intent(info: BlobInfo, data: bytes) -> Intent:
     if n_digests == 0:
         digests = np.empty((0, DIGEST_BYTES), np.uint8)
     elif newline and type(n_digests) is int and len(tail) == n_digests * DIGEST_BYTES:
-        if record.get("digest", short_digest(tail)) != short_digest(tail):
+        if record.get("digest") != short_digest(tail):
             raise CorruptError(info.key, "the digests in it do not hash to its digest")
         digests = np.frombuffer(tail, np.uint8).reshape(-1, DIGEST_BYTES)
     bases = record.get("bases", [])

@@ -331,8 +331,6 @@ class GcPlan(PrintedPlan):
     encodes these deltas anew, after which the packs go."""
     strangers: tuple[str, ...] = ()
     """Foreign files between the blobs. A collection leaves them alone."""
-    strange_lists: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Keys of condemned lists that name foreign files, and the names."""
 
     @property
     def is_empty(self) -> bool:
@@ -377,8 +375,6 @@ class GcPlan(PrintedPlan):
             lines.append(f"{count_text(len(self.quarantine), 'damaged piece')} in quarantine to delete ({size})")
         if self.strangers:
             lines.append(f"{strangers_text(self.strangers)} left alone")
-        for key, names in self.strange_lists.items():
-            lines.append(f"{key} names {strangers_text(sorted(names))}, which is ignored")
         lines.append(f"frees about {size_text(self.freed_bytes)} of {size_text(self.disk_bytes)} on disk")
         return ", ".join(lines)
 
@@ -548,7 +544,6 @@ def plan_gc(
         left_bytes=freed.left_bytes,
         bound_bytes=bound_bytes,
         strangers=find_strangers(store.backend),
-        strange_lists={each.key: each.strangers for each in state.lists if each.strangers},
     )
 
 

@@ -27,7 +27,7 @@ from tensorcas_mlflow.errors import (
     PendingSavesError,
     StarvedError,
 )
-from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, recipe_key, strangers_text
+from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, recipe_key
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._inventory import DigestSet, read_holders, stands
 from tensorcas_mlflow.maintenance._quarantine import keep_bytes, noted_refs
@@ -487,11 +487,6 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
         is_given_up = key in seen.abandon
         remedy = "it is removed" if is_given_up else _ABANDON.format(key=key)
         found.append(Finding(key=key, reason=reason, remedy=remedy, is_mended=is_given_up))
-    for each in seen.lists.sound:
-        if each.strangers:
-            reason = f"it names {strangers_text(sorted(each.strangers))}"
-            remedy = "those names are ignored, and the list goes once its collection is over"
-            found.append(Finding(key=each.key, reason=reason, remedy=remedy, is_mended=False, is_harmless=True))
     for name, fault in seen.needs.bad_manifests.items():
         other = seen.manifests.get(name)
         remedy = "no other copy was found" if other is None else f"restored from {other.where}"

@@ -36,6 +36,7 @@ from tensorcas_mlflow.integration.pages import render_page
 from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.layout._keys import copies_prefix
+from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.store import Store
 
 SECRET = "s3cr3tpassw0rd"
@@ -146,7 +147,7 @@ def test_no_ref_and_no_view_of_a_ref_holds_a_secret(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.usefixtures("store_of_files")
-def test_secret_in_a_ref_of_an_earlier_release_is_not_shown(tmp_path: Path) -> None:
+def test_secret_in_a_forged_ref_is_not_shown(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     with store.write_checkpoint({"w": np.arange(9.0)}) as save:
         save.commit(RefTarget(uri="ftp://host/x", run_id="r", step=1))
@@ -154,7 +155,7 @@ def test_secret_in_a_ref_of_an_earlier_release_is_not_shown(tmp_path: Path) -> N
     said = {name: value for name, value in json.loads(file.read_text()).items() if name != "check"}
     there = tmp_path / ".tensorcas" / copies_prefix(URIS[3]) / file.name
     there.parent.mkdir()
-    there.write_text(json.dumps({**said, "uri": URIS[3]}))
+    there.write_bytes(record_bytes({**said, "uri": URIS[3]}))
     file.unlink()
     [ref] = Store.open(tmp_path).checkpoints()
 

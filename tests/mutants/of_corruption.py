@@ -37,7 +37,7 @@ MUTANTS = (
         fault="a figure in a ref changes",
         test="test_a_figure_that_has_changed_in_a_ref_is_damage",
         definition="load_record",
-        before="not is_whole(record, data)",
+        before="not is_whole(data)",
         after="False",
     ),
     Mutant(

@@ -20,6 +20,7 @@ from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io import _catalog
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
 from tensorcas_mlflow.layout import ENTRY, FOOTER_BYTES, Manifest, Ref, RefTarget, hint_bytes
+from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.maintenance import copy_all, end_of, open_destination, plan_gc, read_source, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import read_pack_table
@@ -59,13 +60,13 @@ def the_store(root: Path) -> Path:
 def later_record(path: Path) -> None:
     head, newline, tail = path.read_bytes().partition(b"\n")
     said = {**json.loads(head), "format": 9}
-    said.pop("check", None)
-    path.write_bytes(json.dumps(said).encode() + newline + tail)
+    del said["check"]
+    path.write_bytes(record_bytes(said) + newline + tail)
 
 
 def later_format(root: Path) -> None:
     # What else it says is not what this release looks for.
-    (the_store(root) / "format").write_text('{"format": 9, "digests": ["sha3"]}')
+    (the_store(root) / "format").write_bytes(record_bytes({"format": 9, "digests": ["sha3"]}))
 
 
 def later_ref(root: Path) -> None:
@@ -80,23 +81,23 @@ def later_manifest(root: Path) -> None:
     assert stream.count(b'"format":1') == 1
     stream = stream.replace(b'"format":1', b'"format":9')
     said["manifest"] = f"{digest(stream).hex()}.00000000"
-    said.pop("check", None)
+    del said["check"]
     (the_store(root) / "manifests" / said["manifest"]).write_bytes(stream)
     old.unlink()
-    path.write_text(json.dumps(said))
+    path.write_bytes(record_bytes(said))
 
 
 def later_intent(root: Path) -> None:
     folder = the_store(root) / "intents"
     folder.mkdir(exist_ok=True)
-    (folder / ("a" * 32)).write_text('{"format": 9, "manifests": []}\n')
+    (folder / ("a" * 32)).write_bytes(record_bytes({"format": 9, "manifests": []}) + b"\n")
     os.utime(folder / ("a" * 32), (LONG_AGO, LONG_AGO))
 
 
 def later_list(root: Path) -> None:
     folder = the_store(root) / "condemned"
     folder.mkdir(exist_ok=True)
-    (folder / ("a" * 32)).write_text('{"format": 9, "packs": []}')
+    (folder / ("a" * 32)).write_bytes(record_bytes({"format": 9, "packs": []}))
     os.utime(folder / ("a" * 32), (LONG_AGO, LONG_AGO))
 
 

@@ -177,6 +177,7 @@ def test_a_store_of_a_later_release_is_refused_by_name(tmp_path: Path) -> None:
         {"chunk_bytes": 1 << 40},
         {"chunk_bytes": True},
         b"",
+        b'{"chunk_bytes": 4096, "digest": "blake3-256", "format": 1, "id": "00000000000000000000000000000000"}',
         b"[]",
         b"{}",
         b"null",

@@ -10,7 +10,6 @@ from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import find_strangers
 from tensorcas_mlflow.layout._records import now, record_bytes
-from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes
 from tests.store.strangers import FOLDERS, KEYS, OTHER_NAMES, fill, loads, save, use
@@ -59,50 +58,16 @@ def test_a_folder_of_nothing_but_strangers_is_no_store_without_its_format(tmp_pa
     assert Store.init_backend(backend).checkpoints() == []
 
 
-def blocked(tmp_path: Path) -> Store:
-    """A store with a list that an earlier build wrote, of a file that is not of the store."""
-    store = fill(LocalBackend(tmp_path))
-    (tmp_path / "manifests" / ".DS_Store").touch()
-    said = {"format": 1, "created": now(), "packs": [], "manifests": [".DS_Store"]}
-    store.backend.put_new(LIST, [record_bytes(said)])
-    return Store.open_backend(LocalBackend(tmp_path))
-
-
-LIST = "condemned/" + "a" * 32
-
-
-def test_a_store_blocked_by_a_list_of_strangers_saves_and_a_collection_says_so_and_finishes_it(tmp_path: Path) -> None:
-    store = blocked(tmp_path)
-    save(store, 2)
-    plan = plan_gc(store, grace_s=0)
-    plan.execute()
-
-    assert plan.dead_lists == (LIST,)
-    assert f"{LIST} names 1 file that is not of the store ('.DS_Store')" in str(plan)
-    assert store.backend.stat(LIST) is None
-    assert (tmp_path / "manifests" / ".DS_Store").exists()
-    assert loads(store) == 6
-
-
-def test_repair_reports_a_list_of_strangers_and_removes_the_list(tmp_path: Path) -> None:
-    store = blocked(tmp_path)
-    plan = plan_repair(store)
-
-    assert f"{LIST}: it names 1 file that is not of the store ('.DS_Store')" in str(plan)
-    assert plan.execute().is_whole
-    assert store.backend.stat(LIST) is None
-    assert str(plan_repair(store)) == "nothing is damaged"
-
-
-def test_a_list_without_a_check_that_names_strangers_is_damage(tmp_path: Path) -> None:
-    store = fill(LocalBackend(tmp_path))
-    store.backend.put_new(LIST, [b'{"created": "", "format": 1, "manifests": [".DS_Store"], "packs": []}'])
-
-    with pytest.raises(CorruptError, match="not a condemned list"):
-        save(store, 2)
-
-
 @pytest.mark.parametrize("names", [{"packs": {"x"}, "manifests": set()}, {"packs": set(), "manifests": {".DS_Store"}}])
 def test_no_list_is_written_that_a_reader_would_refuse(names: dict[str, set[str]]) -> None:
-    with pytest.raises(ValueError, match="not the name of a pack, manifest or recipe"):
+    with pytest.raises(ValueError, match="not the names of packs, manifests and recipes"):
         condemned_bytes(frozenset(names["packs"]), frozenset(names["manifests"]))
+
+
+def test_a_list_that_names_a_foreign_file_is_damage(tmp_path: Path) -> None:
+    store = fill(LocalBackend(tmp_path))
+    said = {"format": 1, "created": now(), "packs": [], "manifests": [".DS_Store"]}
+    store.backend.put_new("condemned/" + "a" * 32, [record_bytes(said)])
+
+    with pytest.raises(CorruptError, match="is no pack, manifest or recipe"):
+        save(store, 2)

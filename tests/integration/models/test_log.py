@@ -21,6 +21,7 @@ from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.store import MANIFEST_FILE, Store
 from tests.python_calls import calls_of
 from tests.stored_bytes import pack_bytes
@@ -469,7 +470,7 @@ def test_a_store_of_a_newer_format_is_refused(experiment: str) -> None:
     info = mlflow.tensorcas.log_model(make_model(), name="model")
     file = folder(experiment) / ".tensorcas/format"
     said = {name: value for name, value in json.loads(file.read_text()).items() if name != "check"}
-    file.write_text(json.dumps(said | {"format": 99}))
+    file.write_bytes(record_bytes(said | {"format": 99}))
 
     for call in (lambda: mlflow.tensorcas.log_model(make_model(1), name="model"), lambda: _load(info.model_uri)):
         with pytest.raises(MlflowException, match="upgrade tensorcas-mlflow"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from pathlib import Path
@@ -16,13 +15,14 @@ from mlflow.exceptions import MlflowException
 from tensorcas_mlflow.integration.checkpoints import Keep, _store_series
 from tensorcas_mlflow.integration.server_store import UnreachableError, _open
 from tensorcas_mlflow.integration.server_store._shelf import ArtifactShelf
+from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.maintenance import verify
 from tests.deploy.test_uploads import half_an_upload
 from tests.integration.server_store.conftest import Experiment
 
 pytestmark = pytest.mark.long
 
-REF = json.dumps({"format": 1, "kind": "checkpoint", "manifest": "0" * 64}).encode()
+REF = record_bytes({"format": 1, "kind": "checkpoint", "manifest": "0" * 64})
 """Blob of an upload whose client dies."""
 LAST_BYTE = b"{"
 """Half of it is nothing, which is what is left where a client dies between the head of its request and the body."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tensorcas_mlflow.backends import Backend, BlobInfo, LocalBackend, MemoryBac
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.layout import FOOTER_BYTES, TABLE_ENTRY, Ref, RefTarget
+from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.maintenance import Problem, VerifyReport, plan_gc, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs, read_pack_table
@@ -265,7 +265,7 @@ def test_a_manifest_of_another_store_is_named(store: Store) -> None:
 
 DAMAGE = {
     "refs/runs/run/@7": b"{}",
-    "refs/runs/run/@8": json.dumps({"format": 99}).encode(),
+    "refs/runs/run/@8": record_bytes({"format": 99}),
     "intents/" + "1" * 32: b"{}",
     "condemned/" + "1" * 32: b"{}",
     "index/" + "1" * 32 + ".segment": b"not Arrow",
