@@ -1,4 +1,4 @@
-"""Files of the chunk cache, and the bound on their total size (``docs/format.md``, Chunk cache)."""
+"""Files of the chunk cache, and the bound on their total size (``docs/design/caches.md``, Chunk cache)."""
 
 from __future__ import annotations
 
