@@ -32,6 +32,16 @@ def test_every_page_is_on_the_site_and_in_the_list_for_language_models() -> None
     assert sorted(listed) == sorted(pages - {"index"})
 
 
+def test_decisions_are_numbered_and_short() -> None:
+    page = (ROOT / "docs/design/decisions.md").read_text("utf-8")
+    decisions = re.split(r"^### ", page.partition("\n## Dependencies")[0], flags=re.MULTILINE)[1:]
+    parts = ("*Context.*", "*Choice.*", "*Consequence.*", "*Supersedes*")
+
+    assert [int(each.partition(".")[0]) for each in decisions] == list(range(1, len(decisions) + 1))
+    assert [each[:60] for each in decisions if re.findall(r"^\*\w+\.?\*", each, re.MULTILINE) != list(parts)] == []
+    assert [each[:60] for each in decisions if len(each.split()) > 250] == []
+
+
 def test_troubleshooting_page_has_a_section_for_every_error() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
     sections = re.findall(r"^### (\w+)$", page, flags=re.MULTILINE)
