@@ -34,7 +34,7 @@ def codec_numbered(number: int) -> Codec:
 
 _MAX_TYPESIZE = 255
 _LEAST_SHUFFLED_BYTES = 512
-"""In fewer bytes shuffling gains less than its header takes (``docs/design/decisions.md``)."""
+"""In fewer bytes shuffling gains less than its header takes (``docs/design/codecs.md``)."""
 _CODINGS = {coding.value: coding for coding in PlaneCoding}
 """Codings by number: the class of an enumeration takes two calls to find one."""
 _GUESSED_BYTES = 16 * 1024

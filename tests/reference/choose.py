@@ -23,7 +23,7 @@ LEAST_GAIN = 0.97
 """A chunk that does not shrink below this share is stored raw, and can then be memory-mapped."""
 _MAX_TYPESIZE = 255
 _LEAST_SHUFFLED_BYTES = 512
-"""In fewer bytes shuffling gains less than its header takes (``docs/design/decisions.md``)."""
+"""In fewer bytes shuffling gains less than its header takes (``docs/design/codecs.md``)."""
 _MIXED_ITEMSIZE = 8
 """Elements of this size are often whole numbers or repeat, and plain zstd may be smaller."""
 _MIXED_TRIED_LEVEL = 3
