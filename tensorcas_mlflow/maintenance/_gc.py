@@ -595,14 +595,7 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     bytes_before = disk_bytes(backend)
     n_withdrawn = sum(_abort(backend, key) for key in plan.stale_intents)
     for key in plan.damaged_refs:
-        # Its state first: somebody may save the step again, and only the ref that was looked at is to go.
-        info = backend.stat(key)
-        if not is_damaged(backend, key):
-            continue
-        if info is None:
-            backend.delete(key)  # a link or a folder in its place
-        else:
-            backend.withdraw(key, info.token)
+        _drop_damaged_ref(backend, key)
     state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
     # Finish a dead collector's list, never just drop it: its owner may only be slow. Our own list repeats what is on
     # it, since the owner may yet remove it.
@@ -669,6 +662,17 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
         bytes_before=bytes_before,
         bytes_after=disk_bytes(backend),
     )
+
+
+def _drop_damaged_ref(backend: Backend, key: str) -> None:
+    # Its state first: somebody may save the step again, and only the ref that was looked at is to go.
+    info = backend.stat(key)
+    if not is_damaged(backend, key):
+        return
+    if info is None:
+        backend.delete(key)  # a link or a folder in its place
+    else:
+        backend.withdraw(key, info.token)
 
 
 def _condemn(backend: Backend, census: Census, condemned: bytes) -> str:
