@@ -14,7 +14,7 @@ venv: $(STAMP) ## make .venv, with everything the other targets need
 
 # The stamp is written last, so an install that broke off is taken up again by the next make.
 $(STAMP): pyproject.toml setup.py setup.cfg constraints.txt $(wildcard tensorcas_mlflow/native/src/*)
-	.ci/libzstd
+	.ci/compiler
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".[all,dev]"
 	@# pip would compile all of it, on one core. Nothing imports the left out; some packages ship templates, which fail.
@@ -35,7 +35,7 @@ demo: $(DEMO_STAMP) ## run examples/quickstart.py, in an environment of its own
 	$(DEMO)/bin/python examples/quickstart.py
 
 $(DEMO_STAMP): pyproject.toml setup.py setup.cfg constraints.txt $(wildcard tensorcas_mlflow/native/src/*)
-	.ci/libzstd
+	.ci/compiler
 	$(PYTHON) -m venv $(DEMO)
 	$(DEMO)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[torch,sklearn,xgboost]"
 	touch $@
@@ -65,7 +65,7 @@ format: $(STAMP) ## format the code and mend what the linter can mend
 CANARY := .venv/.canary
 
 canary: ## test the integration with the newest MLflow and frameworks, below .venv. CANARY_CONSTRAINTS="FILE" caps some
-	.ci/libzstd
+	.ci/compiler
 	$(PYTHON) -m venv $(CANARY)
 	$(CANARY)/bin/python -m pip install -q --disable-pip-version-check --upgrade --upgrade-strategy eager \
 		$(addprefix -c ,$(CANARY_CONSTRAINTS)) -e ".[all,dev]" mlflow torch scikit-learn xgboost pyarrow numpy

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Each test worker has a core of its own. OpenMP threads that spin for the other one make XGBoost's tests take five
 # times as long. Set before any framework is imported.
@@ -15,6 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # What the import of frameworks makes lives until the end: looking for garbage in it takes seconds.
 gc.disable()
+# No test asserts on wall time.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 ALL_LONG = "\npytestmark = pytest.mark.long\n"
 TOGETHER = ("deploy", "server_store", "served")

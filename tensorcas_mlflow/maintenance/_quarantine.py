@@ -1,4 +1,4 @@
-"""Quarantine: damaged blobs that a repair puts aside (``docs/format.md``, Quarantine)."""
+"""Quarantine: damaged blobs that a repair puts aside (``docs/design/caches.md``, Quarantine)."""
 
 from __future__ import annotations
 

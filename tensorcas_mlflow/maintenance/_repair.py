@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import LogDamage
+from tensorcas_mlflow.backends import Backend, LogDamage
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
@@ -412,53 +412,35 @@ def _execute(plan: RepairPlan) -> RepairReport:
     backend = store.backend
     # Again, now that packs were listed: a pack that is cut may be one that a save began to send since the first look.
     may_be_written = bool(_look_at_intents(store)) and may_be_carried(backend)
-    restored: list[str] = []
-    left: dict[str, str] = {}
-    n_of_logs = 0
-    if seen.logs:
-        # First: everything below looks for blobs, and saves may not look past the damage.
-        for damage in seen.logs:
-            if damage.n_bytes:
-                block = bytearray(damage.n_bytes)
-                backend.read_into(damage.key, damage.start, memoryview(block))
-                n_of_logs += keep_bytes(backend, damage.key, block, damage.reason)
-        left |= backend.mend()
+    # First: everything below looks for blobs, and saves may not look past the damage.
+    n_of_logs, left = _mend_logs(backend, seen.logs)
     if seen.format_fix is not None:
         write_format(store, seen.format_fix)
-        restored.append(p.FORMAT)
     abandoned = abandon_lists(backend, seen.abandon & seen.lists.damaged.keys())
-    for name, found in seen.manifests.items():
-        reason = restore_manifest(store, name, found.manifest, seen.needs.holders[name])
-        if reason is None:
-            restored.append(f"manifests/{name}")
-        else:
-            left[f"manifests/{name}"] = reason
+    fixes = {
+        f"manifests/{name}": restore_manifest(store, name, found.manifest, seen.needs.holders[name])
+        for name, found in seen.manifests.items()
+    }
     bad_recipes = {name: fault.reason for name, fault in seen.needs.bad_recipes.items() if not fault.is_failure}
     recipes = mend_recipes(store, bad_recipes, seen.recipes)
-    restored += recipes.restored
-    left |= recipes.left
     is_made = np.isin(as_keys(seen.digests), seen.needs.products(seen.packs.good()))
     mended = mend_packs(store, seen.packs, seen.digests[~is_made], seen.sources, may_be_written=may_be_written)
-    for key, found in seen.refs.items():
-        reason = restore_ref(store, key, found)
-        if reason is None:
-            restored.append(key)
-        else:
-            left[key] = reason
+    fixes |= {key: restore_ref(store, key, found) for key, found in seen.refs.items()}
     for key, note in noted_refs(backend).items():
         if backend.stat(key) is not None:
             backend.delete(note)
     lists = read_lists(backend)
-    for key in lists.damaged:
-        left[key] = _ABANDON.format(key=key)
     for key in finished_lists(backend, lists):
         backend.delete(key)
+    left |= {key: reason for key, reason in fixes.items() if reason is not None} | recipes.left | mended.left
+    left |= {key: _ABANDON.format(key=key) for key in lists.damaged}
     seen.packs.look()
-    rebuild = find_index_faults(backend, seen.packs)
-    if seen.index.bad or seen.index.missing or mended.gone or rebuild.bad:
-        rebuild_index(backend, seen.packs, rebuild)
+    index = find_index_faults(backend, seen.packs)
+    if index.bad or index.missing or mended.gone:
+        rebuild_index(backend, seen.packs, index)
+    restored = [key for key, reason in fixes.items() if reason is None] + recipes.restored
     return RepairReport(
-        restored=tuple(restored),
+        restored=(*([p.FORMAT] if seen.format_fix is not None else []), *restored),
         abandoned=tuple(abandoned),
         packs_gone=tuple(sorted(mended.gone)),
         recipes_gone=tuple(recipes.gone),
@@ -466,9 +448,20 @@ def _execute(plan: RepairPlan) -> RepairReport:
         n_quarantined=mended.n_quarantined + n_of_logs,
         n_healed=mended.n_healed,
         n_fenced=mended.n_fenced,
-        left={**left, **mended.left},
+        left=left,
         losses=(*_losses_of_logs(seen.logs), *Needs(store).losses(seen.packs.good())),
     )
+
+
+def _mend_logs(backend: Backend, damages: Sequence[LogDamage]) -> tuple[int, dict[str, str]]:
+    """Keep the damaged parts of logs, and rewrite these; return the number of parts, and why logs were left alone."""
+    n_kept = 0
+    for damage in damages:
+        if damage.n_bytes:
+            block = bytearray(damage.n_bytes)
+            backend.read_into(damage.key, damage.start, memoryview(block))
+            n_kept += keep_bytes(backend, damage.key, block, damage.reason)
+    return n_kept, dict(backend.mend()) if damages else {}
 
 
 _ABANDON = (
