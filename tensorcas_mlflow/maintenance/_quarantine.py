@@ -13,7 +13,7 @@ from tensorcas_mlflow.layout import MAX_BYTES, list_blobs, pack_key
 
 PREFIX = "quarantine"
 _MAX_HEAD_BYTES = 64 << 10
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES, _PAGE_BYTES = 1 << 20, 4096
 
 
 def keep_pack(backend: Backend, name: str, size: int, *, is_given_up: bool) -> bool:
@@ -44,8 +44,23 @@ def _blocks(backend: Backend, key: str, size: int, *, is_given_up: bool) -> Iter
         except (BackendError, CorruptError) as error:
             if isinstance(error, StarvedError) or not is_given_up:
                 raise
-            block = bytearray(len(block))
+            block = _with_holes(backend, key, start, len(block))
         yield block
+
+
+def _with_holes(backend: Backend, key: str, start: int, n_bytes: int) -> bytearray:
+    """Read a stretch page by page, with zeros for the pages that the storage does not give."""
+    pages = bytearray()
+    for at in range(start, start + n_bytes, _PAGE_BYTES):
+        page = bytearray(min(_PAGE_BYTES, start + n_bytes - at))
+        try:
+            backend.read_into(key, at, memoryview(page))
+        except StarvedError:
+            raise
+        except (BackendError, CorruptError):
+            page = bytearray(len(page))
+        pages += page
+    return pages
 
 
 def keep_blob(backend: Backend, key: str, reason: str) -> None:

@@ -286,6 +286,7 @@ class BadSector(MemoryBackend):
 
 def test_unreadable_chunk_is_not_damaged_until_it_is_given_up(store: Store) -> None:
     disk = BadSector(store)
+    before = store.backend.get(disk.pack)
     first = plan_repair(Store.open_backend(disk)).execute()
     assert disk.pack in keys(disk, "packs")
     assert f"tensorcas repair --abandon {disk.pack}" in first.left[disk.pack]
@@ -294,6 +295,7 @@ def test_unreadable_chunk_is_not_damaged_until_it_is_given_up(store: Store) -> N
     assert report.packs_gone == (disk.pack,)
     assert [loss.tensors for loss in report.losses] == [("a",)]
     assert loads(store, "ab", 0, "b")
+    assert store.backend.get(disk.pack.replace("packs", "quarantine")) == bytes(4096) + before[4096:]
 
 
 def test_a_pack_with_a_bad_sector_stays_although_another_chunk_of_it_is_damaged(store: Store) -> None:
