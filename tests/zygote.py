@@ -1,7 +1,8 @@
 """A process that has imported torch and MLflow once, and forks for each program that a test runs.
 
-A program finds the libraries imported and nothing of this project, in an interpreter that has done nothing else. What a
-test says about imports, about hash seeds or about the start of an interpreter needs an interpreter of its own.
+A program finds the libraries imported, and of this project the plugin that MLflow looks up when it is imported, in an
+interpreter that has done nothing else. What a test says about imports, about hash seeds or about the start of an
+interpreter needs an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -147,7 +149,9 @@ def _keep(answers: socket.socket, message: bytes, descriptors: list[int]) -> str
     for descriptor in descriptors:
         os.close(descriptor)
     answers.send(b"%d" % program)
-    answers.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(program, 0)[1]))
+    status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    with suppress(BrokenPipeError):  # nobody waits for it any more
+        answers.send(b"%d" % status)
     os._exit(0)
 
 
