@@ -16,7 +16,7 @@ venv: $(STAMP) ## make .venv, with what check, test, docs and bench-smoke need
 
 # The stamp is written last, so an install that broke off is taken up again by the next make.
 $(STAMP): pyproject.toml setup.py setup.cfg constraints.txt $(wildcard tensorcas_mlflow/native/src/*)
-	.ci/libzstd
+	.ci/compiler
 	$(PYTHON) -m venv .venv
 	$(INSTALL) -e ".[test]"
 	@# It depends on libraries for several GPUs, 469 MB, which it loads where it trains on them.
@@ -45,7 +45,7 @@ demo: $(DEMO_STAMP) ## run examples/quickstart.py, in an environment of its own
 	$(DEMO)/bin/python examples/quickstart.py
 
 $(DEMO_STAMP): pyproject.toml setup.py setup.cfg constraints.txt $(wildcard tensorcas_mlflow/native/src/*)
-	.ci/libzstd
+	.ci/compiler
 	$(PYTHON) -m venv $(DEMO)
 	$(DEMO)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[torch,sklearn,xgboost]"
 	touch $@
@@ -78,7 +78,7 @@ format: $(STAMP) ## format the code and mend what the linter can mend
 CANARY := .venv/.canary
 
 canary: ## test the integration with the newest MLflow and frameworks, below .venv. CANARY_CONSTRAINTS="FILE" caps some
-	.ci/libzstd
+	.ci/compiler
 	$(PYTHON) -m venv $(CANARY)
 	$(CANARY)/bin/python -m pip install -q --disable-pip-version-check --upgrade --upgrade-strategy eager \
 		$(addprefix -c ,$(CANARY_CONSTRAINTS)) -e ".[test]" mlflow torch scikit-learn xgboost pyarrow numpy

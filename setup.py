@@ -6,7 +6,6 @@ test of the compiler can tell, and pyproject.toml cannot ask for one.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from glob import glob
 from pathlib import Path
@@ -31,13 +30,14 @@ class BuildCore(build_ext):
     """Compiler of the extension, with libzstd where it can be linked."""
 
     def run(self) -> None:
-        """Build the extension; a wheel without it is one for every machine, and its tag says so."""
-        super().run()
-        if not any(map(os.path.exists, self.get_outputs())):
-            self.distribution.ext_modules = []
-            wheel = self.distribution.get_command_obj("bdist_wheel", create=False)
-            if wheel is not None:
-                wheel.root_is_pure = True
+        """Build the extension, or say what is missing."""
+        try:
+            super().run()
+        except (CompileError, LinkError) as error:
+            raise SystemExit(
+                f"tensorcas-mlflow needs a C compiler to build its core ({error}): install one (Debian: `apt install "
+                "gcc libzstd-dev`, macOS: `xcode-select --install`), or install a wheel"
+            ) from error
 
     def build_extension(self, ext: Extension) -> None:
         """Build the extension."""
@@ -47,7 +47,7 @@ class BuildCore(build_ext):
                 ext.extra_link_args += arguments
                 break
         else:
-            self.announce("libzstd is not here: the core is built without its codecs", level=3)
+            self.announce("libzstd is not here: the package zstandard does its work, more slowly", level=3)
         super().build_extension(ext)
 
     def _links(self, arguments: list[str]) -> bool:
@@ -64,7 +64,6 @@ class BuildCore(build_ext):
         return True
 
 
-# Without a compiler the package installs all the same: the Python path does what the core does, more slowly.
 core = Extension(
     "tensorcas_mlflow.native._core",
     sources=sorted(glob(f"{SOURCE}/*.c")),
@@ -72,7 +71,6 @@ core = Extension(
     extra_compile_args=["-O3", "-pthread"],
     extra_link_args=["-pthread"],
     py_limited_api=True,
-    optional=True,
 )
 
 setup(ext_modules=[core], cmdclass={"build_ext": BuildCore})

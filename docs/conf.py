@@ -1,5 +1,6 @@
 """Settings of the documentation site, which `make docs` builds."""
 
+import argparse
 import re
 from typing import Any
 
@@ -46,6 +47,36 @@ def _restore_field(app: Any, what: str, name: str, obj: object, options: Any, li
         lines[:] = _fields.pop(name)
 
 
+_COMMAND = re.compile(r"^## `tensorcas (\w+)`\n", flags=re.MULTILINE)
+
+
+def _read_page(app: Any, docname: str, source: list[str]) -> None:
+    if docname == "command-line":
+        source[0] = with_help(source[0])
+
+
+def with_help(page: str) -> str:
+    """Put what ``tensorcas COMMAND --help`` says below the heading of each command on the page of the command line."""
+    from tensorcas_mlflow.cli._main import parser
+
+    [commands] = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return _COMMAND.sub(lambda found: f"{found[0]}\n{_help_of(commands.choices[found[1]])}\n", page)
+
+
+def _help_of(command: argparse.ArgumentParser) -> str:
+    """Return the help of one command as Markdown: its purpose, its words and options, and its examples."""
+    lines = [command.description or "", "", "| option | means |", "|---|---|"]
+    formatter = command._get_formatter()
+    for action in command._actions:
+        if action.dest not in ("help", "root", "json"):
+            words = ", ".join(f"`{word}`" for word in action.option_strings)
+            value = "" if action.nargs == 0 else f" `{formatter._format_args(action, action.dest.upper())}`"
+            means = re.sub(r"([*|<])", r"\\\1", formatter._expand_help(action))
+            lines.append(f"| {words}{value} | {means} |")
+    lines += ["", "```sh", *re.findall("^  (.+)$", command.epilog or "", flags=re.MULTILINE), "```"]
+    return "\n".join(lines) + "\n"
+
+
 _MADE_BY_CALLS = {f"tensorcas_mlflow.Checkpoint{name}" for name in ("Info", "Reader", "Record")}
 
 
@@ -58,6 +89,7 @@ def _hide_constructor(
 
 def setup(app: Any) -> None:
     """Connect the hooks of this file to Sphinx. Napoleon has the priority 500."""
+    app.connect("source-read", _read_page)
     app.connect("autodoc-process-docstring", _rewrite_fences, priority=400)
     app.connect("autodoc-process-docstring", _keep_field, priority=450)
     app.connect("autodoc-process-docstring", _restore_field, priority=550)

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests import zygote
 
@@ -18,6 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # What the import of frameworks makes lives until the end: looking for garbage in it takes seconds.
 gc.disable()
+# No test asserts on wall time.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 ALL_LONG = "\npytestmark = pytest.mark.long\n"
 TOGETHER = ("deploy", "server_store", "served")

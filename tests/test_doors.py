@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow import TensorCasStore, native
+from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 
@@ -43,6 +43,7 @@ HEAVY = {
 """Modules whose import takes a millisecond to a second."""
 
 ROOMS = {
+    "tensorcas_mlflow.codecs._choose",
     "tensorcas_mlflow.file_formats._formats",
     "tensorcas_mlflow.maintenance._gc",
     "tensorcas_mlflow.maintenance._inventory",
@@ -51,8 +52,6 @@ ROOMS = {
     "tensorcas_mlflow.store._save",
 }
 """Modules of this package that stand for the writers, the collectors and the file formats."""
-if native.has_zstd:
-    ROOMS.add("tensorcas_mlflow.codecs._choose")  # the compiled core decodes without the codecs
 
 WITH_FORMATS = {"logging", "zstandard", "tensorcas_mlflow.file_formats._formats"}
 FIND = "from tensorcas_mlflow.store import Store; store = Store.open(root); ref = store.ref(key); "

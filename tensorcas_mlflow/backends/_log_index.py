@@ -1,4 +1,4 @@
-"""Index of a log: a cache of the places of its blobs (``docs/format.md``, Logs)."""
+"""Index of a log: a cache of the places of its blobs (``docs/design/caches.md``, Index of a log)."""
 
 from __future__ import annotations
 

@@ -452,11 +452,7 @@ class LogView:
             if log.file not in (None, file) or size < log.end or not _has_last(log, descriptor):
                 raise _replaced(log)
             if log.file is None:
-                log.file = file
-                head = os.pread(descriptor, HEADER_BYTES, 0)
-                log.is_original = len(head) == HEADER_BYTES and inode_in(head) == inode_of(descriptor)
-                # Later: somebody may have appended before the mark was read.
-                log.least_end, size = max(log.least_end, marked_end(log.id, head)), os.fstat(descriptor).st_size
+                size = _meet(log, descriptor, file)
             if log.end == 0 and log.may_have_index:
                 log.may_have_index = False
                 self._read_index(log, descriptor, size)
@@ -465,14 +461,8 @@ class LogView:
                 return
             if 0 < log.end == size:
                 return
-            if skips and log.end:
-                summaries, end = read_summaries(log.id, descriptor, log.end, size)
-                for summary in summaries:
-                    self._skip(log, summary)
-                    log.last = summary.offset, summary.check
-                log.end = end
-                if end == size:
-                    return
+            if skips and log.end and self._skip_new(log, descriptor, size):
+                return
             reader = LogReader(log.id, descriptor, f"{FOLDER}/{log.id}.log", metas=log.metas, durable=log.least_end)
             records, end, damage = reader.records(log.end, size, skips=skips)
             log.metas = reader.metas(end)
@@ -487,6 +477,15 @@ class LogView:
         log.end = end
         if damage is not None:
             raise damage
+
+    def _skip_new(self, log: _KnownLog, descriptor: int, size: int) -> bool:
+        """Read the summaries of new records as far as each has one; tell whether that is all there is."""
+        summaries, end = read_summaries(log.id, descriptor, log.end, size)
+        for summary in summaries:
+            self._skip(log, summary)
+            log.last = summary.offset, summary.check
+        log.end = end
+        return end == size
 
     def _salvage(self, log: _KnownLog, descriptor: int, size: int) -> None:
         """Read every whole record of a log, and note what is lost."""
@@ -1052,6 +1051,15 @@ class LogView:
                 write_all(descriptor, data)
             finally:
                 os.close(descriptor)
+
+
+def _meet(log: _KnownLog, descriptor: int, file: tuple[int, int]) -> int:
+    """Read the header of a log for the first time; return the size of its file after that."""
+    log.file = file
+    head = os.pread(descriptor, HEADER_BYTES, 0)
+    log.is_original = len(head) == HEADER_BYTES and inode_in(head) == inode_of(descriptor)
+    log.least_end = max(log.least_end, marked_end(log.id, head))
+    return os.fstat(descriptor).st_size  # somebody may have appended before the mark was read
 
 
 def _has_last(log: _KnownLog, descriptor: int) -> bool:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import blake3
 import numpy as np
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.base import config, threads
-from tensorcas_mlflow.base.tensors import bytes_of, pieces_of
+from tensorcas_mlflow.base import config
 from tensorcas_mlflow.native import core
 
 DIGEST_BYTES = 32
@@ -23,16 +20,9 @@ Buffer = Any
 Digests = np.ndarray[Any, np.dtype[np.uint8]]
 """Digests of many chunks: shape ``(n, 32)``, C order."""
 
-_LEAST_BYTES = 3 << 19
-"""Below this size, handing work to another thread costs more than it gains."""
-_MOST_BYTES = 8 << 20
-"""Bytes one thread hashes at a time."""
-
 
 def digest(data: Buffer) -> bytes:
     """Hash a buffer of contiguous bytes."""
-    if core is None:
-        return blake3.blake3(data).digest()
     hashed: bytes = core.digest(data)
     return hashed
 
@@ -51,11 +41,7 @@ def digest_each(pieces: Iterable[Any]) -> Digests:
     Returns:
         One row a buffer, in order.
     """
-    if core is not None:
-        return _digest_by(core, list(pieces), n_threads=1)
-    blake = blake3.blake3
-    joined = b"".join([blake(piece).digest() for piece in pieces])
-    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+    return _digest_by(list(pieces), n_threads=1)
 
 
 def digest_all(pieces: Sequence[memoryview]) -> Digests:
@@ -64,24 +50,10 @@ def digest_all(pieces: Sequence[memoryview]) -> Digests:
     Returns:
         One row a buffer, in order.
     """
-    if core is not None:
-        return _digest_by(core, pieces, n_threads=config.n_threads())
-    out = np.empty((len(pieces), DIGEST_BYTES), dtype=np.uint8)
-    batches = _batches(pieces)
-
-    def hash_batch(batch: tuple[int, int]) -> None:
-        begin, end = batch
-        out[begin:end] = digest_each(pieces[begin:end])
-
-    if len(batches) <= 1:
-        for batch in batches:
-            hash_batch(batch)
-    else:
-        threads.run_all(hash_batch, batches)
-    return out
+    return _digest_by(pieces, n_threads=config.n_threads())
 
 
-def _digest_by(core: ModuleType, pieces: Sequence[Any], *, n_threads: int) -> Digests:
+def _digest_by(pieces: Sequence[Any], *, n_threads: int) -> Digests:
     out = np.empty((len(pieces), DIGEST_BYTES), dtype=np.uint8)
     core.hash_each(pieces, out, n_threads)
     return out
@@ -98,7 +70,7 @@ def copy_and_digest(
         rows: The arrays.
         chunk_at: The number of the first chunk of each row, and the number of all chunks.
         sizes: Sizes of all chunks.
-        known: A digest for each chunk. The compiled core does not keep the copy of a chunk with this digest.
+        known: A digest for each chunk. The copy of a chunk with this digest is not kept.
 
     Returns:
         An area of bytes with the copies of the chunks at the sums of the sizes before them; flags for the chunks
@@ -106,35 +78,13 @@ def copy_and_digest(
     """
     digests = np.empty((len(sizes), DIGEST_BYTES), dtype=np.uint8)
     area = np.empty(int(sizes.sum()), dtype=np.uint8)  # the system provides a page at its first write
-    if core is not None:
-        is_copied = np.empty(len(sizes), dtype=bool)
-        columns = (np.ascontiguousarray(column, dtype=np.int64) for column in (chunk_at, sizes))
-        contiguous = [row if row.flags.c_contiguous else np.ascontiguousarray(row) for row in rows]
-        if known is not None:
-            known = np.ascontiguousarray(known)
-        core.copy_rows(contiguous, *columns, known, area, is_copied, digests, config.n_threads())
-        return area, is_copied, digests
-    begin = 0
-    for row in rows:
-        data = bytes_of(row)
-        area[begin : begin + len(data)] = data
-        begin += len(data)
-    digests[:] = digest_all(pieces_of(area.data, sizes.cumsum()) if len(sizes) else [])
-    return area, np.ones(len(sizes), dtype=bool) if known is None else (digests != known).any(axis=1), digests
-
-
-def _batches(pieces: Sequence[memoryview]) -> list[tuple[int, int]]:
-    """Split pieces into ranges of about equal size, equally many for each thread: the caller waits for the last one."""
-    total = sum([piece.nbytes for piece in pieces])
-    n_threads = config.n_threads()
-    n_batches = n_threads * -(-total // (n_threads * _MOST_BYTES))
-    n_batches = max(1, min(n_batches, total // _LEAST_BYTES))
-    if n_batches == 1:
-        return [(0, len(pieces))] if pieces else []
-    sizes = np.fromiter((piece.nbytes for piece in pieces), dtype=np.int64, count=len(pieces))
-    borders = np.searchsorted(sizes.cumsum(), np.arange(1, n_batches) * (total / n_batches)) + 1
-    ends = [0, *borders.tolist(), len(pieces)]
-    return [(begin, end) for begin, end in pairwise(ends) if begin < end]
+    is_copied = np.empty(len(sizes), dtype=bool)
+    columns = (np.ascontiguousarray(column, dtype=np.int64) for column in (chunk_at, sizes))
+    contiguous = [row if row.flags.c_contiguous else np.ascontiguousarray(row) for row in rows]
+    if known is not None:
+        known = np.ascontiguousarray(known)
+    core.copy_rows(contiguous, *columns, known, area, is_copied, digests, config.n_threads())
+    return area, is_copied, digests
 
 
 def hex_of(row: Any) -> str:

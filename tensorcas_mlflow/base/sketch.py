@@ -1,4 +1,4 @@
-"""Sketches: 32 sampled words of a tensor, which show its relation to others (``docs/format.md``, Sketches)."""
+"""Sketches: 32 sampled words of a tensor, which show its relation to others (``docs/design/caches.md``, Sketches)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 | `_catalog` | places of chunks that this process knows, and the look-up of them |
 | `_plan` | target memory of each chunk, and the reads of each way |
 | `_ways` | choice of a way to read, as a printable `ReadPlan` |
-| `_decode` | batches in columns; the compiled core, and Python where it is missing or a chunk fails |
+| `_decode` | batches in columns; the call of the compiled core |
 | `_stored` | stored chunks that the core's encoder decodes as bases |
 | `_fetch` | one load: reads of packs and of the cache, and the damage found |
 | `_screen` | verification of many stored chunks that nobody keeps |

@@ -1,4 +1,4 @@
-"""Files of the chunk cache, and the bound on their total size (``docs/format.md``, Chunk cache)."""
+"""Files of the chunk cache, and the bound on their total size (``docs/design/caches.md``, Chunk cache)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ExtentFile:
             os.close(descriptor)
         expected = self.digests[first * _DIGEST_BYTES : -(-stop // BLOCK_BYTES) * _DIGEST_BYTES]
         if _digests_of(block) != expected:
-            raise CorruptError(self.path, "its payload does not hash to the digests in its head")
+            raise CorruptError(self.path, "its content does not hash to the digests in its head")
         return block[start - begin : stop - begin]
 
 
@@ -152,7 +152,7 @@ def open_file(path: str, label: bytes) -> ExtentFile:
         raise CorruptError(path, "it has impossible extents")
     starts, sizes = table["start"].astype(np.int64), table["n_bytes"].astype(np.int64)
     if int(sizes.sum()) != payload_bytes or not sizes.all():
-        raise CorruptError(path, "its extents do not add up to its payload")
+        raise CorruptError(path, "its extents do not add up to its content")
     return ExtentFile(
         path=path,
         starts=starts,

@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow import native
 from tensorcas_mlflow.backends import BlobFile
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.config import n_threads
-from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io._ways import WayChoice
-from tensorcas_mlflow.errors import BackendError, CorruptError
-from tensorcas_mlflow.layout import STORED_DIGEST_BYTES
+from tensorcas_mlflow.native import core
 
 
 def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any, choice: WayChoice) -> Any:
@@ -37,8 +34,6 @@ def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any, ch
         if opened is not None:
             mine = file == number
             opened.count(int(sizes[mine].sum()), int(mine.sum()))
-    if native.core is None:
-        return _check_in_python(files, file, entries)
     descriptors = np.array([-1 if each is None else _descriptor_of(each, choice) for each in files], dtype=np.int32)
     bases = np.array([0 if each is None else each.base for each in files], dtype=np.uint64)
     ends = np.array([0 if each is None else each.size for each in files], dtype=np.uint64)
@@ -46,7 +41,7 @@ def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any, ch
     is_good = np.zeros(len(file), dtype=bool)
     chosen = np.flatnonzero(is_inside)
     found = np.zeros(len(chosen), dtype=bool)
-    native.core.check_stored(
+    core.check_stored(
         descriptors[file[chosen]],
         starts[chosen] + bases[file[chosen]],
         sizes[chosen],
@@ -61,21 +56,3 @@ def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any, ch
 def _descriptor_of(opened: BlobFile, choice: WayChoice) -> int:
     direct = opened.direct_descriptor if choice.way == "direct" and opened.open_direct() else None
     return opened.descriptor if direct is None else direct
-
-
-def _check_in_python(files: Sequence[BlobFile | None], file: Any, entries: Any) -> Any:
-    is_good = np.zeros(len(file), dtype=bool)
-
-    def check(at: int) -> None:
-        opened = files[int(file[at])]
-        if opened is None:
-            return
-        block = bytearray(int(entries["stored_bytes"][at]))
-        try:
-            opened.read_into(int(entries["offset"][at]), [memoryview(block)])
-        except (BackendError, CorruptError):
-            return
-        is_good[at] = digest(block)[:STORED_DIGEST_BYTES] == entries["stored_digest"][at].tobytes()
-
-    threads.run_all(check, range(len(file)))
-    return is_good

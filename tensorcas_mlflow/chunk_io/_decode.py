@@ -1,8 +1,7 @@
-"""Decoding of many chunks in one call: the plan of a batch in columns, the compiled core, and its Python fallback.
+"""Decoding of many chunks in one call: the plan of a batch in columns, and the call of the compiled core.
 
 A *part* is the work of one thread at a time: some stretches of packs to read, and the chunks to decode from them. The
-core takes a whole batch of parts. Without it, or where a chunk fails, `decode_chain` decodes one chunk and names the
-fault.
+core takes a whole batch of parts. Where a chunk fails, `decode_chain` decodes it link by link and names the fault.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow import native
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest
 from tensorcas_mlflow.base.tensors import offsets_of, ranges
 from tensorcas_mlflow.chunk_io._catalog import Places
@@ -22,6 +20,7 @@ from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BlobNotFoundError, FormatError
 from tensorcas_mlflow.layout import bases_of, is_delta, pack_key
+from tensorcas_mlflow.native import core
 
 READ = np.dtype([("start", "<u8"), ("n_bytes", "<u8"), ("source", "<i4"), ("kind", "<u4")])
 LINK = np.dtype(
@@ -224,11 +223,6 @@ class Batch:
         )
 
 
-def can_decode() -> bool:
-    """Tell whether the compiled core decodes batches."""
-    return native.has_zstd
-
-
 def decode(
     links: ChainLinks,
     wanted: Wanted,
@@ -240,7 +234,7 @@ def decode(
     buffers: Sequence[Buffer] = (),
     n_threads: int = 1,
 ) -> Any:
-    """Read, decode and verify a batch with the compiled core; needs `can_decode`.
+    """Read, decode and verify a batch with the compiled core.
 
     Args:
         links: The links of all wanted chunks.
@@ -255,9 +249,8 @@ def decode(
     Returns:
         Numbers of the chunks that failed. The core names no reason.
     """
-    assert native.core is not None
     tables = tables_of(links, wanted, batch, source=source, base=base, kind=kind)
-    statuses = native.core.decode(*tables, buffers, wanted.target.blocks, wanted.verify, n_threads)
+    statuses = core.decode(*tables, buffers, wanted.target.blocks, wanted.verify, n_threads)
     return batch.chunks[np.flatnonzero(np.frombuffer(statuses, np.uint8))]
 
 
@@ -301,7 +294,7 @@ class Fault(NamedTuple):
 
 
 def decode_chain(entries: Any, stored: Sequence[Buffer], expected: bytes | None, n_bytes: int) -> Buffer | Fault:
-    """Decode one chunk in Python, in memory of its own.
+    """Decode one chunk, link by link, in memory of its own.
 
     Args:
         entries: The entries of its links, its own first.

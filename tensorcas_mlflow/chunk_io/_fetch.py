@@ -25,7 +25,6 @@ from tensorcas_mlflow.chunk_io._decode import (
     ChainLinks,
     Fault,
     Wanted,
-    can_decode,
     decode,
     decode_chain,
 )
@@ -220,7 +219,7 @@ class Load:
         return is_good
 
     def undecodable(self, links: ChainLinks, wanted: Wanted, root: Any) -> Any:
-        """Read, decode and verify chunks of this machine's files with the compiled core; needs `can_decode`.
+        """Read, decode and verify chunks of this machine's files with the compiled core.
 
         Args:
             links: The links of all wanted chunks.
@@ -258,7 +257,7 @@ class Load:
         if len(deltas):
             numbers, _ = links.of_chunks(deltas)
             choice = self._planner.choice_for_deltas(links.places.some(numbers))
-            each = _CORE_PART_BYTES if can_decode() and self.is_local else _PART_BYTES
+            each = _CORE_PART_BYTES if self.is_local else _PART_BYTES
             each = _WINDOW_BYTES if self.waits else each
             of = None if root is None else root[deltas]
             planned.append((choice, parts_of(deltas, sizes[deltas], each, of)))
@@ -424,7 +423,7 @@ class _Reading:
     def run(self) -> list[Damage]:
         """Read and decode; return the damage."""
         for waits, for_core, others in self._planned():
-            # Python finds out the reasons of failures, chunk by chunk.
+            # Link by link, the reasons of failures show.
             for chunk in self._run_in_core(for_core, waits=waits).tolist():
                 self._run_part(PLAIN_READ, np.array([chunk]))
             self._run_in_python([(choice, part) for choice, parts in others for part in parts], waits=waits)
@@ -442,7 +441,7 @@ class _Reading:
         planned = self._load.plan(self._links, self._wanted.target.n_bytes, self._root)
         for waits in (False, True):
             chosen = [(choice, parts) for choice, parts in planned if choice.waits == waits and parts]
-            is_for_core = [can_decode() and self._load.is_local and choice.is_of_file for choice, _ in chosen]
+            is_for_core = [self._load.is_local and choice.is_of_file for choice, _ in chosen]
             for_core = [each for each, is_of in zip(chosen, is_for_core, strict=True) if is_of]
             yield waits, for_core, [each for each, is_of in zip(chosen, is_for_core, strict=True) if not is_of]
 
@@ -549,7 +548,7 @@ class _Reading:
         """Decode stored bytes into place; return the damage."""
         firsts = counts.cumsum() - counts
         left = np.arange(len(chunks))
-        if can_decode() and len(chunks) > 1 and not stored.faults:
+        if len(chunks) > 1 and not stored.faults:
             whole = Batch.of_buffers(chunks, counts, numbers, stored.buffer, stored.begin, stored.buffers)
             failed = decode(
                 self._links, self._wanted, whole, source=np.arange(len(stored.buffers)), buffers=stored.buffers
@@ -564,7 +563,7 @@ class _Reading:
         return damaged
 
     def _decode_alone(self, chunk: int, numbers: Any, first: int, stored: Stored) -> Damage | None:
-        """Decode one chunk in Python; return the damage."""
+        """Decode one chunk, link by link; return the damage."""
         links = range(first, first + len(numbers))
         for number, link in enumerate(links):
             if link in stored.faults:

@@ -14,7 +14,7 @@ from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.tensors import Offsets, bytes_of, distinct
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
-from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted, can_decode
+from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted
 from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_links, check_sizes, damage_of
 from tensorcas_mlflow.chunk_io._map import map_rows, mappable
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, check_outs, new_arrays
@@ -285,7 +285,7 @@ class ChunkReader:
     def open_packs(self) -> OpenPacks | None:
         """Return an opener of packs for the encoder, which decodes bases itself; None if it cannot read these packs."""
         is_local = self._cache is None and not self._backend.is_remote
-        return OpenPacks(self._backend) if is_local and can_decode() else None
+        return OpenPacks(self._backend) if is_local else None
 
     @property
     def is_remote(self) -> bool:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow import native
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.chunk_io._catalog import Places, find_chains, follow
-from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks, Wanted, can_decode, decode
+from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks, Wanted, decode
 from tensorcas_mlflow.chunk_io._fetch import Load, check_links, parts_of
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.chunk_io._ways import BASES_READ, way_of_environment
@@ -28,7 +27,7 @@ _PART_BYTES = 1 << 20
 def find_sound(
     backend: Backend, places: Places, bases: Table | None, on_read: Callable[[int], None] = lambda n_bytes: None
 ) -> Mask:
-    """Read chunks in files of this machine and verify them with the compiled core, keeping none.
+    """Read chunks in files of this machine and verify them, keeping none.
 
     Args:
         backend: Backend of the packs.
@@ -41,7 +40,7 @@ def find_sound(
         Mask of the sound chunks. The others may be damaged, or the core cannot read them; nothing is known of them.
     """
     is_sound = np.zeros(len(places.found), dtype=bool)
-    if not _can_screen(backend, bases):
+    if backend.is_remote:
         return is_sound
     chosen = _possible(places, bases)
     if bases is None:
@@ -78,7 +77,7 @@ class BlockScreen:
             bases: See `find_sound`.
         """
         self._bases = bases
-        self._can_screen = _can_screen(backend, bases)
+        self._can_screen = not backend.is_remote
         self._load = Load(backend, None, "", "pread")
 
     def __enter__(self) -> BlockScreen:
@@ -127,10 +126,6 @@ class BlockScreen:
             self._load.give_back(stored)
             is_sound[part[which[np.setdiff1d(able, failed)]]] = True
         return is_sound
-
-
-def _can_screen(backend: Backend, bases: Table | None) -> bool:
-    return not backend.is_remote and native.core is not None and (bases is None or can_decode())
 
 
 def _possible(places: Places, bases: Table | None) -> Any:

@@ -151,7 +151,7 @@ def _report_json(report: GcReport) -> Json:
         "n_packs": report.n_packs,
         "n_manifests": report.n_manifests,
         "n_recipes": report.n_recipes,
-        "n_aborted": report.n_aborted,
+        "n_withdrawn": report.n_withdrawn,
         "n_spared": report.n_spared,
         "bytes_before": report.bytes_before,
         "bytes_after": report.bytes_after,
@@ -305,7 +305,7 @@ COMMANDS = (
             ABANDON,
             flag(
                 "--orphans",
-                help="first drop the orphans: content of runs, logged models and traces that MLflow forgot longer ago "
+                help="first free the orphans: content of runs, logged models and traces that MLflow forgot longer ago "
                 "than the grace",
             ),
             repeated(
@@ -323,7 +323,7 @@ COMMANDS = (
             repeated(
                 "--folder",
                 metavar="FOLDER",
-                help="with --orphans: folder of a deleted experiment, as gc printed it: drop its content unknown to "
+                help="with --orphans: folder of a deleted experiment, as gc printed it: free its content unknown to "
                 "MLflow, even without any other sign of the experiment (repeatable)",
             ),
             *WORKERS,

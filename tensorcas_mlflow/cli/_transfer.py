@@ -165,8 +165,8 @@ def _artifact_root(path: str, runs: set[str]) -> str | None:
 def _say_copied(copied: Copied, failed: Sequence[Failure], kept: Sequence[str], *, is_dry: bool) -> None:
     for what in kept:
         say(printable(f"kept: {what}: the destination has another one; --overwrite takes the source's"))
-    for what in () if isinstance(copied.refs, CopyPlan) else copied.refs.dropped:
-        say(printable(f"left out: {what}: it was dropped or saved again in the meantime"))
+    for what in () if isinstance(copied.refs, CopyPlan) else copied.refs.deleted:
+        say(printable(f"left out: {what}: it was deleted or saved again in the meantime"))
     for failure in failed:
         say(printable(f"failed: {failure}"))
     plain = copied.plain
@@ -199,7 +199,7 @@ def _copy_json(
         "report": report,
         "plain": None if copied.plain is None else _plain_json(copied.plain),
         "kept": list(kept),
-        "dropped": [] if isinstance(refs, CopyPlan) else list(refs.dropped),
+        "deleted": [] if isinstance(refs, CopyPlan) else list(refs.deleted),
         "failed": [{"what": each.what, "reason": each.reason, "tensors": list(each.tensors)} for each in failed],
     }
 

@@ -8,8 +8,8 @@ codec.
 | module | holds |
 |---|---|
 | `_codec` | the contract `Codec`, and codec 0, `RAW` |
-| `_zstd` | codecs 1 `ZSTD` and 2 `SHUFFLE_ZSTD`, and all use of Zstandard |
-| `_words` | words, byte planes and groups, over the compiled loops of ``_kernels.c`` or numpy |
+| `_zstd` | codecs 1 `ZSTD` and 2 `SHUFFLE_ZSTD` |
+| `_words` | words, and their zigzag differences |
 | `_planes` | codec 4, `PLANES` |
 | `_delta` | codec 3, `DELTA` |
 | `_deflate` | DEFLATE streams as zlib writes them |
@@ -18,8 +18,9 @@ codec.
 | `_functions` | functions of derived tensors, and their residuals |
 | `_choose` | `CODECS`, by number; choice of a codec, a coding and a transform |
 
-To add a codec, write a `Codec` with the next free number, list and choose it in `_choose`, and add its row
-and its payload to ``docs/format.md``.
+The compiled core encodes and decodes; ``tests/reference`` does the same in Python, as the oracle of its tests. To add a
+codec, write its loops (``native/src``), its `Codec` with the next free number and its oracle, list and choose it in
+`_choose`, and add its row and its payload to ``docs/format.md``.
 """
 
 from typing import TYPE_CHECKING
@@ -37,11 +38,10 @@ if TYPE_CHECKING:
         encode_best,
         estimate_share,
         guess_itemsize,
-        samples_alike,
         typesize_of,
     )
-    from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec, compiled_encoder
-    from tensorcas_mlflow.codecs._deflate import CAN_DEFLATE, deflates_to
+    from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec
+    from tensorcas_mlflow.codecs._deflate import deflates_to
     from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform, is_sparse
     from tensorcas_mlflow.codecs._functions import (
         Kind,
@@ -62,11 +62,11 @@ _NAMES = {
     "_blocks": "BLOCK_FORMATS Bounds bounds",
     "_choose": (
         "CODECS can_shuffle choose_codings choose_transform codec_numbered encode_best estimate_share "
-        "guess_itemsize samples_alike typesize_of"
+        "guess_itemsize typesize_of"
     ),
-    "_codec": "MOST_OVERHEAD_BYTES RAW Codec compiled_encoder",
+    "_codec": "MOST_OVERHEAD_BYTES RAW Codec",
     "_delta": "DECAYED_BYTES DELTA Transform is_sparse",
-    "_deflate": "CAN_DEFLATE deflates_to",
+    "_deflate": "deflates_to",
     "_functions": "Kind add_residual check computes_exactly evaluate fills residual_kind residual_of",
     "_hdf5_chunks": "ChunkedElements Hdf5Chunks fletcher32",
     "_planes": "PLANES Effort PlaneCoding",

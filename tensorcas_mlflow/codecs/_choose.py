@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.codecs._codec import RAW, Codec, compiled_encoder
-from tensorcas_mlflow.codecs._delta import DELTA, Transform, fit_decay, is_sparse
-from tensorcas_mlflow.codecs._planes import PLANES, Alike, PlaneCoding, codings_for, note_sample
-from tensorcas_mlflow.codecs._words import UNIT_WORDS, WORDS, stretches_of, subtract, words_in
-from tensorcas_mlflow.codecs._zstd import MAX_RECORD_BYTES, SHUFFLE_ZSTD, SMALL_BYTES, ZSTD
+from tensorcas_mlflow.codecs._codec import RAW, Codec
+from tensorcas_mlflow.codecs._delta import DELTA, Transform
+from tensorcas_mlflow.codecs._planes import PLANES, PlaneCoding
+from tensorcas_mlflow.codecs._words import WORDS
+from tensorcas_mlflow.codecs._zstd import MAX_RECORD_BYTES, SHUFFLE_ZSTD, ZSTD
 from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.native import core
 
 CODECS: Mapping[int, Codec] = {codec.number: codec for codec in (RAW, ZSTD, SHUFFLE_ZSTD, DELTA, PLANES)}
 
@@ -31,35 +32,9 @@ def codec_numbered(number: int) -> Codec:
     return codec
 
 
-LEAST_GAIN = 0.97
-"""A chunk that does not shrink below this share is stored raw, and can then be memory-mapped."""
 _MAX_TYPESIZE = 255
 _LEAST_SHUFFLED_BYTES = 512
-"""In fewer bytes shuffling gains less than its header takes (``docs/design/decisions.md``)."""
-_MIXED_ITEMSIZE = 8
-"""Elements of this size are often whole numbers or repeat, and plain zstd may be smaller."""
-_MIXED_TRIED_LEVEL = 3
-_MOST_BEHIND = 0.02
-"""If the trial takes more than the planes and this share of the chunk, the slow level for small chunks rarely takes
-less than the planes. It takes three times as long as they do, and a hundred times as long if many bytes repeat."""
-_RECORDS_TRIED_BYTES = 16 << 10
-_RECORDS_TRIED_LEVEL = 1
-"""Trial of both codecs for records, which takes a tenth to a fifth of the time of encoding."""
-
-SAMPLE_WORDS = 2048
-"""Words in a sample; the entropies of its bytes are right to about 1 %."""
-_TRIED_BYTES = 64 << 10
-_WORTH_SLOWER = 0.99
-"""A transform that decodes more slowly is chosen only below this share of the room."""
-_NUDGED_WORTH = 0.94
-"""`Transform.NUDGED` is chosen only below this share of the room of `Transform.SPARSE`: where many words move by more
-than one unit, it takes twice the time to decode."""
-_SPARSE_WORTH = 1024
-"""`Transform.SPARSE` decodes fastest, and may take one byte more in so many."""
-_ENOUGH = 0.96
-"""Single words are not tried if units take less than this share of words in order: single words decode slowest, and
-units gain little from order."""
-
+"""In fewer bytes shuffling gains less than its header takes (``docs/design/codecs.md``)."""
 _CODINGS = {coding.value: coding for coding in PlaneCoding}
 """Codings by number: the class of an enumeration takes two calls to find one."""
 _GUESSED_BYTES = 16 * 1024
@@ -77,58 +52,18 @@ def can_shuffle(n_bytes: int, itemsize: int) -> bool:
     return 1 < itemsize <= MAX_RECORD_BYTES and n_bytes >= max(_LEAST_SHUFFLED_BYTES, 8 * itemsize)
 
 
-def encode_best(raw: Buffer, itemsize: int, alike: Sequence[Alike] | None = None) -> tuple[Codec, int, Buffer]:
+def encode_best(raw: Buffer, itemsize: int) -> tuple[Codec, int, Buffer]:
     """Encode one chunk with the codec that fits its elements, or leave it raw where that gains less than 3 %.
 
     Args:
         raw: The chunk.
         itemsize: Size of one element; 1 for text and skeletons.
-        alike: The planes of samples of its group, for a small chunk encoded in Python.
 
     Returns:
         The codec, the element size for the pack's table, and the payload.
     """
-    encoder = compiled_encoder()
-    if encoder is not None:
-        number, typesize, payload = encoder.encode_best(raw, itemsize)
-        return (CODECS[number], typesize, payload) if number else (RAW, 1, raw)
-    if len(raw) < 32:
-        return RAW, 1, raw
-    codec = _codec_for(raw, itemsize)
-    stored = PLANES.encode_alike(raw, itemsize, alike) if codec is PLANES and alike else codec.encode(raw, itemsize)
-    if codec is PLANES and itemsize >= _MIXED_ITEMSIZE and len(raw) <= SMALL_BYTES:
-        tried = ZSTD.encode_at(raw, _MIXED_TRIED_LEVEL)
-        if len(tried) < len(stored) + _MOST_BEHIND * len(raw):
-            plain = ZSTD.encode(raw, itemsize)
-            if len(plain) < len(stored):
-                codec, stored = ZSTD, plain
-    if len(stored) > LEAST_GAIN * len(raw):
-        return RAW, 1, raw
-    return codec, typesize_of(itemsize), stored
-
-
-def samples_alike(samples: Iterable[tuple[Buffer, int]]) -> Mapping[int, Sequence[Alike]]:
-    """Try the codings of all planes on samples of small chunks, given with the sizes of their elements.
-
-    Returns:
-        For each size of words the planes of its samples.
-    """
-    alike: dict[int, list[Alike]] = {}
-    for raw, itemsize in samples:
-        if itemsize in WORDS and can_shuffle(len(raw), itemsize):
-            note_sample(alike.setdefault(itemsize, [Alike() for _ in range(itemsize)]), raw, itemsize)
-    return alike
-
-
-def _codec_for(raw: Buffer, itemsize: int) -> Codec:
-    if not can_shuffle(len(raw), itemsize):
-        return ZSTD
-    if itemsize in WORDS:
-        return PLANES
-    # Tree nodes repeat whole and shrink most as they are; records of measurements shrink most when shuffled.
-    sample = memoryview(raw)[:_RECORDS_TRIED_BYTES]
-    plain = ZSTD.encode_at(sample, _RECORDS_TRIED_LEVEL)
-    return ZSTD if len(plain) < len(SHUFFLE_ZSTD.encode_sample(sample, itemsize)) else SHUFFLE_ZSTD
+    number, typesize, payload = core.encode_best(raw, itemsize)
+    return (CODECS[number], typesize, payload) if number else (RAW, 1, raw)
 
 
 def guess_itemsize(sample: Buffer) -> int:
@@ -169,27 +104,13 @@ def estimate_share(raw: Buffer, width: int, *, base: Buffer | None = None) -> fl
     Returns:
         0 to 1; 1 for no words at all.
     """
-    encoder = compiled_encoder()
-    if encoder is not None:
-        share: float = encoder.estimate_share(raw, width, base)
-        return share
-    words = _sample(raw, width)
-    if len(words) == 0:
-        return 1.0
-    if base is not None:
-        words = _differences(words, _sample(base, width))
-    return _entropy_bits(words) / (8 * width * len(words))
+    share: float = core.estimate_share(raw, width, base)
+    return share
 
 
 def choose_codings(raw: Buffer, width: int, *, base: Buffer | None = None) -> tuple[PlaneCoding, ...]:
     """Choose codings for the planes of a chunk, or of its differences from a base; see `estimate_share`."""
-    encoder = compiled_encoder()
-    if encoder is not None:
-        return tuple([_CODINGS[number] for number in encoder.choose_codings(raw, width, base)])
-    words = _sample(raw, width)
-    if base is not None:
-        words = _differences(words, _sample(base, width))
-    return tuple(codings_for(words))
+    return tuple([_CODINGS[number] for number in core.choose_codings(raw, width, base)])
 
 
 def choose_transform(
@@ -209,57 +130,13 @@ def choose_transform(
     Returns:
         The transform, and the words per unit.
     """
-    encoder = compiled_encoder()
-    if encoder is not None:
-        transform, unit = encoder.choose_transform(raw, width, base, bytes(codings), at_any_cost)
-        return Transform(transform), unit
-    piece = _middle(raw, _TRIED_BYTES), width, _middle(base, _TRIED_BYTES)
-    worth = 1.0 if at_any_cost else _WORTH_SLOWER
-    ways = [(Transform.GROUPED, UNIT_WORDS[width]), (Transform.GROUPED, 1)]
-    if fit_decay(_sample(raw, width), _sample(base, width)) is not None:
-        ways.insert(0, (Transform.DECAYED, 1))
-    chosen, plain = (Transform.PLAIN, 1), len(DELTA.encode_as(*piece, Transform.PLAIN, codings=codings))
-    least = plain
-    if is_sparse(*piece):
-        size = len(DELTA.encode_as(*piece, Transform.SPARSE))
-        if size < least + memoryview(piece[0]).nbytes // _SPARSE_WORTH:
-            chosen, least = (Transform.SPARSE, 1), size
-            # The tables of Zstandard's codes take a larger share of a part than of the chunk.
-            whole = (raw, width, base) if is_sparse(raw, width, base) else piece
-            few = [len(DELTA.encode_as(*whole, each)) for each in (Transform.NUDGED, Transform.SPARSE)]
-            if few[0] <= (1.0 if at_any_cost else _NUDGED_WORTH) * few[1]:
-                chosen, least = (Transform.NUDGED, 1), min(least, len(DELTA.encode_as(*piece, Transform.NUDGED)))
-    for transform, unit in ways:
-        if (transform, unit) == ways[-1] and least < _ENOUGH * plain and not at_any_cost:
-            break
-        size = len(DELTA.encode_as(*piece, transform, codings=codings, unit=unit))
-        if size < worth * least:
-            chosen, least = (transform, unit), size
-    return chosen
-
-
-def _middle(data: Buffer, n_bytes: int) -> Buffer:
-    data = memoryview(data)
-    begin = max(0, data.nbytes - n_bytes) // 16 * 8
-    return data[begin : begin + n_bytes]
-
-
-def _sample(raw: Buffer, width: int) -> Any:
-    words, _ = words_in(np.frombuffer(raw, np.uint8), width)
-    return stretches_of(words, SAMPLE_WORDS)
-
-
-def _differences(words: Any, base: Any) -> Any:
-    out = np.empty_like(words)
-    subtract(words, base, out)
-    return out
+    transform, unit = core.choose_transform(raw, width, base, bytes(codings), at_any_cost)
+    return Transform(transform), unit
 
 
 def _entropy_bits(words: Any) -> float:
     """Return the bits that words take if each byte has the code of its plane; no plane takes more than its size."""
     n_words, width = len(words), words.itemsize
-    if n_words == 0:
-        return 0.0
     numbered = words.view(np.uint8).reshape(n_words, width) + (256 * np.arange(width, dtype=np.uint16))
     counts = np.bincount(numbered.ravel(), minlength=256 * width).reshape(width, 256)
     used = np.count_nonzero(counts, axis=1)

@@ -1,29 +1,18 @@
-"""The contract of a codec, codec 0, which stores a chunk as it is, and the compiled encoder of all others."""
+"""The contract of a codec, and codec 0, which stores a chunk as it is."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import ModuleType
 from typing import ClassVar
 
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.native import core, has_zstd
-
-_ENCODER: ModuleType | None = core if has_zstd else None
-
-
-def compiled_encoder() -> ModuleType | None:
-    """Return the functions of the compiled core that encode chunks; None if the core lacks them.
-
-    They make the decisions of the Python code in this room, and payloads of the same format. Zstandard may be of
-    another release there, so the bytes may differ.
-    """
-    return _ENCODER
-
+from tensorcas_mlflow.native import core
 
 MOST_OVERHEAD_BYTES = 4096
 """A payload is at most this much longer than twice its chunk. A reader refuses a longer one and allocates nothing."""
+_NO_MEMORY = 4
+"""A status of the core; 0 is a good chunk."""
 
 
 class Codec(ABC):
@@ -48,19 +37,31 @@ class Codec(ABC):
             base: The decoded base, as long as the chunk. Codecs that take no base ignore it.
         """
 
-    @abstractmethod
     def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
-        """Decode a chunk into a buffer of exactly its size.
+        """Decode a chunk into a buffer of exactly its size, at least one byte.
 
         Args:
             stored: A payload. It may be damaged or forged.
-            out: Buffer for the chunk. A failed call may leave any bytes in it.
+            out: Buffer for the chunk, which a failed call leaves untouched.
             base: As for `encode`.
 
         Raises:
             FormatError: The payload is malformed or decodes to another size, or the base is missing or of another
                 size.
+            MemoryError: This machine has too little memory.
         """
+        status = core.decode_payload(self.number, stored, out, base if self.takes_base else None)
+        if status == _NO_MEMORY:
+            raise MemoryError(f"no memory to decode a chunk of {len(out)} bytes")
+        if status:
+            of = (
+                ""
+                if not self.takes_base
+                else " without a base"
+                if base is None
+                else f" with a base of {len(base)} bytes"
+            )
+            raise FormatError(f"its {len(stored)} bytes do not decode by codec {self.name}{of} to {len(out)} bytes")
 
 
 class _Raw(Codec):
@@ -69,11 +70,6 @@ class _Raw(Codec):
 
     def encode(self, raw: Buffer, itemsize: int, base: Buffer | None = None) -> Buffer:
         return raw
-
-    def decode_into(self, stored: Buffer, out: memoryview, base: Buffer | None = None) -> None:
-        if len(stored) != len(out):
-            raise FormatError(f"a raw chunk of {len(out)} bytes is stored in {len(stored)}")
-        out[:] = stored
 
 
 RAW = _Raw()

@@ -1,6 +1,6 @@
 """DEFLATE as zlib writes it, bit for bit on every machine (``docs/format.md``, Deflate).
 
-Only the compiled core does this. The library zlib itself would not do: its later releases, and other libraries under
+The library zlib itself would not do: its later releases, and other libraries under
 its name, may write other streams of the same bytes.
 """
 
@@ -9,13 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.native import core
 
 LEVELS = range(1, 10)
 """Levels of compression."""
-CAN_DEFLATE = core is not None
-"""True if the compiled core is there."""
 
 
 def deflate(data: Buffer, level: int, out: Any) -> int | None:
@@ -28,22 +25,11 @@ def deflate(data: Buffer, level: int, out: Any) -> int | None:
 
     Returns:
         The size of the stream; None if it does not fit. Then ``out`` has any bytes.
-
-    Raises:
-        TensorCasError: The core is missing. This is no damage, so it is no `FormatError`.
     """
-    if core is None:
-        raise TensorCasError(
-            "only the compiled core makes a compressed stream again from its stored content: build the package with a "
-            "C compiler, and leave TENSORCAS_NATIVE unset"
-        )
     n_bytes: int = core.deflate(data, level, out)
     return None if n_bytes < 0 else n_bytes
 
 
 def deflates_to(data: Buffer, level: int, stream: Buffer) -> bool:
-    """Tell whether `deflate` makes a stream of some bytes; a wrong level mostly shows after some 16 KiB.
-
-    Where the core is missing, it makes none.
-    """
-    return core is not None and bool(core.deflates_to(data, level, stream))
+    """Tell whether `deflate` makes a stream of some bytes; a wrong level mostly shows after some 16 KiB."""
+    return bool(core.deflates_to(data, level, stream))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 
-from tensorcas_mlflow.codecs import CAN_DEFLATE, deflates_to
+from tensorcas_mlflow.codecs import deflates_to
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._tape import (
     MAX_PEEK_BYTES,
@@ -59,10 +59,9 @@ def find_deflated(tape: Tape, n_bytes: int | None, split_content: SplitContent) 
         split_content: Takes its content apart.
 
     Returns:
-        None for another stream, a short or a long one, a damaged one, and where the core is not compiled, which makes
-        the stream.
+        None for another stream, a short or a long one, and a damaged one.
     """
-    if not CAN_DEFLATE or (n_bytes is not None and not LEAST_STREAM_BYTES <= n_bytes <= MAX_PEEK_BYTES):
+    if n_bytes is not None and not LEAST_STREAM_BYTES <= n_bytes <= MAX_PEEK_BYTES:
         return None
     inflated = _inflate(tape, n_bytes)
     if inflated is None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorcas_mlflow.base.tensors import bytes_of
-from tensorcas_mlflow.codecs import CAN_DEFLATE, ChunkedElements, Hdf5Chunks, fletcher32
+from tensorcas_mlflow.codecs import ChunkedElements, Hdf5Chunks, fletcher32
 from tensorcas_mlflow.errors import CorruptError, FormatError
 from tensorcas_mlflow.file_formats._deflated import LEAST_STREAM_BYTES, MOST_RAW_BYTES
 from tensorcas_mlflow.file_formats._hdf5_file import Chunks, DataSet, Filters
@@ -237,8 +237,7 @@ def may_derive(data_set: DataSet) -> bool:
     chunks = data_set.chunks
     if chunks is None or chunks.filters is None or not data_set.wanted_bytes or chunks.filters.level == 0:
         return False
-    can_filter = CAN_DEFLATE or chunks.filters.level is None
-    return can_filter and _LEAST_CHUNK_BYTES <= chunks.n_bytes <= MAX_PEEK_BYTES
+    return _LEAST_CHUNK_BYTES <= chunks.n_bytes <= MAX_PEEK_BYTES
 
 
 def plan_stretch(data_set: DataSet, first_chunk: int) -> Stretch | None:

@@ -176,8 +176,8 @@ def _read_metadata(text: bytes) -> dict[str, str]:
 
 
 def _list_usual(source: ByteSource, header: memoryview) -> Listing | None:
-    """List a file with a header as all writers make it; None for any other, valid or not, and without the core."""
-    scanned: tuple[Any, ...] | None = None if core is None else core.list_header(header, _KIND_NAMES, _KIND_BYTES)
+    """List a file with a header as all writers make it; None for any other, valid or not."""
+    scanned: tuple[Any, ...] | None = core.list_header(header, _KIND_NAMES, _KIND_BYTES)
     if scanned is None:
         return None
     metadata_at, metadata_end, names, name_at, kind, side_at, sides, begin, end = scanned

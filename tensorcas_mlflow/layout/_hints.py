@@ -1,4 +1,4 @@
-"""Hints: places of the chunks of one manifest at the time of writing (``docs/format.md``, Hints).
+"""Hints: places of the chunks of one manifest at the time of writing (``docs/design/caches.md``, Hints).
 
 They follow the manifest in its blob, so a remote reader needs no index. They may be stale, since collections rewrite
 packs and not manifests. So they are never evidence, and a reader asks the index after a miss.

@@ -1,4 +1,4 @@
-"""Tables of refs: the bytes of many refs of an object store in one blob (``docs/format.md``, Tables of refs).
+"""Tables of refs: the bytes of many refs of an object store in one blob (``docs/design/caches.md``, Tables of refs).
 
 A cache: an entry counts only where a listing shows the very same object, so a stale table costs time and tells nothing
 wrong. Listings for people and programs read it. Collections, verifications, repairs and copies read each ref.

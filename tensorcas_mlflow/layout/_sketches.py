@@ -1,4 +1,4 @@
-"""Sketches of the tensors of one manifest, behind it in its blob (``docs/format.md``, Sketches)."""
+"""Sketches of the tensors of one manifest, behind it in its blob (``docs/design/caches.md``, Sketches)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Census of a store: the inventory that one collection leaves to the next (``docs/format.md``, Census).
+"""Census of a store: the inventory that one collection leaves to the next (``docs/design/caches.md``, Census).
 
 Manifests and packs never change, and their names are never used again. So a collection reads only what has come since.
 """

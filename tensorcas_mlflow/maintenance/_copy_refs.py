@@ -99,18 +99,18 @@ class CopyReport:
     """Checkpoints and files that the destination had already."""
     kept: tuple[str, ...]
     """Checkpoints and files that differed there, and stayed."""
-    dropped: tuple[str, ...]
-    """Checkpoints and files that the source dropped or replaced meanwhile; they are left out."""
+    deleted: tuple[str, ...]
+    """Checkpoints and files that were deleted or replaced at the source meanwhile; they are left out."""
     failed: tuple[Failure, ...]
     read_bytes: int
     written_bytes: int
 
     def __str__(self) -> str:
-        dropped = f", {len(self.dropped)} dropped or saved anew meanwhile" if self.dropped else ""
+        deleted = f", {len(self.deleted)} deleted or saved anew meanwhile" if self.deleted else ""
         failed = f", {len(self.failed)} failed" if self.failed else ""
         kept = f", {len(self.kept)} kept that differ there" if self.kept else ""
         return (
-            f"copied {content_text(self.n_copied)}, {self.n_there} there already{kept}{dropped}{failed}; "
+            f"copied {content_text(self.n_copied)}, {self.n_there} there already{kept}{deleted}{failed}; "
             f"read {size_text(self.read_bytes)}, wrote {size_text(self.written_bytes)}"
         )
 
@@ -129,7 +129,7 @@ class RefToCopy:
     """The ref as the source has it."""
 
 
-State = Literal["there", "kept", "dropped"]
+State = Literal["there", "kept", "deleted"]
 """State of a ref that needs no copy; see `CopyReport`."""
 
 
@@ -188,7 +188,7 @@ def compare(
             found = source.manifest(ref)
         except (FormatError, BackendError) as error:
             if not is_unchanged(source, ref):
-                return "dropped"
+                return "deleted"
             return _failure(source.backend, ref.label, f"manifests/{ref.manifest}", error)
         if found.store_id != source.id:
             return Failure(what=ref.label, reason=f"its manifest is of store {found.store_id}")
@@ -347,7 +347,7 @@ class _Copier:
         self._n_done = self._n_copied = self._n_there = 0
         self._read_bytes = self._written_bytes = 0
         self._kept: list[str] = []
-        self._dropped: list[str] = []
+        self._deleted: list[str] = []
         self._failed: list[Failure] = []
         self._batch: list[RefToCopy] = []
         self._n_rows = 0
@@ -371,7 +371,7 @@ class _Copier:
         elif state == "kept":
             self._kept.append(ref.label)
         else:
-            self._dropped.append(ref.label)
+            self._deleted.append(ref.label)
         self._note_done()
 
     def fail(self, failure: Failure) -> None:
@@ -396,7 +396,7 @@ class _Copier:
             n_copied=self._n_copied,
             n_there=self._n_there,
             kept=tuple(self._kept),
-            dropped=tuple(self._dropped),
+            deleted=tuple(self._deleted),
             failed=tuple(self._failed),
             read_bytes=self._read_bytes,
             written_bytes=self._written_bytes,
@@ -456,7 +456,7 @@ class _Copier:
     def _explain(self, ref_to_copy: RefToCopy) -> None:
         """Note why the chunks of a ref could not be read."""
         if not is_unchanged(self._source, ref_to_copy.source):
-            self.pass_by(ref_to_copy.ref, "dropped")
+            self.pass_by(ref_to_copy.ref, "deleted")
             return
         faults: dict[str, str] = {}
         manifest = ref_to_copy.manifest

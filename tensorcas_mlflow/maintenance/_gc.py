@@ -220,10 +220,10 @@ def useless_recipes(state: Survey) -> frozenset[str]:
     return frozenset(useless)
 
 
-Reason = Literal["dropped", "died", "uncommitted", "copied", "cut"]
+Reason = Literal["deleted", "died", "uncommitted", "copied", "cut"]
 
 IN_WORDS: dict[Reason, str] = {
-    "dropped": "of dropped checkpoints",
+    "deleted": "of deleted checkpoints",
     "died": "of dead saves",
     "uncommitted": "of saves never committed",
     "copied": "held or made elsewhere too",
@@ -231,7 +231,7 @@ IN_WORDS: dict[Reason, str] = {
 }
 """Words for each reason; they follow a number of bytes.
 
-dropped: the ref that named the manifest is gone, or names another one. died: an intent that is given up relies on it.
+deleted: the ref that named the manifest is gone, or names another one. died: an intent that is given up relies on it.
 uncommitted: a save ended before it committed, and left no trace of whose it was. copied: other packs hold all of it
 that is needed, or recipes make it. cut: it cannot be read.
 """
@@ -250,25 +250,25 @@ def find_reasons(
         manifests: Names.
     """
     died = state.manifests_given_up
-    reasons: dict[str, Reason] = {name: "died" if name in died else "dropped" for name in manifests}
+    reasons: dict[str, Reason] = {name: "died" if name in died else "deleted" for name in manifests}
     if not packs:
         return reasons
     unknown = [name for name in manifests if name not in census.manifests]
     learn(census, backend.map_requests(partial(_unneeded_manifest, backend), unknown))
     inventory = census.inventory
-    of_dropped = inventory.chunks_of([name for name in manifests if name not in died])
+    of_deleted = inventory.chunks_of([name for name in manifests if name not in died])
     of_died = inventory.chunks_of(died) | inventory.marked(inventory.find(state.given_up))
     live = inventory.marked(inventory.find(state.inventory.digests[state.live]))
     number = {name: at for at, name in enumerate(inventory.packs)}
     has = [
         _packs_with(mask, inventory.entry_chunk, inventory.entry_pack, len(number))
-        for mask in (live, of_died, of_dropped)
+        for mask in (live, of_died, of_deleted)
     ]
     for name in packs:
         if name in state.unreadable:
             reasons[name] = "cut"
             continue
-        kinds: tuple[Reason, ...] = ("copied", "died", "dropped")
+        kinds: tuple[Reason, ...] = ("copied", "died", "deleted")
         found = [kind for kind, mask in zip(kinds, has, strict=True) if mask[number[name]]]
         reasons[name] = found[0] if found else "uncommitted"
     return reasons
@@ -364,7 +364,7 @@ class GcPlan(PrintedPlan):
             held = f"about {size_text(self.left_bytes)} stay in logs"
             lines.append(f"{held} until half of a log is garbage and no process appends to it")
         if self.stale_intents:
-            lines.append(f"{count_text(len(self.stale_intents), 'dead save')} to abort")
+            lines.append(f"{count_text(len(self.stale_intents), 'dead save')} to withdraw")
         if self.damaged_refs:
             lines.append(f"{count_text(len(self.damaged_refs), 'damaged ref')} to abandon")
         for key, reason in self.unread_refs.items():
@@ -419,8 +419,8 @@ class GcReport:
     """Packs deleted, including those that were rewritten."""
     n_manifests: int
     n_recipes: int = 0
-    n_aborted: int
-    """Saves aborted."""
+    n_withdrawn: int
+    """Dead saves withdrawn."""
     n_spared: int
     """Packs of the plan that had come to be needed."""
     bytes_before: int
@@ -439,7 +439,7 @@ class GcReport:
         recipes = f" and {count_text(self.n_recipes, 'recipe')}" if self.n_recipes else ""
         return (
             f"deleted {packs}{',' if recipes else ' and'} {manifests}{recipes}, "
-            f"aborted {count_text(self.n_aborted, 'save')}{spared}, "
+            f"withdrew {count_text(self.n_withdrawn, 'save')}{spared}, "
             f"{freed_text(self.bytes_before, self.bytes_after)}"
         )
 
@@ -470,7 +470,7 @@ def plan_gc(
             way, and must be dead: it may otherwise commit what is being deleted (``docs/design/protocol.md``,
             Carriers). Also keys of refs that cannot be read: what they kept is lost.
         prefer: Packs whose copies to keep where a chunk has several.
-        without: Keys of refs that are about to be dropped: the plan is of the store without them. Executed while they
+        without: Keys of refs that are about to be deleted: the plan is of the store without them. Executed while they
             are there, it spares what they need.
         quarantine_s: Seconds after which damaged bytes in quarantine are deleted.
         avoid: Packs whose copies, and deltas against them, go where a chunk has several.
@@ -593,16 +593,9 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     backend = plan.store.backend
     _check_understood(plan.store)
     bytes_before = disk_bytes(backend)
-    n_aborted = sum(_abort(backend, key) for key in plan.stale_intents)
+    n_withdrawn = sum(_abort(backend, key) for key in plan.stale_intents)
     for key in plan.damaged_refs:
-        # Its state first: somebody may save the step again, and only the ref that was looked at is to go.
-        info = backend.stat(key)
-        if not is_damaged(backend, key):
-            continue
-        if info is None:
-            backend.delete(key)  # a link or a folder in its place
-        else:
-            backend.withdraw(key, info.token)
+        _drop_damaged_ref(backend, key)
     state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
     # Finish a dead collector's list, never just drop it: its owner may only be slow. Our own list repeats what is on
     # it, since the owner may yet remove it.
@@ -664,11 +657,22 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
         n_packs=len(dead_packs),
         n_manifests=len(manifests),
         n_recipes=len(recipes),
-        n_aborted=n_aborted,
+        n_withdrawn=n_withdrawn,
         n_spared=len(spared),
         bytes_before=bytes_before,
         bytes_after=disk_bytes(backend),
     )
+
+
+def _drop_damaged_ref(backend: Backend, key: str) -> None:
+    # Its state first: somebody may save the step again, and only the ref that was looked at is to go.
+    info = backend.stat(key)
+    if not is_damaged(backend, key):
+        return
+    if info is None:
+        backend.delete(key)  # a link or a folder in its place
+    else:
+        backend.withdraw(key, info.token)
 
 
 def _condemn(backend: Backend, census: Census, condemned: bytes) -> str:

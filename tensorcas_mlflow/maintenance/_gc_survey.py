@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -219,68 +219,23 @@ def survey(
     """
     census = census or Census(backend)
     before = time.time() - grace_s
-    stale: list[str] = []
-    live, given_up = DigestSet(), DigestSet()
-    live_manifests: set[str] = set()
-    pinned: set[str] = set()
-    manifests_given_up: set[str] = set()
-    half_committed: list[p.Intent] = []
-    unfenced: list[p.Intent] = []
-    for info in list(list_blobs(backend, "intents")):
-        is_given_up = info.key.rpartition("/")[2] in abandon
-        silent = is_given_up or info.modified_s <= before
-        try:
-            intent = _read_intent(backend, info)
-        except NewerFormatError:
-            raise  # only a later release knows what it keeps, and how to give it up
-        except FormatError as error:
-            # Its save is dead, or it would have turned it into a ref by now. Nobody can tell what it relies on, so it
-            # must not become a ref any more before something is deleted.
-            if not (silent or _is_blank(backend, info.key)):
-                remedy = (
-                    f"it is collected after the grace, or by `tensorcas gc --abandon {info.key.rpartition('/')[2]}`"
-                )
-                reason = f"{getattr(error, 'reason', error)}; perhaps its save is under way: {remedy}"
-                raise CorruptError(info.key, reason) from error
-            if not count_stale:
-                stale.append(info.key)
-            elif not backend.withdraw(info.key, info.token) and backend.stat(info.key) is not None:
-                raise
-            continue
-        if intent is None:
-            continue
-        if intent.through_carrier and not is_given_up:
-            # Neither its age nor the death of its process proves it dead: the server may yet do what it was asked.
-            unfenced.append(intent)
-        elif silent or intent.writer_is_dead:
-            stale.append(info.key)
-            if not count_stale:
-                manifests_given_up.add(intent.manifest)
-                given_up.add(NO_DIGESTS if intent.digests is None else intent.digests)
-                continue
-        live_manifests.add(intent.manifest)
-        pinned |= intent.bases
-        if intent.digests is not None:
-            live.add(intent.digests)
-        else:
-            half_committed.append(intent)
+    saves = _read_intents(backend, before, count_stale=count_stale, abandon=abandon)
     damaged = frozenset(key for key in abandon if key.startswith("refs/") and is_damaged(backend, key))
     refs = _read_refs(backend, census, but={*damaged, *without})
-    _learn_needed(backend, census, refs, half_committed, readers)
-    live_manifests.update(refs.holders)
+    _learn_needed(backend, census, refs, saves.half_committed, readers)
 
     lists = p.read_condemned(backend).lists
     ages = {info.key: info.modified_s for info in list_blobs(backend, "condemned")}
     manifests = list_manifests(backend)
     _check_there(backend, census, refs, manifests)
     blind = _kept_by_damaged(backend, census, refs, manifests)
-    live_manifests |= blind
+    live_manifests = saves.manifests.union(refs.holders, blind)
     sizes, unreadable = _read_packs(backend, census, readers)
     recipes = _read_recipes(backend, census)
     inventory = census.inventory
     # An intent needs all of its digests. A manifest is needed if a ref names it, or an intent that lists no digests.
-    named = inventory.chunks_of({*refs.holders, *blind, *(intent.manifest for intent in half_committed)})
-    declared = live.digests()
+    named = inventory.chunks_of({*refs.holders, *blind, *(intent.manifest for intent in saves.half_committed)})
+    declared = saves.chunks.digests()
     chunks = inventory.find(declared)
     needs_pack = inventory.marked(chunks)
     named |= needs_pack
@@ -293,16 +248,16 @@ def survey(
         needs_pack=needs_pack,
         kept_by_recipes=named & ~without_recipes,
         n_live=int(named.sum()) + int((chunks < 0).sum()),
-        pinned=frozenset(pinned),
+        pinned=frozenset(saves.bases),
         live_manifests=frozenset(live_manifests),
         refs=refs.seen,
         n_refs=refs.n,
-        stale=stale,
-        given_up=given_up.digests(),
-        manifests_given_up=frozenset(manifests_given_up),
+        stale=saves.stale,
+        given_up=saves.given_up.digests(),
+        manifests_given_up=frozenset(saves.manifests_given_up),
         damaged_refs=damaged,
         unread_refs={key: error.reason for key, error in refs.damaged.items()},
-        unfenced=unfenced,
+        unfenced=saves.unfenced,
         lists=lists,
         dead_lists=[
             condemned
@@ -324,6 +279,79 @@ def survey(
         name, cause = min(unreadable.items())
         raise CorruptError(pack_key(name), f"{cause.reason}, and no other pack has all that is needed") from cause
     return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saves:
+    """What the intents of a store say of the saves under way."""
+
+    chunks: DigestSet = field(default_factory=DigestSet)
+    """Chunks that they need."""
+    manifests: set[str] = field(default_factory=set)
+    bases: set[str] = field(default_factory=set)
+    """Packs that hold their bases."""
+    half_committed: list[p.Intent] = field(default_factory=list)
+    """Those that list no chunks: their manifests say what they need."""
+    unfenced: list[p.Intent] = field(default_factory=list)
+    """Those through a carrier, which nothing proves dead."""
+    stale: list[str] = field(default_factory=list)
+    """Keys of intents of dead saves."""
+    given_up: DigestSet = field(default_factory=DigestSet)
+    """Chunks that only saves need which count for nothing."""
+    manifests_given_up: set[str] = field(default_factory=set)
+
+    def keep(self, intent: p.Intent) -> None:
+        """Note what a save needs."""
+        self.manifests.add(intent.manifest)
+        self.bases.update(intent.bases)
+        if intent.digests is not None:
+            self.chunks.add(intent.digests)
+        else:
+            self.half_committed.append(intent)
+
+    def give_up(self, intent: p.Intent) -> None:
+        """Note what a save needed that counts for nothing."""
+        self.manifests_given_up.add(intent.manifest)
+        self.given_up.add(NO_DIGESTS if intent.digests is None else intent.digests)
+
+
+def _read_intents(backend: Backend, before: float, *, count_stale: bool, abandon: Collection[str]) -> _Saves:
+    """Read all intents; those last written before some time, and ``abandon``, count as dead. See `survey`."""
+    saves = _Saves()
+    for info in list(list_blobs(backend, "intents")):
+        is_given_up = info.key.rpartition("/")[2] in abandon
+        silent = is_given_up or info.modified_s <= before
+        try:
+            intent = _read_intent(backend, info)
+        except NewerFormatError:
+            raise  # only a later release knows what it keeps, and how to give it up
+        except FormatError as error:
+            # Its save is dead, or it would have turned it into a ref by now. Nobody can tell what it relies on, so it
+            # must not become a ref any more before something is deleted.
+            if not (silent or _is_blank(backend, info.key)):
+                raise _perhaps_under_way(info.key, error) from error
+            if not count_stale:
+                saves.stale.append(info.key)
+            elif not backend.withdraw(info.key, info.token) and backend.stat(info.key) is not None:
+                raise
+            continue
+        if intent is None:
+            continue
+        if intent.through_carrier and not is_given_up:
+            # Neither its age nor the death of its process proves it dead: the server may yet do what it was asked.
+            saves.unfenced.append(intent)
+        elif silent or intent.writer_is_dead:
+            saves.stale.append(info.key)
+            if not count_stale:
+                saves.give_up(intent)
+                continue
+        saves.keep(intent)
+    return saves
+
+
+def _perhaps_under_way(key: str, error: FormatError) -> CorruptError:
+    remedy = f"it is collected after the grace, or by `tensorcas gc --abandon {key.rpartition('/')[2]}`"
+    return CorruptError(key, f"{getattr(error, 'reason', error)}; perhaps its save is under way: {remedy}")
 
 
 def _read_recipes(backend: Backend, census: Census) -> Mapping[str, RecipeRows]:

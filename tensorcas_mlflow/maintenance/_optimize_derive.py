@@ -1,6 +1,6 @@
 """Recipes of an optimization: tensors that are functions of others, of which packs need hold no copy.
 
-Saves find such rows by themselves (``docs/design/codecs.md``, Derived tensors). An optimization finds those of
+Saves find such rows by themselves (``docs/design/codecs.md``, Functions). An optimization finds those of
 checkpoints whose inputs were saved later, or that were saved without a search.
 """
 

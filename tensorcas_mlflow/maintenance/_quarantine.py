@@ -1,4 +1,4 @@
-"""Quarantine: damaged bytes that a repair puts aside (``docs/format.md``, Quarantine)."""
+"""Quarantine: damaged bytes that a repair puts aside (``docs/design/caches.md``, Quarantine)."""
 
 from __future__ import annotations
 

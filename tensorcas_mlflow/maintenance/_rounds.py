@@ -1,6 +1,6 @@
 """Rounds of maintenance: their records in the store, and the lease of the server that runs a scheduled one.
 
-Any number of servers may share one schedule (``docs/format.md``, Maintenance). The lease saves work and protects
+Any number of servers may share one schedule (``docs/design/caches.md``, Maintenance). The lease saves work and protects
 nothing: two collections, verifications or optimizations at once are safe.
 """
 

@@ -569,21 +569,21 @@ def _small_blob_problems(backend: Backend, packs: _Packs) -> Iterator[Problem]:
         except (FormatError, BackendError) as error:
             # A commit may have been writing it just then, and has turned it into a ref since.
             if not isinstance(error, CorruptError) or _is_listed(backend, info.key):
-                yield Problem(key=info.key, reason=_reason_and(error, "gc removes it once its grace is over"))
+                yield Problem(key=info.key, reason=_reason_and(error, "gc frees it once its grace is over"))
     try:
         p.read_condemned(backend)
     except FormatError as error:
         yield Problem(key=getattr(error, "key", None), reason=f"{reason_of(error)} (gc refuses to work until it goes)")
     for key, found in read_ref_tables(backend, list_blobs(backend, REF_TABLES)):
         if isinstance(found, FormatError):
-            yield Problem(key=key, reason=_reason_and(found, "nothing is lost, and gc removes it"))
+            yield Problem(key=key, reason=_reason_and(found, "nothing is lost, and gc frees it"))
     for info in list_segments(backend):
         try:
             belied = belied_packs(open_segment(backend, info.key), packs.table, packs.entries_of)
         except BlobNotFoundError:
             continue
         except (FormatError, BackendError) as error:
-            yield Problem(key=info.key, reason=_reason_and(error, "nothing is lost, and gc removes it"))
+            yield Problem(key=info.key, reason=_reason_and(error, "nothing is lost, and gc frees it"))
             continue
         for name in belied:
             yield Problem(key=info.key, reason=f"it contradicts the table of pack {name}: remove it")

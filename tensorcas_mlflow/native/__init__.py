@@ -4,30 +4,25 @@
 |---|---|
 | buffers, and columns of numbers as arrays | buffers that the caller made, filled |
 
-The extension module is built from ``src/``. A package that was installed without a compiler has none; then the Python
-code of the rooms above does the same, more slowly. Only DEFLATE streams need the core. `core` says which is the case,
-and no other module imports the extension.
+The extension module is built from ``src/``, and no other module imports it. It holds libzstd where the header of
+libzstd was there; else `_frames` does what libzstd would, with the package `zstandard`.
 """
 
 from __future__ import annotations
 
-import os
 from types import ModuleType
 
-__all__ = ["core", "has_zstd"]
+__all__ = ["core"]
 
-core: ModuleType | None
-"""The extension module; None if it was not built, or if TENSORCAS_NATIVE is ``0``."""
+core: ModuleType
+"""The extension module."""
 
 try:
-    # `base.config`, which reads all other variables, lies above this room.
-    if os.environ.get("TENSORCAS_NATIVE") == "0":
-        raise ImportError("TENSORCAS_NATIVE is 0")
     from tensorcas_mlflow.native import _core
 
     core = _core
-except ImportError:
-    core = None
-
-has_zstd = core is not None and bool(core.ZSTD_VERSION)
-"""True if the core was built with libzstd, so that it encodes and decodes chunks."""
+except ImportError as error:
+    raise ImportError(
+        f"tensorcas-mlflow has no compiled core for this Python ({error}): install a wheel for this machine, or a C "
+        "compiler (Debian: gcc and libzstd-dev), and then the package once more"
+    ) from error

@@ -56,7 +56,7 @@ def list_header(
     header: Buffer, kinds: Buffer, item_bytes: Buffer, /
 ) -> tuple[int, int, bytes, bytes, bytes, bytes, bytes, bytes, bytes] | None: ...
 
-# decode_methods.c; missing without libzstd
+# decode_methods.c
 
 def decode(
     reads: Buffer,
@@ -70,8 +70,8 @@ def decode(
     /,
 ) -> bytes: ...
 
-# encode.c; absent without libzstd
-
+# encode.c
+def decode_payload(codec: int, payload: Buffer, out: Buffer, base: Buffer | None, /) -> int: ...
 def encode_group(
     data: Sequence[Buffer],
     bases: Sequence[Buffer | None] | None,
@@ -89,6 +89,7 @@ def encode_group(
 ) -> tuple[int, int, Buffer, int, int]: ...
 def encode_best(raw: Buffer, itemsize: int, /) -> tuple[int, int, bytes | None]: ...
 def compress(data: Buffer, level: int, /) -> bytes: ...
+def encode_records(raw: Buffer, itemsize: int, level: int, /) -> bytes: ...
 def encode_planes(raw: Buffer, itemsize: int, codings: bytes | None, effort: int, /) -> bytes: ...
 def encode_delta(
     raw: Buffer, itemsize: int, base: Buffer, transform: int, unit: int, codings: bytes | None, effort: int, /

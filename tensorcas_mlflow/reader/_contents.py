@@ -103,7 +103,7 @@ class Contents(ABC):
         """Return the content beside the tensors, by kind.
 
         Returns:
-            A digest by kind (``docs/format.md``, Digests of checkpoints): ``adapter``, ``bytes``, ``left_out``,
+            A digest by kind (``docs/reading-parts.md``): ``adapter``, ``bytes``, ``left_out``,
             ``metadata``, ``skeleton``.
         """
 

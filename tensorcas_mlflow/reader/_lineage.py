@@ -132,8 +132,8 @@ class Lineage:
 def lineage(reader: CheckpointReader, *, most: int = 5) -> Lineage:
     """Find the relatives of a model among all checkpoints and files of its store.
 
-    The search compares sketches (``docs/format.md``), so names, runs and dtypes may differ. It then reads the beginning
-    of each tensor of the nearest relatives.
+    The search compares sketches (``docs/design/caches.md``), so names, runs and dtypes may differ. It then reads the
+    beginning of each tensor of the nearest relatives.
 
     Args:
         reader: The model: a checkpoint or file of a store.

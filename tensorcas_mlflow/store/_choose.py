@@ -16,11 +16,8 @@ from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.codecs import (
-    DELTA,
     PLANES,
-    RAW,
     WORD_BYTES,
-    Codec,
     Effort,
     PlaneCoding,
     Transform,
@@ -286,41 +283,6 @@ def choose_base(plain: float, shares: Sequence[tuple[float, int]], n_steps: int)
             if mean < least:
                 chosen, least = number, mean
     return chosen
-
-
-def encode_chosen(raw: Buffer, choice: EncodingChoice, base: Buffer | None = None) -> tuple[Codec, int, Buffer]:
-    """Encode a chunk by its tensor's choice, or differently if the choice takes clearly more room.
-
-    Args:
-        raw: The chunk.
-        choice: The choice of its tensor.
-        base: The chunk's base, decoded, if it has one; as long as the chunk.
-
-    Returns:
-        The codec, which takes a base only if there is one; its typesize; and the payload, no longer than
-        the chunk.
-    """
-    n_bytes = memoryview(raw).nbytes
-    if base is None or choice.delta is None or n_bytes < LEAST_DELTA_BYTES:
-        return _encode_plain(raw, choice)
-    transform = choice.delta.transform if n_bytes >= _LEAST_GROUPED_BYTES else Transform.PLAIN
-    codings, unit = choice.delta.codings, choice.delta.unit
-    delta = DELTA.encode_as(raw, choice.itemsize, base, transform, choice.effort, codings, unit)
-    if len(delta) < CLEARLY_SMALLER * choice.plain_share * n_bytes:
-        return DELTA, choice.itemsize, delta
-    plain = _encode_plain(raw, choice)
-    if len(delta) < CLEARLY_SMALLER * memoryview(plain[2]).nbytes:
-        return DELTA, choice.itemsize, delta
-    return plain
-
-
-def _encode_plain(raw: Buffer, choice: EncodingChoice) -> tuple[Codec, int, Buffer]:
-    if choice.codings is None:
-        return encode_best(raw, choice.itemsize)
-    stored = PLANES.encode_as(raw, choice.itemsize, choice.codings, choice.effort)
-    if len(stored) > CLEARLY_SMALLER * memoryview(raw).nbytes:
-        return RAW, 1, raw
-    return PLANES, choice.itemsize, stored
 
 
 class SeriesChoices:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest, digest_each
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import StoredChunks
-from tensorcas_mlflow.codecs import DELTA, RAW, Codec, Effort, compiled_encoder, encode_best, samples_alike
+from tensorcas_mlflow.codecs import DELTA, RAW, Codec, Effort, encode_best
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import (
     ENTRY,
@@ -25,6 +24,7 @@ from tensorcas_mlflow.layout import (
     PayloadGroup,
     is_delta,
 )
+from tensorcas_mlflow.native import core
 from tensorcas_mlflow.store._bases import NAMED, BasePlan, FoundBases
 from tensorcas_mlflow.store._choose import (
     CLEARLY_SMALLER,
@@ -36,7 +36,6 @@ from tensorcas_mlflow.store._choose import (
     Policy,
     PossibleBase,
     SeriesChoices,
-    encode_chosen,
     sample_number,
 )
 from tensorcas_mlflow.store._recent import LEAST_ROW_BYTES
@@ -71,9 +70,8 @@ _ENCODING = np.dtype(
 class ChunkEncodings:
     """Encodings of some chunks, one entry a chunk."""
 
-    choices: Sequence[EncodingChoice]
     table: Any
-    """The same choices, rows of `_ENCODING`."""
+    """The choices, rows of `_ENCODING`."""
     choice: Any
     """The number of each chunk's choice among these; -1 for chunks too small to be examined one by one."""
     has_base: Mask
@@ -91,7 +89,6 @@ class ChunkEncodings:
     def new(cls, choices: Sequence[EncodingChoice], choice: Any) -> ChunkEncodings:
         """Describe chunks without bases; see the attributes."""
         return cls(
-            choices=choices,
             table=np.array([_encoding_row(each) for each in choices], dtype=_ENCODING),
             choice=choice,
             has_base=np.zeros(len(choice), dtype=bool),
@@ -186,7 +183,7 @@ class Encodings:
             passes = np.array([0.0 if each.delta is None else each.delta.passes for each in of_row])
             depth[~self._plan.has(pieces.chunks[chosen])] = -1
             depths = distinct(depth[depth >= 0]).tolist()
-            is_here = is_decoded or compiled_encoder() is None
+            is_here = is_decoded
             # All but a few small tensors have bases of one depth. The encoder takes one set of tables.
             if len(depths) > 1:
                 depths.sort(key=lambda each: -np.count_nonzero(depth == each))
@@ -249,10 +246,6 @@ _MOST_COPIED_BYTES = 8 << 20
 """The same for bytes that are hashed and copied, and not compressed."""
 _SMALL_BYTES = 8 << 10
 """If there are many chunks below this size, some are encoded first to see whether the others would shrink."""
-_SAMPLED = 32
-"""One chunk in so many is a sample."""
-_LEAST_GAIN = 1 / 8
-"""Small chunks are encoded one by one only if this saves so much of the samples: each costs tens of microseconds."""
 _JOINED_BYTES = 16 << 10
 """Parts smaller than this on average are joined: writing each by itself would take longer."""
 
@@ -457,12 +450,11 @@ def _encode(
 ) -> list[PayloadGroup] | Pieces:
     """Encode a group; return its chunks if the compiled encoder cannot decode a base."""
     pieces, encodings = group
-    encoder = compiled_encoder()
     data, checks = pieces.data, origin is not None and not pieces.are_hashed
-    if checks and (keep is not None or encoder is None):
+    if checks and keep is not None:
         assert origin is not None
         # Only small saves keep their chunks, and a small copy takes less time than a switch to another thread.
-        data, checks = _checked_copies(pieces, origin, _copy if keep is None else bytes), False
+        data, checks = _checked_copies(pieces, origin, bytes), False
     if keep is not None:
         # A view would keep more memory than its chunk.
         keep(pieces.digests, [bytes(each) for each in data] if pieces.are_hashed else data)
@@ -474,18 +466,8 @@ def _encode(
     is_sampled = is_candidate & (sizes < _SMALL_BYTES) & ~text
     if encodings is not None:
         is_sampled &= encodings.choice < 0
-    if encoder is None:
-        encoded = _encoded(data, pieces.itemsizes, is_candidate, is_sampled, encodings)
-        groups, parts = _laid_out(encoded, sizes, pieces)
-        for laid_out, part in zip(groups, parts, strict=True):
-            if encodings is not None:
-                _name_bases(laid_out.entries, encodings.named[part])
-    else:
-        call = _Call(pieces, data, is_candidate, is_sampled, encodings)
-        if not call.run(encoder, origin, checks=checks):
-            return pieces
-        groups = call.groups()
-    return groups
+    call = _Call(pieces, data, is_candidate, is_sampled, encodings)
+    return call.groups() if call.run(origin, checks=checks) else pieces
 
 
 def _name_bases(entries: Entries, named: Any) -> None:
@@ -531,7 +513,16 @@ class _Call:
         is_sampled: Any,
         encodings: ChunkEncodings | None,
     ) -> None:
-        """Describe the chunks; see `_encoded`."""
+        """Describe the chunks.
+
+        Args:
+            pieces: The chunks.
+            data: Their bytes.
+            is_candidate: Flags of the chunks to encode; the others stay raw.
+            is_sampled: Flags of the small ones: if there are many and a sample gains little, all of them stay raw;
+                otherwise the samples show which codings to try on the others.
+            encodings: See `Encodings.of`.
+        """
         self._pieces = pieces
         self._data = data
         self._is_sampled = is_sampled
@@ -549,11 +540,10 @@ class _Call:
                 self._tables = (*encodings.stored.tables, encodings.number)
         self._entries: Entries = np.empty(len(data), dtype=ENTRY)
 
-    def run(self, encoder: ModuleType, origin: OriginOf | None, *, checks: bool) -> bool:
+    def run(self, origin: OriginOf | None, *, checks: bool) -> bool:
         """Encode.
 
         Args:
-            encoder: Functions of the compiled core.
             origin: See `encode_pieces`.
             checks: Whether to copy each chunk first, and to check the copy against its digest.
 
@@ -564,7 +554,7 @@ class _Call:
             ConflictError: A chunk differs from its digest.
         """
         pieces = self._pieces
-        changed, baseless, payloads, self._first, self._first_bytes = encoder.encode_group(
+        changed, baseless, payloads, self._first, self._first_bytes = core.encode_group(
             self._data,
             self._bases,
             np.maximum(pieces.itemsizes, 1).astype(np.uint32),
@@ -628,39 +618,6 @@ def _copy(piece: memoryview) -> memoryview:
 
 _Encoded = tuple[Codec, int, Buffer]
 """A chunk's codec, its typesize, and the payload."""
-
-
-def _encoded(
-    data: list[Any], itemsizes: Any, is_candidate: Any, is_sampled: Any, encodings: ChunkEncodings | None
-) -> list[_Encoded]:
-    """Encode chunks: those of large tensors as chosen for these, others by a look at each.
-
-    Args:
-        data: The chunks.
-        itemsizes: Size of an element of each.
-        is_candidate: Flags of the chunks to encode; the others stay raw.
-        is_sampled: Flags of the small ones: if there are many and a sample gains little, all of them stay raw;
-            otherwise the samples show which codings to try on the others.
-        encodings: See `Encodings.of`.
-    """
-    out: list[_Encoded] = [(RAW, 1, raw) for raw in data]
-    small = np.flatnonzero(is_sampled)
-    alike: Mapping[int, Any] = {}
-    if len(small) > _SAMPLED:
-        samples = small[::_SAMPLED].tolist()
-        n_stored = sum([len(encode_best(data[at], int(itemsizes[at]))[2]) for at in samples])
-        if n_stored > (1 - _LEAST_GAIN) * sum([len(data[at]) for at in samples]):
-            is_candidate = is_candidate & ~is_sampled
-        else:
-            alike = samples_alike((data[at], int(itemsizes[at])) for at in samples)
-    for at in np.flatnonzero(is_candidate).tolist():
-        if encodings is None or encodings.choice[at] < 0:
-            out[at] = encode_best(
-                data[at], int(itemsizes[at]), alike.get(int(itemsizes[at])) if is_sampled[at] else None
-            )
-        else:
-            out[at] = encode_chosen(data[at], encodings.choices[encodings.choice[at]], encodings.bases[at])
-    return out
 
 
 def _laid_out(encoded: list[_Encoded], n_raw: Any, pieces: Pieces) -> tuple[list[PayloadGroup], list[slice]]:

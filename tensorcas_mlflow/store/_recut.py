@@ -173,17 +173,26 @@ def recut(
                 sampled[side] = bool(is_new) and _has_shifted(source, number, mine, plan)
             if not sampled[side]:
                 continue
-        for before in versions:
-            try:
-                if before is not versions[0] and not _is_version(before, data, reader, chunk_bytes):
-                    continue
-                cut = _cut_like(row, before, data, reader, chunk_bytes, int(n_new[number]))
-            except (NotFoundError, FormatError, BackendError):
-                continue  # it was deleted meanwhile, or is damaged
-            if cut is not None:
-                found[number] = cut
-                break
+        cut = _first_cut(row, versions, data, reader, chunk_bytes, int(n_new[number]))
+        if cut is not None:
+            found[number] = cut
     return Recut(source, chunk_bytes, found) if found else None
+
+
+def _first_cut(
+    row: Row, versions: Sequence[Row], data: Any, reader: ChunkReader, chunk_bytes: int, n_new: int
+) -> tuple[Any, Moves] | None:
+    """Cut a table like the first of its versions that it shares rows with."""
+    for before in versions:
+        try:
+            if before is not versions[0] and not _is_version(before, data, reader, chunk_bytes):
+                continue
+            cut = _cut_like(row, before, data, reader, chunk_bytes, n_new)
+        except (NotFoundError, FormatError, BackendError):
+            continue  # it was deleted meanwhile, or is damaged
+        if cut is not None:
+            return cut
+    return None
 
 
 def _known(candidates: Sequence[Manifest], chunk_bytes: int) -> list[tuple[Manifest, Mapping[str, int]]]:

@@ -118,7 +118,7 @@ def protected(backend: Backend, digests: Digests, packs: Collection[str]) -> Ite
             backend.retract(*intent)
         except BackendError as error:
             # The work is done, or another error is on its way. A collection removes the intent of a dead process.
-            _log.warning("an intent was not removed: %s", error)
+            _log.warning("an intent was not withdrawn: %s", error)
 
 
 def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:

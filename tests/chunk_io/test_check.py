@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcas_mlflow import native
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import CorruptChunkError
 from tensorcas_mlflow.layout import Manifest, RefTarget
@@ -47,11 +46,8 @@ def last(store: Store) -> Manifest:
     return store.manifest(store.checkpoints()[-1])
 
 
-@pytest.fixture(params=["core", "direct", "python"])
+@pytest.fixture(params=["files", "direct"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "python":
-        monkeypatch.setattr(native, "core", None)
-        monkeypatch.setattr(native, "has_zstd", False)
     if request.param == "direct":
         monkeypatch.setenv("TENSORCAS_READ", "direct")
 

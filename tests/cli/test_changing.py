@@ -251,7 +251,7 @@ def test_gc_in_json_prints_one_document(tensorcas: Tensorcas, garbage: Store) ->
     done = tensorcas("gc", "--yes", "--root", garbage.uri, "--json")
 
     [why] = done.json["plan"]["why"]
-    assert (why["reason"], len(why["packs"]), len(why["manifests"])) == ("dropped", 1, 1)
+    assert (why["reason"], len(why["packs"]), len(why["manifests"])) == ("deleted", 1, 1)
     assert why["packs_bytes"] == done.json["plan"]["packs_bytes"]
     assert (done.json["report"]["n_packs"], done.json["report"]["n_manifests"]) == (1, 1)
     assert abs(done.json["plan"]["freed_bytes"] - done.json["report"]["freed_bytes"]) < 400  # the record of the round
@@ -263,7 +263,7 @@ def test_gc_keeps_what_a_save_within_the_grace_relies_on(tensorcas: Tensorcas, g
         tensorcas("gc", "--yes", "--grace", "0", "--root", garbage.uri)
         pending.commit(RefTarget(run_id="run", step=3))
 
-    assert (kept["report"]["n_packs"], kept["report"]["n_aborted"]) == (0, 0)
+    assert (kept["report"]["n_packs"], kept["report"]["n_withdrawn"]) == (0, 0)
     assert tensorcas("verify", "--full", "--root", garbage.uri).status == 0
 
 

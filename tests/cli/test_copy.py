@@ -71,7 +71,7 @@ def test_a_second_copy_finds_everything_there(tensorcas: Tensorcas, store: Store
         "report": {"n_copied": 0, "n_there": 6, "read_bytes": 0, "written_bytes": 0},
         "plain": {"n_copied": 0, "bytes": 0, "n_there": 0, "skipped": []},
         "kept": [],
-        "dropped": [],
+        "deleted": [],
         "failed": [],
     }
 

@@ -1,4 +1,4 @@
-"""The commands of the page on the command line, each run by a shell as it stands."""
+"""The commands of the pages on the command line and on tasks, each run by a shell as it stands."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
+from tensorcas_mlflow.cli._main import _commands
 from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
@@ -22,8 +23,17 @@ from tests.tracking import empty_database, no_stray_settings
 
 __all__ = ["empty_database", "no_stray_settings"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
-BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+SHOWN = ("du", "diff", "lineage", "verify", "copy")
+"""Commands whose examples in their help run in the folder of these tests."""
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCKS = [
+    block
+    for page in ("command-line.md", "tasks.md")
+    for block in re.findall(r"^```sh\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+]
+BLOCKS += [
+    "".join(f"tensorcas {line}\n" for line in command.examples) for command in _commands(None) if command.name in SHOWN
+]
 SYNOPSIS = re.compile(r"\b(?:SRC|PATH|ID|OUT|IN|ROOT|SHELL)\b")
 RUNS = [begin + "0" * 26 for begin in ("8f3c21", "90ab7e")]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -284,9 +286,15 @@ def test_examples_in_help_texts_are_valid_commands(tensorcas: Tensorcas, words: 
 
 
 def json_on_the_page() -> dict[str, Any]:
-    """The examples of answers, by command."""
-    found = re.findall(r"^## `tensorcas (\w+).*?^```json\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return {command: json.loads(text) for command, text in found}
+    """The examples of answers, by command, with the checkpoints that the page writes out only once."""
+    page = PAGE.read_text()
+    found = re.findall(r"^## `tensorcas (\w+).*?^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    texts = dict(found)
+    named = json.loads(texts["list"])["runs"][0]["checkpoints"][0]
+    checkpoint = {name: value for name, value in named.items() if name != "model_name"}
+    for said, meant in (("<a checkpoint>", checkpoint), ("<a checkpoint, as above>", named)):
+        texts = {command: text.replace(f'"{said}"', json.dumps(meant)) for command, text in texts.items()}
+    return {command: json.loads(text) for command, text in texts.items()}
 
 
 def keys_of(value: Any) -> Any:
@@ -345,17 +353,20 @@ def test_the_documentation_page_shows_the_json_keys_of_each_command(
     assert keys_of(answered) == keys_of(shown)
 
 
-def test_the_documentation_page_names_every_command_and_option() -> None:
+def test_the_documentation_page_shows_the_help_of_every_command() -> None:
     from tensorcas_mlflow.cli._main import parser
 
     page = PAGE.read_text()
-    subparsers = parser()._subparsers
-    assert subparsers is not None
-    [commands] = [action for action in subparsers._actions if isinstance(getattr(action, "choices", None), dict)]
+    built = runpy.run_path(str(PAGE.with_name("conf.py")))["with_help"](page)
+    [commands] = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
 
-    for name, command in dict(commands.choices or {}).items():
-        section = page.partition(f"## `tensorcas {name}")[2].partition("\n## ")[0]
-        assert section, name
+    assert sorted(re.findall(r"^## `tensorcas (\w+)`$", page, re.MULTILINE)) == sorted(commands.choices)
+    assert len(page.splitlines()) <= 400
+    for name, command in commands.choices.items():
+        section = built.partition(f"## `tensorcas {name}`\n")[2].partition("\n## ")[0].replace("\\", "")
+        assert section.startswith(f"\n{command.description}\n")
         for action in command._actions:
-            option = action.option_strings[-1] if action.option_strings else ""
-            assert option in ("", "--help", "--root", "--json") or f"`{option}" in section, (name, option)
+            if action.dest not in ("help", "root", "json"):
+                assert all(f"`{option}`" in section for option in action.option_strings)
+                assert (action.help or "").partition("%")[0].partition("\\")[0] in section
+        assert all(f"\n{example.strip()}\n" in section for example in (command.epilog or "").splitlines()[1:])

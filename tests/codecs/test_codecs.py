@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import struct
 import tracemalloc
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.codecs import CODECS, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec, codec_numbered, encode_best
 from tensorcas_mlflow.errors import FormatError
+from tests.reference.both import decode
 
 rng = np.random.default_rng(0)
 WEIGHTS = rng.normal(size=20_000).astype(np.float32).tobytes()
@@ -35,9 +37,7 @@ def base_of(n_bytes: int) -> bytes:
 
 
 def decoded(codec: Codec, stored: bytes, n_bytes: int) -> bytes:
-    out = bytearray(n_bytes)
-    codec.decode_into(stored, memoryview(out), base_of(n_bytes) if codec.takes_base else None)
-    return bytes(out)
+    return decode(codec, stored, n_bytes, base_of(n_bytes) if codec.takes_base else None)
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
@@ -166,12 +166,9 @@ def test_a_payload_of_another_size_raises_a_format_error(codec: Codec) -> None:
 @pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
 @given(junk=st.binary(max_size=200), n_bytes=st.integers(0, 300))
 def test_junk_raises_a_format_error_or_fills_the_buffer(codec: Codec, junk: bytes, n_bytes: int) -> None:
-    try:
-        out = decoded(codec, junk, n_bytes)
-    except FormatError:
-        return
-
-    assert len(out) == n_bytes
+    base = base_of(n_bytes) if codec.takes_base else None
+    with contextlib.suppress(FormatError):
+        codec.decode_into(junk, memoryview(bytearray(n_bytes)), base)
 
 
 @pytest.mark.parametrize("codec", [ZSTD, SHUFFLE_ZSTD], ids=lambda codec: codec.name)
@@ -183,12 +180,8 @@ def test_a_damaged_payload_raises_a_format_error_or_fills_the_buffer(codec: Code
     for _ in range(data.draw(st.integers(1, 4))):
         stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
 
-    try:
-        out = decoded(codec, bytes(stored[: data.draw(st.integers(1, len(stored)))]), len(raw))
-    except FormatError:
-        return
-
-    assert len(out) == len(raw)
+    with contextlib.suppress(FormatError):
+        codec.decode_into(stored[: data.draw(st.integers(1, len(stored)))], memoryview(bytearray(len(raw))))
 
 
 @pytest.mark.parametrize(("codec", "head"), [(ZSTD, b""), (SHUFFLE_ZSTD, b"\x07\x00")])

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs import _deflate
-from tensorcas_mlflow.errors import FormatError, TensorCasError
 
 pytestmark = [
     pytest.mark.skipif(
         "ng" in zlib.ZLIB_RUNTIME_VERSION, reason="another library of that name compresses in another way"
     ),
-    pytest.mark.skipif(not _deflate.CAN_DEFLATE, reason="the core is not built"),
 ]
 
 
@@ -31,11 +29,6 @@ def ours(data: Buffer, level: int, room: int | None = None) -> bytes | None:
     out = bytearray(len(data) + len(data) // 100 + 100 if room is None else room)
     n_bytes = _deflate.deflate(data, level, out)
     return None if n_bytes is None else bytes(out[:n_bytes])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loops() -> None:
-    """Run each test once: no Python code replaces the core here."""
 
 
 def fibonacci(n: int) -> bytes:
@@ -136,14 +129,3 @@ def test_streams_of_all_releases_are_the_same() -> None:
     # The format promises these bytes.
     found = sha256(b"".join(ours(data, level) or b"" for level in range(1, 10))).hexdigest()
     assert found == "08ef1825bb4d9004f32e3d36bdc93e4c416c88620e749aef066acfdd3a188d55"
-
-
-def test_without_the_core_no_stream_is_made_and_none_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = contents()["text"]
-    stream = zlib_stream(data, 6)
-    monkeypatch.setattr(_deflate, "core", None)
-
-    with pytest.raises(TensorCasError, match="compiled core") as caught:
-        ours(data, 6)
-    assert not isinstance(caught.value, FormatError)
-    assert not _deflate.deflates_to(data, 6, stream)

@@ -12,11 +12,10 @@ import h5py
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.codecs import CAN_DEFLATE, Kind, check, evaluate, fletcher32
+from tensorcas_mlflow.codecs import Kind, check, evaluate, fletcher32
 from tensorcas_mlflow.errors import FormatError
 
 DRAW = np.random.default_rng(0)
-needs_core = pytest.mark.skipif(not CAN_DEFLATE, reason="the core is not built")
 SOUND: dict[str, Any] = {
     "shape": [30, 21],
     "sides": [8, 10],
@@ -76,8 +75,6 @@ def refused(n_bytes: int = 12 * 320 + 3, n_input_bytes: int = 30 * 21 * 4 + 3, *
 def test_chunks_are_the_bytes_that_h5py_stores(
     shape: tuple[int, ...], sides: tuple[int, ...], dtype: str, filters: dict[str, Any]
 ) -> None:
-    if "compression" in filters and not CAN_DEFLATE:
-        pytest.skip("the core is not built")
     array = (DRAW.standard_normal(shape) * 50).astype(dtype)
     chunks = stored_chunks(array, sides, **filters)
     first, n = len(chunks) // 2, len(chunks)
@@ -105,7 +102,6 @@ def test_inputs_may_end_anywhere() -> None:
     assert evaluate("hdf5_chunks", SOUND, [raw[:7], raw[7:2000], raw[2000:]], output).tobytes() == whole.tobytes()
 
 
-@needs_core
 def test_a_result_that_is_too_long_or_too_short_is_evaluated_within_its_room() -> None:
     raw, params = np.zeros(30 * 21 * 4 + 3, np.uint8), {**SOUND, "level": 6}
 
@@ -127,7 +123,6 @@ def test_fletcher32_is_the_sum_of_its_definition(n_words: int, value: int) -> No
     assert fletcher32(data) == second << 16 | first
 
 
-@needs_core
 def test_parameters_that_pass_the_check_cost_no_more_than_the_result_may() -> None:
     """DEFLATE expands no byte to more than 1,032, so chunks of any claimed size have a result of some size."""
     draw = random.Random(0)

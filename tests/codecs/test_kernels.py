@@ -1,32 +1,20 @@
-"""Tests of the compiled loops: they return what numpy returns, and no argument makes them touch other memory."""
+"""Tests of the core's loops over words: numpy returns the same, and no argument makes them touch other memory."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.codecs import DELTA, PLANES, Effort, Transform, _codec, _words
-from tensorcas_mlflow.codecs._words import UNIT_WORDS, WORDS, Groups, join, room_for_planes, split
+from tensorcas_mlflow.codecs._delta import _UNIT_WORDS
+from tensorcas_mlflow.codecs._words import WORDS
+from tensorcas_mlflow.native import core
+from tests.reference.words import Groups, join, room_for_planes, split
 
 rng = np.random.default_rng(0)
 N_WORDS = 9_000
-KERNELS: Any = _words.KERNELS
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loops() -> Iterator[None]:
-    """Run each test once, and not for each kind of loop: these tests compare both, below the Python encoder."""
-    if KERNELS is None:
-        pytest.skip("the package was built without a compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_codec, "_ENCODER", None)
-        yield
 
 
 def words_of(width: int) -> tuple[Any, Any]:
@@ -35,36 +23,6 @@ def words_of(width: int) -> tuple[Any, Any]:
     base = rng.integers(0, 1 << 63, N_WORDS, dtype=np.uint64) if base is None else base
     base = base.astype(WORDS[width])
     return base + rng.integers(-9, 9, N_WORDS).astype(WORDS[width]), base
-
-
-def test_the_loops_are_built_where_there_is_a_compiler() -> None:
-    spec = importlib.util.find_spec("tensorcas_mlflow.native._core")
-
-    assert shutil.which("cc") is None or spec is not None
-
-
-@pytest.mark.parametrize("width", WORDS)
-@pytest.mark.parametrize("transform", Transform)
-@pytest.mark.parametrize("effort", Effort)
-def test_a_delta_has_the_same_bytes_with_compiled_loops_and_with_numpy(
-    width: int, transform: Transform, effort: Effort, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words, base = (each.tobytes() + b"end" for each in words_of(width))
-    compiled = DELTA.encode_as(words, width, base, transform, effort)
-    monkeypatch.setattr(_words, "KERNELS", None)
-
-    assert DELTA.encode_as(words, width, base, transform, effort) == compiled
-
-
-@pytest.mark.parametrize("width", WORDS)
-def test_planes_have_the_same_bytes_with_compiled_loops_and_with_numpy(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = words_of(width)[0].tobytes() + b"x"
-    compiled = PLANES.encode(raw, width)
-    monkeypatch.setattr(_words, "KERNELS", None)
-
-    assert PLANES.encode(raw, width) == compiled
 
 
 GROUPINGS = [
@@ -76,23 +34,24 @@ GROUPINGS = [
 
 
 @pytest.mark.parametrize(("width", "unit", "thresholds"), GROUPINGS)
-def test_compiled_loops_and_numpy_group_words_alike_and_restore_them(
-    width: int, unit: int, thresholds: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_core_and_numpy_group_words_alike_and_restore_them(width: int, unit: int, thresholds: list[int]) -> None:
     words, base = words_of(width)
-    found = []
-    for kernels in (KERNELS, None):
-        monkeypatch.setattr(_words, "KERNELS", kernels)
-        groups = Groups(base, thresholds, unit)
-        planes = [plane.copy() for plane in split(words, base, groups)]
-        room = room_for_planes(N_WORDS, width)
-        room[:] = np.concatenate(planes)
-        back = np.empty_like(words)
-        join(room, back, base, groups)
-        found.append((groups.lengths, groups.classes.tolist(), np.concatenate(planes).tobytes()))
+    groups = Groups(base, thresholds, unit)
+    expected = np.concatenate([plane.copy() for plane in split(words, base, groups)])
 
-        assert back.tolist() == words.tolist()
-    assert found[0] == found[1]
+    classes, planes, back = np.empty(N_WORDS // unit, np.uint8), np.empty_like(expected), np.empty_like(words)
+    lengths = core.number_units(base, width, bytes(thresholds), unit, classes)
+    core.split(words, planes, width, base, classes, groups.n_groups, unit)
+    core.join(back, planes, width, base, classes, groups.n_groups, unit)
+
+    assert (lengths, classes.tolist()) == (groups.lengths, groups.classes.tolist())
+    assert planes.tobytes() == expected.tobytes()
+    assert back.tolist() == words.tolist()
+    room = room_for_planes(N_WORDS, width)
+    room[:] = planes
+    back[:] = 0
+    join(room, back, base, groups)
+    assert back.tolist() == words.tolist()
 
 
 def call(function: str, **changed: Any) -> None:
@@ -108,7 +67,7 @@ def call(function: str, **changed: Any) -> None:
         "unit": unit,
         **changed,
     }
-    getattr(KERNELS, function)(*arguments.values())
+    getattr(core, function)(*arguments.values())
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -162,13 +121,13 @@ def test_number_units_refuses_units_that_do_not_fit_their_words(
     width: int, thresholds: bytes, unit: int, n_classes: int
 ) -> None:
     with pytest.raises(ValueError, match="do not fit each other"):
-        KERNELS.number_units(np.zeros(64, "u2"), width, thresholds, unit, np.zeros(n_classes, "u1"))
+        core.number_units(np.zeros(64, "u2"), width, thresholds, unit, np.zeros(n_classes, "u1"))
 
 
 def test_a_loop_refuses_to_write_to_a_read_only_buffer() -> None:
     with pytest.raises((TypeError, BufferError)):
-        KERNELS.join(bytes(128), np.zeros(128, "u1"), 2, None, None, 1, 1)
+        core.join(bytes(128), np.zeros(128, "u1"), 2, None, None, 1, 1)
 
 
 def test_no_unit_of_a_delta_is_longer_than_eight_bytes() -> None:
-    assert all(width * unit <= 8 for width, unit in UNIT_WORDS.items())
+    assert all(width * unit <= 8 for width, unit in _UNIT_WORDS.items())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.codecs import PLANES, SHUFFLE_ZSTD, Effort, PlaneCoding
 from tensorcas_mlflow.errors import FormatError
+from tests.reference.both import decode
 
 rng = np.random.default_rng(0)
 WEIGHTS = rng.normal(0, 0.02, 65_536).astype(np.float32)
@@ -19,9 +20,7 @@ BFLOATS = (WEIGHTS.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def decoded(stored: bytes, n_bytes: int) -> bytes:
-    out = bytearray(n_bytes)
-    PLANES.decode_into(stored, memoryview(out))
-    return bytes(out)
+    return decode(PLANES, stored, n_bytes)
 
 
 @pytest.mark.parametrize(("words", "itemsize"), [(WEIGHTS, 4), (BFLOATS, 2), (rng.normal(size=20_000), 8)])
@@ -122,12 +121,8 @@ def test_damaged_planes_raise_a_format_error_or_fill_the_buffer(data: st.DataObj
     for _ in range(data.draw(st.integers(1, 4))):
         stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
 
-    try:
-        out = decoded(bytes(stored[: data.draw(st.integers(1, len(stored)))]), len(raw))
-    except FormatError:
-        return
-
-    assert len(out) == len(raw)
+    with contextlib.suppress(FormatError):
+        PLANES.decode_into(stored[: data.draw(st.integers(1, len(stored)))], memoryview(bytearray(len(raw))))
 
 
 def test_damaged_planes_are_decompressed_or_refused() -> None:
@@ -148,5 +143,5 @@ def test_planes_refuse_a_frame_of_another_size_than_their_words() -> None:
     frames = [zstandard.ZstdCompressor().compress(bytes(size)) for size in (5_000, 5_001)]
     stored = struct.pack("<B2I", 2, *map(len, frames)) + b"".join(frames)
 
-    with pytest.raises(FormatError, match="does not hold"):
+    with pytest.raises(FormatError, match="do not decode"):
         PLANES.decode_into(stored, memoryview(bytearray(10_000)))

@@ -12,7 +12,7 @@ import pytest
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest, digest_all
 from tensorcas_mlflow.chunk_io import ChunkReader, _catalog
-from tensorcas_mlflow.codecs import CODECS, DELTA, PLANES, Codec, compiled_encoder
+from tensorcas_mlflow.codecs import CODECS, DELTA, PLANES, Codec
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc
@@ -233,7 +233,6 @@ def test_a_damaged_base_is_not_relied_on(store: Store) -> None:
     assert loads(store, 1).tobytes() == weights(1, N).tobytes()
 
 
-@pytest.mark.skipif(compiled_encoder() is None, reason="Python reads the bases of many groups together")
 def test_save_compares_its_sample_with_the_remembered_sample_of_the_last_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +253,6 @@ def test_save_compares_its_sample_with_the_remembered_sample_of_the_last_save(
     assert all(loads(store, step).tobytes() == weights(step, 1_000_000).tobytes() for step in range(4))
 
 
-@pytest.mark.skipif(compiled_encoder() is None, reason="Python reads the bases of many groups together")
 def test_damaged_base_costs_only_the_chunks_encoded_with_its_own_their_deltas(tmp_path: Path) -> None:
     store = Store.init_backend(LocalBackend(tmp_path))
     before, after = weights(0, 1_000_000), weights(1, 1_000_000)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.codecs import CAN_DEFLATE, _deflate
-from tensorcas_mlflow.errors import DerivedTensorError, FencedError, TensorCasError
+from tensorcas_mlflow.errors import DerivedTensorError, FencedError
 from tensorcas_mlflow.file_formats import open_listing
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, verify
@@ -30,8 +29,6 @@ from tests.derived.made import (
     share_taken_by_file,
     tuned,
 )
-
-pytestmark = pytest.mark.skipif(not CAN_DEFLATE, reason="without the core no stream is taken apart")
 
 
 def savez(tensors: Tensors, *, compressed: bool = True) -> bytes:
@@ -202,22 +199,6 @@ def test_a_stream_of_another_level_than_its_manifest_says_is_refused(store: Stor
 
     with pytest.raises(DerivedTensorError, match="deflate"):
         b"".join(map(bytes, Store.open_backend(store.backend).iter_file(ref)))
-
-
-def test_without_the_core_a_stream_is_not_read_and_not_called_damaged(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = savez(model(0))
-    ref = save_file(store, data, "model")
-    with monkeypatch.context() as patch:
-        patch.setattr(_deflate, "core", None)
-        with pytest.raises(TensorCasError, match="compiled core"):
-            b"".join(map(bytes, Store.open_backend(store.backend).iter_file(ref)))
-        with pytest.raises(TensorCasError, match="compiled core"):
-            verify(Store.open_backend(store.backend), full=True)
-
-    assert verify(Store.open_backend(store.backend), full=True).problems == ()
-    check_loads_file(store, ref, data)
 
 
 def test_arrays_of_a_stored_compressed_file_are_read(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import joblib
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.codecs import CAN_DEFLATE
 from tensorcas_mlflow.file_formats import (
     DerivedBytes,
     FilePart,
@@ -27,7 +26,6 @@ from tensorcas_mlflow.file_formats import (
     split,
 )
 
-pytestmark = pytest.mark.skipif(not CAN_DEFLATE, reason="without the core no stream is taken apart")
 W = (np.random.default_rng(0).standard_normal((200, 400)) * 0.02).astype(np.float32)
 V = np.random.default_rng(1).standard_normal(30_000)
 
@@ -233,9 +231,3 @@ def test_a_long_content_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None
 
     assert DerivedBytes not in map(type, apart(savez(w=W))[0])
     assert DerivedBytes in map(type, apart(savez(w=W[:190]))[0])
-
-
-def test_without_the_core_no_stream_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_deflated, "CAN_DEFLATE", False)
-
-    assert DerivedBytes not in map(type, apart(savez(w=W))[0])

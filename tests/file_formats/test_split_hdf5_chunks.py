@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from tensorcas_mlflow.codecs import CAN_DEFLATE
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.file_formats import DerivedBytes, Learned, Tape, Tensor, open_listing, split
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tests.file_formats.hdf5_samples import hdf5_file
 
-pytestmark = pytest.mark.skipif(not CAN_DEFLATE, reason="without the core no stream is taken apart")
 W = (np.random.default_rng(0).standard_normal((403, 301)) * 0.02).astype(np.float32)
 GZIP = {"compression": "gzip", "compression_opts": 4}
 SETTINGS: dict[str, dict[str, Any]] = {

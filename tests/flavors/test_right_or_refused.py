@@ -455,7 +455,7 @@ def stored(adapter: Adapter, model: Any) -> dict[str, Array]:
     return {name: np.array(row, order="C") for name, row in adapter.extract(model).items()}
 
 
-def described(part: Any, met: dict[int, tuple[int, Any]] | None = None) -> Any:
+def described(part: Any, met: dict[int, tuple[int, Any]] | None = None) -> Any:  # noqa: C901, PLR0912  # by kind
     """Say all of an object without pickling it, numbering what can be told from its copies."""
     met = {} if met is None else met
     kind = type(part)

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.codecs import CAN_DEFLATE
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tests.golden.stores import copied
 
 EXPECTED = json.loads((Path(__file__).parent / "v2_deflated/expected.json").read_text())
-
-pytestmark = pytest.mark.skipif(not CAN_DEFLATE, reason="the core is not built")
 
 
 @pytest.fixture

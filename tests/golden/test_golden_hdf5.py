@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.codecs import CAN_DEFLATE
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tests.golden.stores import copied
@@ -16,7 +15,6 @@ from tests.golden.stores import copied
 EXPECTED = json.loads((Path(__file__).parent / "v2_hdf5/expected.json").read_text())
 
 # Each file takes minutes without the compiled core; `tests/codecs/test_hdf5_chunks.py` has both.
-pytestmark = pytest.mark.skipif(not CAN_DEFLATE, reason="the core is not built")
 
 
 @pytest.fixture

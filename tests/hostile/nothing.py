@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from itertools import product
 
-from tensorcas_mlflow import native
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD
 from tensorcas_mlflow.errors import TensorCasError
 from tests.hostile.test_forged_deltas import FORGED, OPERATIONS, forged, load
@@ -40,6 +39,5 @@ def decode() -> None:
 
 
 if __name__ == "__main__":
-    if native.has_zstd:
-        decode()
+    decode()
     print(read_stores())

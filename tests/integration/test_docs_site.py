@@ -32,6 +32,36 @@ def test_every_page_is_on_the_site_and_in_the_list_for_language_models() -> None
     assert sorted(listed) == sorted(pages - {"index"})
 
 
+@pytest.mark.parametrize(
+    ("page", "most_words"),
+    [
+        ("docs/format.md", 9_180),
+        ("docs/design/codecs.md", 2_600),
+        ("docs/command-line.md", 4_100),
+        ("CHANGELOG.md", 600),
+    ],
+)
+def test_page_is_not_longer_than_its_bound(page: str, most_words: int) -> None:
+    assert len((ROOT / page).read_text("utf-8").split()) <= most_words
+
+
+def test_changes_say_what_holds_and_not_what_held_before() -> None:
+    for page in (ROOT / "CHANGELOG.md", *sorted((ROOT / "changes").glob("*.md"))):
+        text = page.read_text("utf-8")
+        assert "(before" not in text
+        assert page.name in ("CHANGELOG.md", "README.md") or text.startswith("- "), page
+
+
+def test_decisions_are_numbered_and_short() -> None:
+    page = (ROOT / "docs/design/decisions.md").read_text("utf-8")
+    decisions = re.split(r"^### ", page.partition("\n## Dependencies")[0], flags=re.MULTILINE)[1:]
+    parts = ("*Context.*", "*Choice.*", "*Consequence.*", "*Supersedes*")
+
+    assert [int(each.partition(".")[0]) for each in decisions] == list(range(1, len(decisions) + 1))
+    assert [each[:60] for each in decisions if re.findall(r"^\*\w+\.?\*", each, re.MULTILINE) != list(parts)] == []
+    assert [each[:60] for each in decisions if len(each.split()) > 250] == []
+
+
 def test_troubleshooting_page_has_a_section_for_every_error() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
     sections = re.findall(r"^### (\w+)$", page, flags=re.MULTILINE)

@@ -245,7 +245,7 @@ def test_damaged_table_is_ignored_and_named_and_goes(at: int) -> None:
     assert refs == truth(store)
     assert reads["refs"] == 2 * LEAST_LISTED
     assert problem.key == key
-    assert "nothing is lost, and gc removes it" in problem.reason
+    assert "nothing is lost, and gc frees it" in problem.reason
 
     collect(store)
     assert key not in tables(backend)

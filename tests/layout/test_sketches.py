@@ -22,7 +22,7 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.layout._sketches import _MAGIC
 
-PAGE = Path(__file__).parents[2] / "docs/format.md"
+PAGE = Path(__file__).parents[2] / "docs/design/caches.md"
 
 
 def manifest(n_rows: int = 3, metadata: dict[str, str] | None = None) -> Manifest:
@@ -97,7 +97,7 @@ def test_only_large_tensors_of_numbers_are_sketched() -> None:
     assert sketched_rows(columns).tolist() == [0, 4]
 
 
-def test_format_page_has_the_magic_and_the_fractions_of_sketches() -> None:
+def test_page_of_caches_has_the_magic_and_the_fractions_of_sketches() -> None:
     section = PAGE.read_text().partition("## Sketches")[2].partition("\n## ")[0]
     magic = re.search(r"magic ((?:[0-9a-f]{2} ){8})", section)
     factor = re.search(r"\(k \+ 1\) . (0x[0-9a-f]{16})", section)

@@ -8,18 +8,20 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import reduce
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorcas_mlflow import native
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.chunk_io import BlockScreen
 from tensorcas_mlflow.codecs import DELTA, RAW
 from tensorcas_mlflow.errors import BackendError, StarvedError
 from tensorcas_mlflow.layout import ENTRY, Base, PackWriter, Payload, Table, make_table, pack_key
+from tensorcas_mlflow.maintenance import _chunks
 from tensorcas_mlflow.maintenance._chunks import Checked, Shard, Verdict, check_chunks, divide, merge_checks, shard_of
 from tensorcas_mlflow.maintenance._inventory import PackTables
 from tensorcas_mlflow.store import Store
@@ -219,7 +221,7 @@ def test_processes_that_each_check_a_shard_find_what_one_finds(store: tuple[BadS
 
 
 @pytest.mark.parametrize("way", [None, "direct"])
-def test_check_of_files_by_the_core_finds_what_a_check_without_it_finds(
+def test_check_of_many_files_at_once_finds_what_a_look_at_each_chunk_finds(
     store: tuple[BadSectors, Table], decode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str | None
 ) -> None:
     memory, table = store
@@ -230,8 +232,12 @@ def test_check_of_files_by_the_core_finds_what_a_check_without_it_finds(
         monkeypatch.setenv("TENSORCAS_READ", way)
     read: list[int] = []
     of_core = check_chunks(backend, shard_of(table), decode=decode, on_read=read.append)
-    monkeypatch.setattr(native, "core", None)
-    monkeypatch.setattr(native, "has_zstd", False)
+
+    def nothing_is_sound(*arguments: Any) -> Any:
+        return np.zeros(len(arguments[-3].found), dtype=bool)
+
+    monkeypatch.setattr(_chunks, "find_sound", nothing_is_sound)
+    monkeypatch.setattr(BlockScreen, "find_sound", nothing_is_sound)
     without = check_chunks(backend, shard_of(table), decode=decode)
 
     assert of_core.row.tolist() == without.row.tolist() == list(range(len(table)))

@@ -188,27 +188,6 @@ MUTANTS = (
         after="not isinstance(bases, list)",
     ),
     Mutant(
-        fault="a frame in a plane that unpacks to more than the plane",
-        test="test_a_plane_that_unpacks_to_more_than_it_may_costs_nothing",
-        definition="frame_into",
-        before="zstandard.frame_content_size(frame) != len(out)",
-        after="False",
-    ),
-    Mutant(
-        fault="one-byte words whose places take more room than the chunk leaves",
-        test="test_one_byte_words_whose_places_take_more_than_the_rest_are_not_sparse[numpy]",
-        definition="_encode_sparse",
-        before="len(in_bytes) + differences.nbytes > words.nbytes",
-        after="False",
-    ),
-    Mutant(
-        fault="words that move far, nudged for a few percent",
-        test="test_words_that_move_far_are_not_nudged_for_a_few_percent_of_room[numpy]",
-        definition="choose_transform",
-        before="1.0 if at_any_cost else _NUDGED_WORTH",
-        after="1.0",
-    ),
-    Mutant(
         fault="a nearer base behind a related one in a bucket",
         test="test_large_save_looks_for_a_nearer_base_behind_a_related_one",
         definition="Parents._are_enough",

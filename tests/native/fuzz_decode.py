@@ -56,6 +56,19 @@ def fuzz_payloads(core: ModuleType, rng: np.random.Generator) -> None:
     assert not verifies or bytes(out) == b"".join(made)
 
 
+def fuzz_decode_payload(core: ModuleType, rng: np.random.Generator) -> None:
+    chunk, chain = samples()[rng.integers(0, len(samples()))]
+    codec, payload = chain[0]
+    stored = bytearray(payload)
+    for _ in range(int(rng.integers(0, 4))):
+        if stored:
+            stored[rng.integers(0, min(len(stored), 40))] = rng.integers(0, 256)
+    base = [None, b"", chunk, rng.bytes(len(chunk) + 9)][rng.integers(0, 4)]
+    out = bytearray(max(0, len(chunk) + number(rng, (0, 0, -1, 1))))
+
+    core.decode_payload(number(rng, (codec.number,)), stored[: number(rng, (len(stored),))], out, base)
+
+
 def fuzz_tables(core: ModuleType, rng: np.random.Generator) -> None:
     made, sources, blocks = tables()
     for _ in range(int(rng.integers(0, 3))):

@@ -56,6 +56,8 @@ def codings(rng: np.random.Generator, width: int) -> bytes | None:
 
 
 def decoded(number_of_codec: int, payload: Any, n_bytes: int, base: Any = None) -> bytes:
+    if n_bytes == 0:
+        return b""  # no chunk is empty
     out = bytearray(n_bytes)
     codec_numbered(number_of_codec).decode_into(payload, memoryview(out), base)
     return bytes(out)
@@ -101,6 +103,13 @@ def fuzz_compress(core: ModuleType, rng: np.random.Generator) -> None:
     raw = chunk(rng)
 
     assert decoded(1, core.compress(raw, number(rng, (0, 1, 3, 9, 12))), len(raw)) == raw
+
+
+def fuzz_encode_records(core: ModuleType, rng: np.random.Generator) -> None:
+    raw = chunk(rng)
+
+    payload = core.encode_records(raw, number(rng, (1, 3, 12, 255, 256, 65_535)), number(rng, (0, 1, 3, 9, 12)))
+    assert decoded(2, payload, len(raw)) == raw
 
 
 def encodings(rng: np.random.Generator) -> Any:

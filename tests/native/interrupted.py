@@ -24,7 +24,6 @@ from tests.native.chains import floats
 
 MIB = 1 << 20
 DELAY_S = 0.3
-assert native.core is not None
 core = native.core
 
 

@@ -1,11 +1,10 @@
-"""Tests of the core's encoder: it decides as the Python code does, and the Python code decodes its payloads."""
+"""Tests of the core's encoder: it decides as the reference does, and the reference decodes its payloads."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from tensorcas_mlflow import codecs
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io import StoredChunks
 from tensorcas_mlflow.chunk_io._decode import CHUNK, FILE, LINK, PART, READ
@@ -23,24 +23,21 @@ from tensorcas_mlflow.codecs import (
     SHUFFLE_ZSTD,
     Effort,
     Transform,
-    _codec,
     choose_codings,
-    choose_transform,
     codec_numbered,
-    compiled_encoder,
     encode_best,
-    estimate_share,
 )
-from tensorcas_mlflow.codecs._zstd import CONTEXTS
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import ENTRY, PackWriter, PayloadGroup, decode_chunk, is_delta
+from tensorcas_mlflow.native import core
 from tensorcas_mlflow.store import Policy
-from tensorcas_mlflow.store._choose import PossibleBase, choose
+from tensorcas_mlflow.store._choose import EncodingChoice, PossibleBase, choose
 from tensorcas_mlflow.store._encode import ChunkEncodings, _encode
 from tensorcas_mlflow.store._sources import Pieces
-
-core: Any = compiled_encoder()
-pytestmark = pytest.mark.skipif(core is None, reason="the package was built without libzstd")
+from tests.reference import choose as reference_choose
+from tests.reference.choose import CODECS
+from tests.reference.groups import encode_group
+from tests.reference.zstd import CONTEXTS
 
 rng = np.random.default_rng(0)
 WEIGHTS = (rng.standard_normal(70_000) * 0.02).astype(np.float32)
@@ -86,20 +83,22 @@ class CoresZstandard:
         return zstandard.ZstdCompressor(level=self._level).compressobj(size=size)
 
 
-@contextmanager
-def in_python() -> Iterator[None]:
-    """Encode in Python, with the core's Zstandard: releases differ in the matches that they find."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_codec, "_ENCODER", None)
-        patch.setattr(CONTEXTS, "level", CoresZstandard)
-        patch.setattr(CONTEXTS, "entropy", lambda: CoresZstandard(0))
-        yield
+@pytest.fixture(autouse=True)
+def one_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the reference call the core's Zstandard: releases differ in the matches that they find."""
+    monkeypatch.setattr(CONTEXTS, "level", CoresZstandard)
+    monkeypatch.setattr(CONTEXTS, "entropy", lambda: CoresZstandard(0))
 
 
 def decoded(number: int, payload: Any, n_bytes: int, base: bytes | None = None) -> bytes:
-    out = bytearray(n_bytes)
-    codec_numbered(number).decode_into(payload, memoryview(out), base)
-    return bytes(out)
+    """Decode with the core and with the reference; no chunk is empty, and the core refuses one."""
+    if n_bytes == 0:
+        return b""
+    made = [bytearray(n_bytes), bytearray(n_bytes)]
+    for codec, out in zip((codec_numbered(number), CODECS[number]), made, strict=True):
+        codec.decode_into(payload, memoryview(out), base)
+    assert made[0] == made[1]
+    return bytes(made[0])
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 3, 4, 8, 12, 73, 255, 256, 300, 65_535, 70_000])
@@ -108,10 +107,9 @@ def test_core_and_python_choose_the_same_codec_for_a_chunk(content: str, itemsiz
     for raw in (CONTENTS[content][:n_bytes] for n_bytes in SIZES):
         codec, typesize, payload = encode_best(raw, itemsize)
 
-        with in_python():
-            expected, expected_typesize, expected_payload = encode_best(raw, itemsize)
+        expected, expected_typesize, expected_payload = reference_choose.encode_best(raw, itemsize)
         assert decoded(codec.number, payload, len(raw)) == raw
-        assert (codec, typesize) == (expected, expected_typesize)
+        assert (codec.number, typesize) == (expected.number, expected_typesize)
         if codec is not SHUFFLE_ZSTD:
             assert payload == expected_payload
         assert len(payload) <= 1.01 * len(expected_payload)
@@ -126,8 +124,7 @@ def test_planes_of_the_core_are_those_of_python(content: str, itemsize: int, eff
     for n_bytes, given in itertools.product(SIZES, (None, codings)):
         raw = CONTENTS[content][:n_bytes]
         payload = PLANES.encode_as(raw, itemsize, given, effort)
-        with in_python():
-            expected = PLANES.encode_as(raw, itemsize, given, effort)
+        expected = CODECS[4].encode_as(raw, itemsize, given, effort)
 
         assert decoded(PLANES.number, payload, len(raw)) == raw
         assert payload == expected
@@ -143,8 +140,7 @@ def test_deltas_of_the_core_are_those_of_python(
     for n_bytes, unit in itertools.product(SIZES, (None, 1)):
         raw, base = STEPS[content][:n_bytes], BASES[content][:n_bytes]
         payload = DELTA.encode_as(raw, itemsize, base, transform, effort, unit=unit)
-        with in_python():
-            expected = DELTA.encode_as(raw, itemsize, base, transform, effort, unit=unit)
+        expected = CODECS[3].encode_as(raw, itemsize, base, transform, effort, unit=unit)
 
         assert decoded(DELTA.number, payload, len(raw), base) == raw
         assert payload == expected
@@ -153,8 +149,7 @@ def test_deltas_of_the_core_are_those_of_python(
 def test_core_finds_the_decay_that_python_finds() -> None:
     payload = DELTA.encode_as(DECAYED.tobytes(), 4, WEIGHTS.tobytes(), Transform.DECAYED)
 
-    with in_python():
-        expected = DELTA.encode_as(DECAYED.tobytes(), 4, WEIGHTS.tobytes(), Transform.DECAYED)
+    expected = CODECS[3].encode_as(DECAYED.tobytes(), 4, WEIGHTS.tobytes(), Transform.DECAYED)
     assert payload[1] & 15 == Transform.DECAYED
     assert payload[:8] == expected[:8]
 
@@ -162,18 +157,19 @@ def test_core_finds_the_decay_that_python_finds() -> None:
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize("content", BASES)
 def test_core_and_python_estimate_and_choose_alike(content: str, width: int) -> None:
-    def choices(raw: bytes, base: bytes) -> tuple[Any, ...]:
-        codings = choose_codings(raw, width, base=base)
-        ways = [choose_transform(raw, width, base, codings, at_any_cost=any_cost) for any_cost in (False, True)]
-        return choose_codings(raw, width), codings, *ways
+    def choices(by: Any, raw: bytes, base: bytes) -> tuple[Any, ...]:
+        codings = by.choose_codings(raw, width, base=base)
+        ways = [by.choose_transform(raw, width, base, codings, at_any_cost=any_cost) for any_cost in (False, True)]
+        return by.choose_codings(raw, width), codings, *ways
 
     for n_bytes in SIZES:
         raw, base = STEPS[content][:n_bytes], BASES[content][:n_bytes]
-        mine, shares = choices(raw, base), [estimate_share(raw, width), estimate_share(raw, width, base=base)]
-
-        with in_python():
-            assert mine == choices(raw, base)
-            assert shares == pytest.approx([estimate_share(raw, width), estimate_share(raw, width, base=base)])
+        assert choices(codecs, raw, base) == choices(reference_choose, raw, base)
+        mine, others = (
+            [by.estimate_share(raw, width), by.estimate_share(raw, width, base=base)]
+            for by in (codecs, reference_choose)
+        )
+        assert mine == pytest.approx(others)
 
 
 def pieces_of(data: Sequence[bytes], itemsize: int, begins_row: Sequence[bool]) -> Pieces:
@@ -187,8 +183,10 @@ def pieces_of(data: Sequence[bytes], itemsize: int, begins_row: Sequence[bool]) 
     )
 
 
-def encodings_of(data: Sequence[bytes], bases: Sequence[bytes | None], itemsize: int, effort: Effort) -> ChunkEncodings:
-    choices = [
+def choices_of(
+    data: Sequence[bytes], bases: Sequence[bytes | None], itemsize: int, effort: Effort
+) -> list[EncodingChoice]:
+    return [
         choose(
             raw,
             itemsize,
@@ -199,6 +197,10 @@ def encodings_of(data: Sequence[bytes], bases: Sequence[bytes | None], itemsize:
         )
         for raw, base in zip(data, bases, strict=True)
     ]
+
+
+def encodings_of(data: Sequence[bytes], bases: Sequence[bytes | None], itemsize: int, effort: Effort) -> ChunkEncodings:
+    choices = choices_of(data, bases, itemsize, effort)
     encodings = replace(ChunkEncodings.new(choices, np.arange(len(data), dtype=np.int32)), bases=bases)
     for number, base in enumerate(bases):
         if base is not None:
@@ -216,7 +218,7 @@ def encoded(pieces: Pieces, encodings: ChunkEncodings | None, policy: Policy, *,
 
 
 def check(groups: list[PayloadGroup], data: Sequence[bytes], bases: Sequence[bytes | None]) -> None:
-    """Decode a pack of the groups with the Python code."""
+    """Decode a pack of the groups."""
     writer = PackWriter()
     blob = b"".join(map(bytes, writer.pieces(groups)))
     for entry, raw, base in zip(writer.entries(), data, bases, strict=True):
@@ -239,8 +241,7 @@ def test_groups_of_the_core_are_those_of_python(content: str, policy: Policy, ef
 
     groups = encoded(pieces, given, policy, is_live=is_live)
 
-    with in_python():
-        expected = encoded(pieces, given, policy, is_live=is_live)
+    expected = encode_group(pieces, given, choices_of(data, bases, itemsize, effort), policy)
     check(groups, data, bases)
     assert [len(group.entries) for group in groups] == [len(group.entries) for group in expected]
     assert [group.is_aligned for group in groups] == [group.is_aligned for group in expected]
@@ -259,8 +260,7 @@ def test_many_small_chunks_are_sampled_as_python_samples_them(content: str, n_ch
 
     groups = encoded(pieces, None, Policy.BALANCED, is_live=is_live)
 
-    with in_python():
-        expected = encoded(pieces, None, Policy.BALANCED, is_live=is_live)
+    expected = encode_group(pieces, None, (), Policy.BALANCED)
     check(groups, data, [None] * n_chunks)
     assert (groups[0].entries["codec"] == expected[0].entries["codec"]).all()
     assert (groups[0].entries["offset"] == expected[0].entries["offset"]).all()
@@ -300,8 +300,7 @@ def test_small_chunks_like_their_samples_take_as_little_room_as_chunks_alone(kin
     groups = encoded(pieces, None, Policy.BALANCED, is_live=True)
 
     alone = sum(len(encode_best(raw, itemsize)[2]) for raw in data)
-    with in_python():
-        expected = encoded(pieces, None, Policy.BALANCED, is_live=True)
+    expected = encode_group(pieces, None, (), Policy.BALANCED)
     check(groups, data, [None] * len(data))
     assert [group.entries.tobytes() for group in groups] == [group.entries.tobytes() for group in expected]
     assert b"".join(bytes(part) for group in groups for part in group.parts) == b"".join(

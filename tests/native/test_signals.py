@@ -16,9 +16,6 @@ import pytest
 from tensorcas_mlflow import native
 from tests.native.interrupted import WAYS, decoding
 
-if native.core is None or not native.has_zstd:
-    pytest.skip("the package was built without libzstd", allow_module_level=True)
-
 HANG_S = 60
 MOST_S = 1.5
 ROOT = Path(__file__).parents[2]
@@ -42,7 +39,6 @@ def test_interrupt_ends_a_long_call_of_the_core_within_a_second(way: str, n_thre
 
 
 def test_call_goes_on_after_a_handler_that_returns() -> None:
-    assert native.core is not None
     pieces, handled, core = [bytes(16 << 20)] * 60, [], native.core
     out, again = bytearray(60 * 32), bytearray(32)
 
@@ -69,7 +65,6 @@ def test_call_goes_on_after_a_handler_that_returns() -> None:
 
 
 def test_thread_of_the_pool_serves_other_calls_after_one_that_was_stopped() -> None:
-    assert native.core is not None
     call = decoding(3)
 
     def interrupt(*_: object) -> None:

@@ -305,7 +305,7 @@ class Machine:
                 intents = frozenset(each for each in world.intents if each.writer != me.number)
                 yield world._replace(intents=intents), me._replace(at="done", packs=NOBODY)
 
-    def _collect(self, world: World, me: Collector) -> Iterator[Step]:
+    def _collect(self, world: World, me: Collector) -> Iterator[Step]:  # noqa: C901, PLR0912  # one case a state
         rules = self.rules
         match me.at:
             case "plan":

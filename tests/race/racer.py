@@ -268,7 +268,7 @@ def collect(race: Race) -> None:
     while race.is_on:
         report = plan_gc(store, grace_s=race.grace_s, max_waste=race.draw.choice([0, 0, 0.3])).execute()
         race.count("done")
-        race.counts["aborted"] = race.counts.get("aborted", 0) + report.n_aborted
+        race.counts["aborted"] = race.counts.get("aborted", 0) + report.n_withdrawn
         if race.draw.random() < 0.1:
             store = race.store()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.codecs import PLANES, RAW, ZSTD, _codec, compiled_encoder
+from tensorcas_mlflow.codecs import PLANES, RAW, ZSTD
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import PackWriter, PayloadGroup, decode_chunk, read_table
 from tensorcas_mlflow.store import Policy
@@ -17,15 +17,6 @@ from tensorcas_mlflow.store._sources import Pieces, TensorSource
 
 Data = bytes | memoryview
 SIZES = [1, 40, 5000, GROUP_BYTES - 1, 30, GROUP_BYTES, 7, 3 * GROUP_BYTES, *[8] * (GROUP_PIECES + 3)]
-
-
-@pytest.fixture(autouse=True, params=["core", "python"])
-def encoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test with the compiled encoder and with the Python code."""
-    if request.param == "python":
-        monkeypatch.setattr(_codec, "_ENCODER", None)
-    elif compiled_encoder() is None:
-        pytest.skip("the package was built without libzstd")
 
 
 @pytest.fixture(autouse=True, params=["1", "3"])

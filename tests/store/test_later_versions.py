@@ -279,7 +279,7 @@ def test_verify_tells_which_blob_is_of_a_later_release(root: Path, kind: str) ->
     assert everything(root) == before
     [reason] = [reason for reason in reasons if "upgrade tensorcas-mlflow" in reason]
     assert "version 9" in reason
-    assert "gc removes it" not in reason
+    assert "gc frees it" not in reason
 
 
 def test_collection_keeps_blobs_that_a_later_release_writes_meanwhile(root: Path) -> None:

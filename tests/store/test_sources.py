@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.base import digest as base_digest
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
 from tensorcas_mlflow.store import _sources
@@ -88,18 +87,6 @@ def bytes_in(source: Source, chunks: np.ndarray) -> list[bytes]:
     return [bytes(piece) for group in source.pieces(chunks) for piece in group.data]
 
 
-@pytest.fixture(params=["core", "numpy"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Copy and hash with the compiled core, or without it."""
-    if request.param == "numpy":
-        monkeypatch.setattr(base_digest, "core", None)
-    elif base_digest.core is None:
-        pytest.skip("the package was built without a compiler")
-    name: str = request.param
-    return name
-
-
-@pytest.mark.usefixtures("way")
 def test_small_arrays_of_any_dtype_are_hashed_and_kept() -> None:
     numbers = np.arange(1, 13)
     dtypes = ["M8[s]", "m8[ns]", "bfloat16", "float8_e4m3fn", "int4", "S3", "U2", ">i4", "c16", "bool"]
@@ -114,7 +101,6 @@ def test_small_arrays_of_any_dtype_are_hashed_and_kept() -> None:
     assert [digest(piece) for piece in pieces.data] == [each.tobytes() for each in source.columns.digests]
 
 
-@pytest.mark.usefixtures("way")
 def test_a_copy_has_the_rows_and_bytes_of_its_arrays(source: TensorSource) -> None:
     copy = TensorCopy(ARRAYS, CUTS, CHUNK)
 
@@ -127,7 +113,6 @@ def test_a_copy_has_the_rows_and_bytes_of_its_arrays(source: TensorSource) -> No
     assert all(group.are_hashed for group in copy.pieces(everything(copy)))
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("chunk", [CHUNK, 1 << 20])
 def test_a_copy_keeps_its_bytes_when_its_arrays_change(chunk: int) -> None:
     arrays = {"a": some_array(100), "b": some_array(3 << 19)}
@@ -139,7 +124,6 @@ def test_a_copy_keeps_its_bytes_when_its_arrays_change(chunk: int) -> None:
     assert b"".join(bytes_in(copy, everything(copy))) == before
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("chunk", [CHUNK, 1 << 20])
 def test_a_copy_holds_changed_chunks_and_finds_the_others_in_the_copy_before(chunk: int) -> None:
     arrays = {"small": some_array(100), "same": some_array(9 << 18), "other": some_array(5 << 18)}
@@ -152,7 +136,6 @@ def test_a_copy_holds_changed_chunks_and_finds_the_others_in_the_copy_before(chu
     assert b"".join(bytes_in(second, everything(second))) == b"".join(each.tobytes() for each in arrays.values())
 
 
-@pytest.mark.usefixtures("way")
 def test_a_stored_copy_holds_nothing_and_the_next_one_holds_what_changed() -> None:
     arrays = {"same": some_array(3 * CHUNK), "other": some_array(CHUNK)}
     first = TensorCopy(arrays, {}, CHUNK)
@@ -167,7 +150,6 @@ def test_a_stored_copy_holds_nothing_and_the_next_one_holds_what_changed() -> No
         bytes_in(second, everything(second))
 
 
-@pytest.mark.usefixtures("way")
 def test_a_copy_of_another_layout_than_the_one_before_copies_everything() -> None:
     first = TensorCopy({"a": some_array(3 * CHUNK)}, {}, CHUNK)
     second = TensorCopy({"a": some_array(3 * CHUNK), "b": some_array(5)}, {}, CHUNK, before=first)

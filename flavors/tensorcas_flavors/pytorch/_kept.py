@@ -57,7 +57,7 @@ class PlainModule:
     """Its parameters and buffers, in the order of the key."""
 
     @classmethod
-    def of(cls, model: Any) -> PlainModule | None:
+    def of(cls, model: Any) -> PlainModule | None:  # noqa: C901, PLR0912  # each warm step pays for its calls
         """Describe a module; return None for any other object, and for a module that is not plain."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(model, torch.nn.Module) or unwrap(model) is not model:

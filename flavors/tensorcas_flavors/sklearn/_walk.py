@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -273,6 +273,111 @@ class SpaceTree(Items):
         self.tree.__setstate__(tuple(state))
 
 
+class _Found(NamedTuple):
+    """One value that a model holds, and how the walk came to it."""
+
+    path: str
+    pattern: str
+    """The path with stars for positions."""
+    part: Any
+    place: LivePlace | None
+    is_fitted: bool
+
+
+class _Walk:
+    """A walk over a model, which looks at each object once."""
+
+    def __init__(self, reserved: Collection[str]) -> None:
+        self.graph = Graph(taken=set(reserved))
+        self._kin: dict[tuple[str, np.dtype[Any], tuple[int, ...]], list[int]] = {}
+        self._numbers: list[tuple[str, str, Any, LivePlace]] = []
+        self._seeds: set[int] = set()
+        self._visited: set[int] = set()
+
+    def look_at(self, found: _Found) -> list[_Found]:
+        """Note what a value is; return what it holds."""
+        path, pattern, part, place, is_fitted = found
+        if isinstance(part, _NUMBERS):
+            if is_fitted and place is not None and not place.is_in_tuple:
+                self._numbers.append((path, pattern, part, place))
+            return []
+        if isinstance(part, (*_LEAVES, *_CODE)):
+            return []
+        if is_plain_array(part) and part.dtype != object:
+            self.graph.places.setdefault(id(part), []).append(place)
+        if id(part) in self._visited:
+            self._meet_again(path, part)
+            return []
+        self._visited.add(id(part))
+        if is_booster(part):
+            self.graph.boosters[id(part)] = unused(path, self.graph.taken), part
+            return []
+        if is_foreign_booster(part):
+            return []
+        if isinstance(part, np.ndarray) and part.dtype != object:
+            # The pickle restores a subclass, such as a masked array, with its attributes.
+            if is_plain_array(part) and is_storable(part.dtype):
+                self._add_array(path, pattern, part)
+            return []
+        return self._look_into(found)
+
+    def _meet_again(self, path: str, part: Any) -> None:
+        graph = self.graph
+        if isinstance(part, tuple):
+            # Replacing an array here would leave the tuple's other holders with the old one.
+            graph.places.update({id(value): [None] for value in part if is_plain_array(value)})
+        elif id(part) in graph.names:
+            graph.aliases[path] = graph.names[id(part)]
+
+    def _add_array(self, path: str, pattern: str, array: Any) -> None:
+        self.graph.arrays.append(array)
+        self.graph.names[id(array)] = unused(path, self.graph.taken)
+        if path != pattern and array.ndim and array.nbytes <= _MAX_MEMBER_BYTES and not is_fortran(array):
+            self._kin.setdefault((pattern, array.dtype, array.shape[1:]), []).append(id(array))
+
+    def _look_into(self, found: _Found) -> list[_Found]:
+        """Note an object and its trees and seeds; return what it holds."""
+        path, pattern, part, place, is_fitted = found
+        attributes = getattr(part, "__dict__", None)
+        # The steps of a pipeline are a hyperparameter, and yet they hold fitted values.
+        is_fitted = is_fitted or (attributes is not None and hasattr(type(part), "fit"))
+        if attributes is not None:
+            self.graph.objects.append(part)
+            self._add_trees(attributes)
+        elif is_space_tree(part):
+            self.graph.objects.append(part)
+        if is_ensemble(part):
+            self.graph.ensembles[path] = part
+        parameters = _parameters(type(part))
+        prefix, starred = (f"{path}/", f"{pattern}/") if path else ("", "")
+        children = []
+        for component, is_position, value, child_place in _children(part, place):
+            is_kept = is_fitted if parameters is None else component not in parameters
+            if is_kept or not isinstance(value, _NUMBERS):
+                star = "*" if is_position else component
+                children.append(_Found(prefix + component, starred + star, value, child_place, is_kept))
+        return children
+
+    def _add_trees(self, attributes: dict[str, Any]) -> None:
+        for key, value in attributes.items():
+            if is_tree(value):
+                self.graph.trees.setdefault(id(value), []).append((attributes, key))
+                if type(attributes.get("random_state")) is int:
+                    self._seeds.add(id(attributes["random_state"]))
+                    self.graph.seeded.append(attributes)
+
+    def end(self) -> Graph:
+        """Name the families and the numbers."""
+        graph = self.graph
+        for (pattern, _, _), members in self._kin.items():
+            if len(members) >= _MIN_FAMILY:
+                graph.families.update(dict.fromkeys(members, unused(pattern, graph.taken)))
+        graph.numbers = _name_numbers(self._numbers, graph.taken)
+        if len(self._seeds) >= _MIN_FAMILY:
+            graph.seeds = self._seeds
+        return graph
+
+
 def walk(model: object, reserved: Collection[str]) -> Graph:
     """Find the arrays, numbers, trees and seeds of a model, and give arrays and numbers unreserved names.
 
@@ -282,76 +387,11 @@ def walk(model: object, reserved: Collection[str]) -> Graph:
     positions, as in ``estimators_/*/classes_``. At least 8 numbers are a family likewise. Numbers are floats
     that fitting made; hyperparameters are not among them.
     """
-    graph = Graph(taken=set(reserved))
-    kin: dict[tuple[str, np.dtype[Any], tuple[int, ...]], list[int]] = {}
-    numbers: list[tuple[str, str, Any, LivePlace]] = []
-    seeds: set[int] = set()
-    visited: set[int] = set()
-    pending: list[tuple[str, str, object, LivePlace | None, bool]] = [("", "", model, None, True)]
+    looks = _Walk(reserved)
+    pending = [_Found("", "", model, None, True)]
     while pending:
-        path, pattern, part, place, is_fitted = pending.pop()
-        if isinstance(part, _NUMBERS):
-            if is_fitted and place is not None and not place.is_in_tuple:
-                numbers.append((path, pattern, part, place))
-            continue
-        if isinstance(part, (*_LEAVES, *_CODE)):
-            continue
-        is_array = is_plain_array(part) and part.dtype != object  # type: ignore[attr-defined]
-        if is_array:
-            graph.places.setdefault(id(part), []).append(place)
-        if id(part) in visited:
-            if isinstance(part, tuple):
-                # Replacing an array here would leave the tuple's other holders with the old one.
-                graph.places.update({id(value): [None] for value in part if is_plain_array(value)})
-            elif id(part) in graph.names:
-                graph.aliases[path] = graph.names[id(part)]
-            continue
-        visited.add(id(part))
-        if is_booster(part):
-            graph.boosters[id(part)] = unused(path, graph.taken), part
-            continue
-        if is_foreign_booster(part):
-            continue
-        is_tensor = is_array and is_storable(part.dtype)  # type: ignore[attr-defined]
-        if isinstance(part, np.ndarray) and part.dtype != object:
-            # The pickle restores a subclass, such as a masked array, with its attributes.
-            if is_tensor:
-                graph.arrays.append(part)
-                graph.names[id(part)] = unused(path, graph.taken)
-                if path != pattern and part.ndim and part.nbytes <= _MAX_MEMBER_BYTES and not is_fortran(part):
-                    kin.setdefault((pattern, part.dtype, part.shape[1:]), []).append(id(part))
-            continue
-        attributes = getattr(part, "__dict__", None)
-        # The steps of a pipeline are a hyperparameter, and yet they hold fitted values.
-        is_fitted = is_fitted or (attributes is not None and hasattr(type(part), "fit"))
-        if attributes is not None:
-            graph.objects.append(part)
-            for key, value in attributes.items():
-                if is_tree(value):
-                    graph.trees.setdefault(id(value), []).append((attributes, key))
-                    if type(attributes.get("random_state")) is int:
-                        seeds.add(id(attributes["random_state"]))
-                        graph.seeded.append(attributes)
-        elif is_space_tree(part):
-            graph.objects.append(part)
-        if is_ensemble(part):
-            graph.ensembles[path] = part
-        parameters = _parameters(type(part))  # type: ignore[arg-type]  # mypy takes classes for unhashable
-        prefix, starred = (f"{path}/", f"{pattern}/") if path else ("", "")
-        children = []
-        for component, is_position, value, child_place in _children(part, place):
-            is_kept = is_fitted if parameters is None else component not in parameters
-            if is_kept or not isinstance(value, _NUMBERS):
-                star = "*" if is_position else component
-                children.append((prefix + component, starred + star, value, child_place, is_kept))
-        pending.extend(reversed(children))
-    for (pattern, _, _), members in kin.items():
-        if len(members) >= _MIN_FAMILY:
-            graph.families.update(dict.fromkeys(members, unused(pattern, graph.taken)))
-    graph.numbers = _name_numbers(numbers, graph.taken)
-    if len(seeds) >= _MIN_FAMILY:
-        graph.seeds = seeds
-    return graph
+        pending.extend(reversed(looks.look_at(pending.pop())))
+    return looks.end()
 
 
 def unused(name: str, taken: set[str]) -> str:
@@ -421,18 +461,7 @@ def _children(part: object, place: LivePlace | None) -> Iterator[tuple[str, bool
                 is_text = isinstance(key, str)
                 yield _component(key) if is_text else str(i), not is_text, value, _place(part, key, value)
     elif isinstance(part, list | tuple):
-        is_plain = type(part) is tuple and place is not None and not place.is_in_tuple
-        for i, value in enumerate(part):
-            if type(value) in _NOTHING_INSIDE:
-                continue
-            if isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str):
-                yield _component(value[0]), False, value[1], None
-                for j, more in enumerate(value[2:], start=2):
-                    yield f"{_component(value[0])}/{j}", False, more, None
-            elif isinstance(part, list):
-                yield str(i), True, value, _place(part, i, value)
-            else:
-                yield str(i), True, value, LivePlace(place, i) if place and is_plain else None
+        yield from _elements(part, place)
     elif isinstance(part, np.ndarray):
         for i, value in enumerate(part.flat if part.dtype == object else ()):
             yield str(i), True, value, _place(part, i, value)
@@ -444,6 +473,24 @@ def _children(part: object, place: LivePlace | None) -> Iterator[tuple[str, bool
     for key, value in attributes.items():
         if type(value) not in _NOTHING_INSIDE:
             yield _component(key), False, value, _place(attributes, key, value)
+
+
+def _elements(
+    part: list[Any] | tuple[Any, ...], place: LivePlace | None
+) -> Iterator[tuple[str, bool, object, LivePlace | None]]:
+    """Yield the same of each value in a list or a tuple; a name before a value stands for its position."""
+    is_plain = type(part) is tuple and place is not None and not place.is_in_tuple
+    for i, value in enumerate(part):
+        if type(value) in _NOTHING_INSIDE:
+            continue
+        if isinstance(value, tuple) and len(value) > 1 and isinstance(value[0], str):
+            yield _component(value[0]), False, value[1], None
+            for j, more in enumerate(value[2:], start=2):
+                yield f"{_component(value[0])}/{j}", False, more, None
+        elif isinstance(part, list):
+            yield str(i), True, value, _place(part, i, value)
+        else:
+            yield str(i), True, value, LivePlace(place, i) if place and is_plain else None
 
 
 def _place(container: Any, key: Any, value: object) -> LivePlace | None:

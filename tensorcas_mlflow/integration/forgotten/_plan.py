@@ -240,7 +240,7 @@ def _refusal_of_folder(store: Store, folder: str) -> str:
     if folder in folders_of_mlflow(store):
         return (
             f"MLflow keeps the artifacts in {folder or '.'!r} in folders of its own: remove the folders of deleted "
-            "models, models/m-…; a collection without --folder then drops their content in the store"
+            "models, models/m-…; a collection without --folder then frees their content in the store"
         )
     return f"no run, logged model or trace has artifacts in the folder {folder or '.'!r} of the store"
 

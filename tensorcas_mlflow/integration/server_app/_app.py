@@ -95,7 +95,7 @@ def add_pages(app: Flask, *, has_auth: bool) -> Scheduler | None:
     return scheduler
 
 
-def _blueprint(site: Site, scheduler: Scheduler | None, *, has_auth: bool) -> Blueprint:
+def _blueprint(site: Site, scheduler: Scheduler | None, *, has_auth: bool) -> Blueprint:  # noqa: C901  # its routes
     blueprint = Blueprint("tensorcas", __name__)
 
     @blueprint.before_request

@@ -366,7 +366,7 @@ class CarrierBackend(Backend):
             self._seen.pop(path, None)
 
 
-_ABANDON = "once it is dead for certain, `tensorcas gc --abandon ID` removes it"
+_ABANDON = "once it is dead for certain, `tensorcas gc --abandon ID` withdraws it"
 _QUOTED = re.compile(r"%[0-9A-Fa-f]{2}")
 
 

@@ -9,7 +9,6 @@
  * Stored bytes are hostile: every length in them is checked before it is used. The caller finds out the reason of a failure by
  * decoding the chunk once more in Python (`chunk_io/_decode.py`). `codecs/_planes.py`, `_delta.py` and `_zstd.py` describe
  * the payloads. */
-#ifdef TC_HAS_ZSTD
 #define _GNU_SOURCE
 #include "decode.h"
 
@@ -20,10 +19,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <zstd.h>
-#include <zstd_errors.h>
-
 #include "blake3.h"
+#include "frames.h"
 #include "join.h"
 #include "pool.h"
 #include "watch.h"
@@ -42,7 +39,7 @@ enum { MOST_CHUNK_BYTES = 64 << 20, MOST_LINKS = 65, MOST_LEVELS = 8 };
 typedef struct {
     uint8_t *memory;
     size_t n_bytes;
-    ZSTD_DCtx *contexts[TC_MOST_THREADS];
+    TcFrames *frames[TC_MOST_THREADS];
 } Slab;
 
 static _Atomic(Slab *) kept_slab;
@@ -51,7 +48,7 @@ static void free_slab(Slab *slab) {
     if (slab == NULL)
         return;
     for (int worker = 0; worker < TC_MOST_THREADS; worker++)
-        ZSTD_freeDCtx(slab->contexts[worker]);
+        tc_free_frames(slab->frames[worker]);
     free(slab->memory);
     free(slab);
 }
@@ -96,7 +93,7 @@ typedef struct {
 
 /* The memory of one thread for the chunk it decodes; each area is as long as the longest link. */
 typedef struct {
-    ZSTD_DCtx **context;
+    TcFrames **frames;
     uint8_t *out;
     uint8_t *planes;
     uint8_t *grouped;
@@ -121,17 +118,9 @@ static uint32_t u32_at(const uint8_t *from) {
 
 /* Decompress the one whole frame that `stored` is, which states `n_bytes` as its content size. */
 static int decode_frame(Areas *areas, const uint8_t *stored, size_t n_stored, uint8_t *out, size_t n_bytes) {
-    if (n_stored < 4 || u32_at(stored) != ZSTD_MAGICNUMBER || ZSTD_getFrameContentSize(stored, n_stored) != n_bytes)
-        return CHUNK_MALFORMED;
-    /* Neither bytes nor other frames follow. */
-    if (ZSTD_findFrameCompressedSize(stored, n_stored) != n_stored)
-        return CHUNK_MALFORMED;
-    if (*areas->context == NULL && (*areas->context = ZSTD_createDCtx()) == NULL)
+    if (*areas->frames == NULL && (*areas->frames = tc_new_frames()) == NULL)
         return CHUNK_NO_MEMORY;
-    size_t n_made = ZSTD_decompressDCtx(*areas->context, out, n_bytes, stored, n_stored);
-    if (ZSTD_isError(n_made) && ZSTD_getErrorCode(n_made) == ZSTD_error_memory_allocation)
-        return CHUNK_NO_MEMORY;
-    return n_made == n_bytes ? CHUNK_GOOD : CHUNK_MALFORMED;
+    return tc_decompress(*areas->frames, stored, n_stored, out, n_bytes);
 }
 
 static int decode_shuffled(Areas *areas, const uint8_t *stored, size_t n_stored, uint8_t *out, size_t n_bytes) {
@@ -747,7 +736,7 @@ static void do_part(void *context, size_t index, size_t slot) {
     uint8_t *room = work->slab->memory + slot * (work->reads_bytes + work->n_areas * work->area_bytes);
     uint8_t *area = room + work->reads_bytes;
     Areas areas = {
-        .context = work->slab->contexts + slot,
+        .frames = work->slab->frames + slot,
         .out = area,
         .planes = area + work->area_bytes,
         .grouped = area + 2 * work->area_bytes,
@@ -862,7 +851,7 @@ int tc_decode(const TcBatch *batch, size_t n_workers) {
 struct TcDecoder {
     uint8_t *memory;
     size_t n_bytes;
-    ZSTD_DCtx *context;
+    TcFrames *frames;
 };
 
 TcDecoder *tc_new_decoder(void) { return calloc(1, sizeof(TcDecoder)); }
@@ -870,7 +859,7 @@ TcDecoder *tc_new_decoder(void) { return calloc(1, sizeof(TcDecoder)); }
 void tc_free_decoder(TcDecoder *decoder) {
     if (decoder == NULL)
         return;
-    ZSTD_freeDCtx(decoder->context);
+    tc_free_frames(decoder->frames);
     free(decoder->memory);
     free(decoder);
 }
@@ -904,7 +893,7 @@ int tc_decode_part(TcDecoder *decoder, const TcBatch *batch, size_t number, cons
     }
     uint8_t *area = decoder->memory, *room = area + areas_bytes;
     Areas areas = {
-        .context = &decoder->context,
+        .frames = &decoder->frames,
         .out = area,
         .planes = area + area_bytes,
         .grouped = area + 2 * area_bytes,
@@ -922,7 +911,3 @@ int tc_decode_part(TcDecoder *decoder, const TcBatch *batch, size_t number, cons
     tc_blake3(*made, chunk->n_bytes, digest);
     return memcmp(digest, chunk->digest, TC_DIGEST) == 0 ? CHUNK_GOOD : CHUNK_DIFFERS;
 }
-
-#else
-typedef int tc_decode_needs_zstd; /* an empty file is no C */
-#endif

@@ -1,8 +1,6 @@
 /* The batch decode as a Python function. */
 #include "methods.h"
 
-#ifdef TC_HAS_ZSTD
-
 #include <stdlib.h>
 
 #include "decode.h"
@@ -104,10 +102,47 @@ done:
     return result;
 }
 
-PyMethodDef tc_decode_methods[] = {{"decode", decode, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+/* decode_payload(codec, payload, out, base or None): return the status. */
+static PyObject *decode_payload(PyObject *module, PyObject *args) {
+    Py_buffer payload = {0}, out = {0}, base = {0};
+    PyObject *result = NULL;
+    int codec;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iy*w*z*:decode_payload", &codec, &payload, &out, &base))
+        return NULL;
+    int has_base = base.buf != NULL, fits = payload.len <= UINT32_MAX && out.len <= UINT32_MAX && base.len <= UINT32_MAX;
+    TcBytes sources[2] = {{payload.buf, (size_t)payload.len}, {base.buf, (size_t)base.len}};
+    TcBytes block = {out.buf, (size_t)out.len};
+    uint8_t status = CHUNK_GOOD;
+    TcRead reads[2] = {{.n_bytes = (uint64_t)payload.len}, {.n_bytes = (uint64_t)base.len, .source = 1}};
+    TcLink links[2] = {
+        {.n_stored = (uint32_t)payload.len, .n_bytes = (uint32_t)out.len, .codec = (uint16_t)codec},
+        {.n_stored = (uint32_t)base.len, .read = 1, .n_bytes = (uint32_t)base.len}, /* as it is */
+    };
+    TcChunk chunk = {.n_bytes = (uint32_t)out.len, .n_links = has_base ? 2 : 1};
+    TcPart part = {.last_read = chunk.n_links, .last_chunk = 1};
+    TcBatch batch = {
+        .reads = reads, .links = links, .chunks = &chunk, .parts = &part, .sources = sources, .blocks = &block,
+        .n_reads = chunk.n_links, .n_links = chunk.n_links, .n_chunks = 1, .n_parts = 1,
+        .n_sources = chunk.n_links, .n_blocks = 1, .statuses = &status,
+    };
+    if (!fits || !tc_check_batch(&batch))
+        PyErr_SetString(PyExc_ValueError, "a payload, its base and its chunk have no sizes of chunks");
+    else {
+        TcWatch watch;
+        tc_leave(&watch);
+        int has_room = tc_decode(&batch, 1);
+        if (tc_come_back(&watch))
+            result = has_room ? PyLong_FromLong(status) : PyErr_NoMemory();
+    }
+    PyBuffer_Release(&base);
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&payload);
+    return result;
+}
 
-#else
-
-PyMethodDef tc_decode_methods[] = {{NULL, NULL, 0, NULL}};
-
-#endif
+PyMethodDef tc_decode_methods[] = {
+    {"decode", decode, METH_VARARGS, NULL},
+    {"decode_payload", decode_payload, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};

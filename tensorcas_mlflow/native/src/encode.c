@@ -9,14 +9,9 @@
  */
 #include "methods.h"
 
-#ifndef TC_HAS_ZSTD
-
-PyMethodDef tc_encode_methods[] = {{NULL, NULL, 0, NULL}};
-
-#else
-
 #include "blake3.h"
 #include "decode.h"
+#include "frames.h"
 #include "watch.h"
 #include "words.h"
 
@@ -25,7 +20,6 @@ PyMethodDef tc_encode_methods[] = {{NULL, NULL, 0, NULL}};
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <zstd.h>
 
 enum { RAW = 0, WHOLE = 1, SHUFFLE_ZSTD = 2, DELTA = 3, PLANES = 4 };           /* codecs */
 enum { PLAIN = 0, GROUPED = 1, DECAYED = 2, SPARSE = 3, NUDGED = 4 };         /* transforms */
@@ -75,7 +69,6 @@ enum {
     ALIGNMENT = 64,
     OVERHEAD_BYTES = 4096, /* headers of a payload, while it is made */
     KEPT_BYTES = 4 << 20,  /* a larger scratch buffer is freed after the call */
-    N_LEVELS = 23,
     MOST_IDLE = 8, /* buffers of payloads, each of at most so many bytes */
     MOST_IDLE_BYTES = 5 << 19,
     LEAST_ROOM_BYTES = 5 << 18,
@@ -95,11 +88,10 @@ enum {
     AREA_GROUPED,
     N_AREAS
 };
-enum { FAST_ENTROPY = 0, FAST_RECORDS = N_LEVELS, N_CONTEXTS };               /* others are levels of Zstandard's */
 
 typedef struct Worker {
     struct Worker *next;
-    ZSTD_CCtx *contexts[N_CONTEXTS];
+    TcFrames *frames;
     uint8_t *areas[N_AREAS];
     size_t rooms[N_AREAS];
     TcDecoder *decoder; /* of bases */
@@ -110,8 +102,7 @@ static pthread_mutex_t workers_lock = PTHREAD_MUTEX_INITIALIZER;
 static Worker *idle_workers = NULL;
 
 static void free_worker(Worker *worker) {
-    for (int which = 0; which < N_CONTEXTS; which++)
-        ZSTD_freeCCtx(worker->contexts[which]);
+    tc_free_frames(worker->frames);
     for (int use = 0; use < N_AREAS; use++)
         free(worker->areas[use]);
     tc_free_decoder(worker->decoder);
@@ -248,45 +239,19 @@ static uint8_t *area_of(Worker *worker, int use, size_t n_bytes) {
     return worker->areas[use];
 }
 
-static ZSTD_CCtx *make_context(int which) {
-    ZSTD_CCtx *context = ZSTD_createCCtx();
-    if (context == NULL)
-        return NULL;
-    size_t error = 0;
-    if (which == FAST_ENTROPY || which == FAST_RECORDS) {
-        const struct { ZSTD_cParameter parameter; int value; } values[] = {
-            {ZSTD_c_strategy, ZSTD_fast},
-            {ZSTD_c_windowLog, which == FAST_ENTROPY ? 17 : 18},
-            {ZSTD_c_hashLog, which == FAST_ENTROPY ? 6 : 13},
-            {ZSTD_c_chainLog, 6},
-            {ZSTD_c_searchLog, 1},
-            {ZSTD_c_minMatch, 7},
-            {ZSTD_c_targetLength, 0},
-        };
-        for (size_t at = 0; at < sizeof values / sizeof values[0]; at++)
-            error |= ZSTD_isError(ZSTD_CCtx_setParameter(context, values[at].parameter, values[at].value));
-    } else
-        error = ZSTD_isError(ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, which));
-    if (error) {
-        ZSTD_freeCCtx(context);
-        return NULL;
-    }
-    return context;
-}
-
-static ZSTD_CCtx *context_of(Worker *worker, int which) {
-    if (worker->contexts[which] == NULL && (worker->contexts[which] = make_context(which)) == NULL)
+/* Compress into at most `room` bytes, with blocks that end where the caller wants them; see `tc_compress`. Return the size, or
+ * NOT_SMALLER if it does not fit. */
+static size_t compress_in_blocks(Worker *worker, int way, uint8_t *out, size_t room, const uint8_t *data, size_t n_bytes, size_t step) {
+    if (worker->frames == NULL)
+        worker->frames = tc_new_frames();
+    size_t size = worker->frames == NULL ? TC_NO_FRAME_MEMORY : tc_compress(worker->frames, way, out, room, data, n_bytes, step);
+    if (size == TC_NO_FRAME_MEMORY)
         worker->has_failed = 1;
-    return worker->contexts[which];
+    return size >= TC_NO_FRAME_MEMORY ? NOT_SMALLER : size;
 }
 
-/* Compress into at most `room` bytes; return the size, or NOT_SMALLER if it does not fit. */
-static size_t compress(Worker *worker, int which, uint8_t *out, size_t room, const uint8_t *data, size_t n_bytes) {
-    ZSTD_CCtx *context = context_of(worker, which);
-    if (context == NULL)
-        return NOT_SMALLER;
-    size_t size = ZSTD_compress2(context, out, room, data, n_bytes);
-    return ZSTD_isError(size) ? NOT_SMALLER : size;
+static size_t compress(Worker *worker, int way, uint8_t *out, size_t room, const uint8_t *data, size_t n_bytes) {
+    return compress_in_blocks(worker, way, out, room, data, n_bytes, 0);
 }
 
 /* --- words --- */
@@ -335,7 +300,7 @@ static void choose_codings(Worker *worker, const uint8_t *words, const uint8_t *
     size_t n_sampled = split_sample(words, base, n_words, width, n_wanted, planes);
     for (size_t place = 0; place < width; place++) {
         const uint8_t *plane = planes + place * n_sampled;
-        size_t entropy = compress(worker, FAST_ENTROPY, frame, sizeof frame, plane, n_sampled);
+        size_t entropy = compress(worker, TC_ENTROPY, frame, sizeof frame, plane, n_sampled);
         codings[place] = KEEP;
         if (entropy != NOT_SMALLER && (double)entropy < LEAST_PLANE_GAIN * (double)n_sampled) {
             size_t match = compress(worker, 1, frame, sizeof frame, plane, n_sampled);
@@ -371,11 +336,11 @@ static size_t compress_plane(Worker *worker, const uint8_t *plane, size_t length
     if (coding == KEEP || length == 0)
         return NOT_SMALLER;
     /* With less room Zstandard may fail, though the frame would fit. */
-    size_t room = ZSTD_compressBound(length);
+    size_t room = tc_frame_bound(length);
     uint8_t *best = area_of(worker, AREA_FRAME, room), *other = area_of(worker, AREA_OTHER_FRAME, room);
     if (best == NULL || other == NULL)
         return NOT_SMALLER;
-    int ways[3] = {FAST_ENTROPY, 1, 9}, n_ways = 1;
+    int ways[3] = {TC_ENTROPY, 1, 9}, n_ways = 1;
     if (effort == SMALL_EFFORT)
         n_ways = 3;
     else if (coding < 0)
@@ -472,9 +437,16 @@ static double estimate_share(const uint8_t *words, const uint8_t *base, size_t n
 
 static int level_for(size_t n_bytes) { return n_bytes <= SMALL_CHUNK_BYTES ? 12 : 3; }
 
+/* Choose the way to compress a chunk of shuffled records. */
+static int way_for_records(size_t n_bytes, size_t itemsize) {
+    if (itemsize >= 4 && itemsize < 256)
+        return TC_RECORDS;
+    return itemsize < 4 && n_bytes > SMALL_CHUNK_BYTES ? 1 : level_for(n_bytes);
+}
+
 /* Encode a chunk as shuffled records into at most `room` bytes; return NOT_SMALLER if it does not fit. */
-static size_t encode_records(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, int is_sample,
-                             uint8_t *out, size_t room) {
+static size_t encode_records(Worker *worker, const uint8_t *raw, size_t n_bytes, size_t itemsize, int way, uint8_t *out,
+                             size_t room) {
     size_t width = itemsize >= 1 && itemsize <= MAX_RECORD_BYTES ? itemsize : 1, n_records = n_bytes / width;
     uint8_t *shuffled = area_of(worker, AREA_SHUFFLED, n_bytes);
     if (shuffled == NULL || room < 2)
@@ -485,39 +457,14 @@ static size_t encode_records(Worker *worker, const uint8_t *raw, size_t n_bytes,
     memcpy(shuffled + n_records * width, raw + n_records * width, n_bytes - n_records * width);
     out[0] = (uint8_t)width;
     out[1] = (uint8_t)(width >> 8);
-    size_t like = is_sample ? SMALL_CHUNK_BYTES + 1 : n_bytes;
-    int which = itemsize >= 4 && itemsize < 256 ? FAST_RECORDS
-                : itemsize < 4 && like > SMALL_CHUNK_BYTES ? 1 : level_for(like);
-    if (width >= 256) {
-        size_t size = compress(worker, which, out + 2, room - 2, shuffled, n_bytes);
-        return size == NOT_SMALLER ? NOT_SMALLER : size + 2;
-    }
-    /* One frame, whose blocks end where the bytes of a place end. */
-    ZSTD_CCtx *context = context_of(worker, which);
-    if (context == NULL)
-        return NOT_SMALLER;
+    /* One frame, whose blocks end where the bytes of a place end: each block has Huffman codes of its own. Zstandard's own blocks
+     * of 128 KiB give the bytes of an exponent and of a mantissa one code. */
     size_t least = n_bytes / MOST_BLOCKS, step;
     if (least < LEAST_BLOCK_BYTES)
         least = LEAST_BLOCK_BYTES;
     step = n_records ? n_records * ((least + n_records - 1) / n_records) : least;
-    ZSTD_outBuffer to = {out + 2, room - 2, 0};
-    ZSTD_CCtx_reset(context, ZSTD_reset_session_only);
-    if (ZSTD_isError(ZSTD_CCtx_setPledgedSrcSize(context, n_bytes)))
-        return NOT_SMALLER;
-    for (size_t at = 0; at < n_bytes || at == 0; at += step) {
-        size_t here = n_bytes - at < step ? n_bytes - at : step;
-        int is_last = at + here == n_bytes;
-        ZSTD_inBuffer from = {shuffled + at, here, 0};
-        size_t left;
-        do
-            left = ZSTD_compressStream2(context, &to, &from, is_last ? ZSTD_e_end : ZSTD_e_flush);
-        while (!ZSTD_isError(left) && left != 0 && to.pos < to.size);
-        if (ZSTD_isError(left) || left != 0) {
-            ZSTD_CCtx_reset(context, ZSTD_reset_session_only);
-            return NOT_SMALLER;
-        }
-    }
-    return to.pos + 2;
+    size_t size = compress_in_blocks(worker, way, out + 2, room - 2, shuffled, n_bytes, width < 256 ? step : 0);
+    return size == NOT_SMALLER ? NOT_SMALLER : size + 2;
 }
 
 /* A payload under way. */
@@ -540,7 +487,7 @@ static Encoded encode_best(Worker *worker, const uint8_t *raw, size_t n_bytes, s
         if (!is_word(itemsize)) {
             size_t tried = n_bytes < RECORDS_TRIED_BYTES ? n_bytes : RECORDS_TRIED_BYTES, room = tried + OVERHEAD_BYTES;
             size_t plain = compress(worker, 1, out, room, raw, tried);
-            size_t shuffled = encode_records(worker, raw, tried, itemsize, 1, out, room);
+            size_t shuffled = encode_records(worker, raw, tried, itemsize, way_for_records(SMALL_CHUNK_BYTES + 1, itemsize), out, room);
             codec = plain < shuffled ? WHOLE : SHUFFLE_ZSTD;
         }
     }
@@ -565,7 +512,7 @@ static Encoded encode_best(Worker *worker, const uint8_t *raw, size_t n_bytes, s
     } else if (codec == WHOLE)
         size = compress(worker, level_for(n_bytes), out, n_bytes + OVERHEAD_BYTES, raw, n_bytes);
     else
-        size = encode_records(worker, raw, n_bytes, itemsize, 0, out, n_bytes + OVERHEAD_BYTES);
+        size = encode_records(worker, raw, n_bytes, itemsize, way_for_records(n_bytes, itemsize), out, n_bytes + OVERHEAD_BYTES);
     if (size == NOT_SMALLER || (double)size > LEAST_GAIN * (double)n_bytes)
         return as_raw();
     return (Encoded){codec, (uint8_t)(itemsize < MAX_TYPESIZE ? itemsize : MAX_TYPESIZE), size};
@@ -1143,7 +1090,7 @@ static void note_sample(Worker *worker, AllAlike *alike, const uint8_t *raw, siz
     if (itemsize == 1 || !is_word(itemsize) || n_bytes < LEAST_SHUFFLED_BYTES)
         return;
     size_t n_words = n_bytes / itemsize;
-    uint8_t *frame = area_of(worker, AREA_FRAME, ZSTD_compressBound(n_words));
+    uint8_t *frame = area_of(worker, AREA_FRAME, tc_frame_bound(n_words));
     if (frame == NULL)
         return;
     alike->n_samples[log2_of(itemsize)]++;
@@ -1151,11 +1098,11 @@ static void note_sample(Worker *worker, AllAlike *alike, const uint8_t *raw, siz
     for (size_t place = 0; place < itemsize; place++) {
         Alike *mine = &alike->planes[log2_of(itemsize)][place];
         const uint8_t *plane = planes + place * n_words;
-        size_t entropy = compress(worker, FAST_ENTROPY, frame, ZSTD_compressBound(n_words), plane, n_words);
+        size_t entropy = compress(worker, TC_ENTROPY, frame, tc_frame_bound(n_words), plane, n_words);
         if (entropy == NOT_SMALLER || (double)entropy >= LEAST_PLANE_GAIN * (double)n_words)
             continue;
         mine->is_kept = 0;
-        size_t match = compress(worker, 1, frame, ZSTD_compressBound(n_words), plane, n_words);
+        size_t match = compress(worker, 1, frame, tc_frame_bound(n_words), plane, n_words);
         double share = (double)entropy / (double)n_words;
         if (match < entropy) /* from now on both are tried on every chunk */
             mine->least = 2, mine->most = -1;
@@ -1541,14 +1488,41 @@ static PyObject *py_compress(PyObject *module, PyObject *args) {
     (void)module;
     if (!PyArg_ParseTuple(args, "y*i:compress", &call.raw, &level))
         return NULL;
-    if (level < 0 || level >= N_LEVELS)
+    if (level < 0 || level >= TC_N_LEVELS)
         misfit();
     else if (begin_call(&call, 1)) {
-        size_t size = 0, room = ZSTD_compressBound((size_t)call.raw.len);
+        size_t size = 0, room = tc_frame_bound((size_t)call.raw.len);
         uint8_t *out = area_of(call.worker, AREA_OTHER, room);
         if (out != NULL) {
             Py_BEGIN_ALLOW_THREADS;
             size = compress(call.worker, level, out, room, call.raw.buf, (size_t)call.raw.len);
+            Py_END_ALLOW_THREADS;
+        }
+        call.out = out;
+        result = payload_of(&call, size);
+    }
+    end_call(&call);
+    return result;
+}
+
+/* encode_records(raw, itemsize, level) -> payload; with level 0, the core chooses */
+static PyObject *py_encode_records(PyObject *module, PyObject *args) {
+    Call call = {0};
+    Py_ssize_t itemsize;
+    PyObject *result = NULL;
+    int level;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*ni:encode_records", &call.raw, &itemsize, &level))
+        return NULL;
+    if (level < 0 || level >= TC_N_LEVELS)
+        misfit();
+    else if (begin_call(&call, itemsize)) {
+        size_t size = 0, n_bytes = (size_t)call.raw.len, room = tc_frame_bound(n_bytes) + OVERHEAD_BYTES;
+        int way = level ? level : way_for_records(n_bytes, (size_t)itemsize);
+        uint8_t *out = area_of(call.worker, AREA_OTHER, room);
+        if (out != NULL) {
+            Py_BEGIN_ALLOW_THREADS;
+            size = encode_records(call.worker, call.raw.buf, n_bytes, (size_t)itemsize, way, out, room);
             Py_END_ALLOW_THREADS;
         }
         call.out = out;
@@ -1670,6 +1644,7 @@ PyMethodDef tc_encode_methods[] = {
     {"encode_group", encode_group, METH_VARARGS, NULL},
     {"encode_best", py_encode_best, METH_VARARGS, NULL},
     {"compress", py_compress, METH_VARARGS, NULL},
+    {"encode_records", py_encode_records, METH_VARARGS, NULL},
     {"encode_planes", py_encode_planes, METH_VARARGS, NULL},
     {"encode_delta", py_encode_delta, METH_VARARGS, NULL},
     {"choose_codings", py_choose_codings, METH_VARARGS, NULL},
@@ -1677,5 +1652,3 @@ PyMethodDef tc_encode_methods[] = {
     {"estimate_share", py_estimate_share, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-
-#endif

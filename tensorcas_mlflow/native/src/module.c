@@ -1,9 +1,6 @@
 /* The extension module `tensorcas_mlflow.native._core`. */
+#include "frames.h"
 #include "methods.h"
-
-#ifdef TC_HAS_ZSTD
-#include <zstd.h>
-#endif
 
 static PyMethodDef *const TABLES[] = {tc_word_methods, tc_hash_methods, tc_decode_methods, tc_encode_methods,
                                       tc_header_methods, tc_cut_methods,    tc_deflate_methods};
@@ -14,12 +11,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-#ifdef TC_HAS_ZSTD
-    const char *zstd = ZSTD_versionString();
-#else
-    const char *zstd = "";
-#endif
-    int fails = PyModule_AddStringConstant(module, "ZSTD_VERSION", zstd) < 0;
+    int fails = PyModule_AddStringConstant(module, "ZSTD_VERSION", tc_zstd_version()) < 0;
     for (size_t table = 0; table < sizeof TABLES / sizeof *TABLES && !fails; table++)
         fails = PyModule_AddFunctions(module, TABLES[table]) < 0;
     if (fails) {

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "words are little-endian in chunks and in memory; without this module numpy does it"
+#error "words are little-endian in chunks and in memory"
 #endif
 
 enum { UNIT_ROOM = TC_MOST_UNIT, BLOCK_WORDS = 4096 };

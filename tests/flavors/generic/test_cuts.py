@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from tensorcas_flavors.generic import GenericAdapter
 from tensorcas_mlflow.adapter import SKELETON, Array
-from tensorcas_mlflow.base import content_cuts as cutting
 from tensorcas_mlflow.base.content_cuts import (
-    _BLOCK_BYTES,
     _GEAR,
     MIN_BYTES,
     ContentCutter,
@@ -23,6 +21,7 @@ from tensorcas_mlflow.base.content_cuts import (
     opaque_sizes,
     piece_sizes,
 )
+from tests.reference.content_cuts import _BLOCK_BYTES, ReferenceCutter
 
 
 def random_bytes(n_bytes: int, seed: int = 0) -> Array:
@@ -141,14 +140,10 @@ def test_numpy_finds_the_cuts_that_the_compiled_core_finds(
     distances = piece_sizes if chunk_bytes is None else lambda _: opaque_sizes(chunk_bytes)
     borders = [0, *accumulate(sizes)]
 
-    def cuts() -> list[int]:
-        cutter = ContentCutter(distances)
+    def cuts(cutter: ContentCutter) -> list[int]:
         return [cut for start, stop in pairwise(borders) for cut in cutter.feed(data[start:stop])]
 
-    found = cuts()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cutting, "core", None)
-        assert cuts() == found
+    assert cuts(ReferenceCutter(distances)) == cuts(ContentCutter(distances))
 
 
 def test_pieces_of_unknown_bytes_are_whole_chunks_or_nearly() -> None:

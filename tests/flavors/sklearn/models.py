@@ -152,7 +152,7 @@ def describe(thing: Any) -> Facts:
     return facts
 
 
-def _look_at(part: Any) -> tuple[str, list[tuple[str, Any]] | None]:
+def _look_at(part: Any) -> tuple[str, list[tuple[str, Any]] | None]:  # noqa: C901  # one branch a kind
     """Return what one object is, and its parts, or None if it has none."""
     kind = f"{type(part).__module__}.{type(part).__qualname__}"
     if part is None or isinstance(part, (bool, int, str, bytes, type, types.BuiltinFunctionType, np.dtype, np.ufunc)):

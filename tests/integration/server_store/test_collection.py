@@ -75,7 +75,7 @@ def test_a_save_that_is_dead_is_given_up_by_its_id(carried: Experiment, capsys: 
     capsys.readouterr()
     assert main(["gc", "--root", root, "--yes", "--json", "--abandon", intent.name]) == 0
     report = json.loads(capsys.readouterr().out)["report"]
-    assert (report["n_aborted"], report["n_packs"]) == (1, 1)
+    assert (report["n_withdrawn"], report["n_packs"]) == (1, 1)
     assert intents(carried) == []
 
 

@@ -159,7 +159,7 @@ def test_step_dropped_during_its_copy_is_left_out_without_a_failure() -> None:
     source.backend.delete(f"manifests/{refs[0].manifest}")
     report = copy_refs(source, destination, refs)
 
-    assert (report.n_copied, report.dropped, report.failed) == (1, ("run run step 1",), ())
+    assert (report.n_copied, report.deleted, report.failed) == (1, ("run run step 1",), ())
     assert_steps_load(destination, 2)
 
 

@@ -65,7 +65,7 @@ while time.monotonic() < until:
     assert not failed, failed
     report = copy_refs(store, stores[1], refs)
     n_copied += report.n_copied
-    n_dropped += len(report.dropped)
+    n_dropped += len(report.deleted)
     fenced = [each for each in report.failed if "treated the save as dead" in each.reason]
     n_fenced += len(fenced)
     assert len(fenced) == len(report.failed), report.failed

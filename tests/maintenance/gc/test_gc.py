@@ -39,7 +39,7 @@ def test_a_plan_says_in_words_what_would_be_done(store: Store) -> None:
     store.drop(save(store, "cd", 1))
 
     assert str(plan_now(store)) == (
-        "2 chunks kept by 1 checkpoint or file, 1 pack to delete (8.5 KB of dropped checkpoints), "
+        "2 chunks kept by 1 checkpoint or file, 1 pack to delete (8.5 KB of deleted checkpoints), "
         "1 manifest to delete, frees about 9.0 KB of 18.5 KB on disk"
     )
 
@@ -68,7 +68,7 @@ def test_the_plan_of_a_store_with_nothing_to_collect_is_empty(store: Store) -> N
 def test_an_empty_store_can_be_collected(store: Store) -> None:
     report = plan_now(store).execute()
 
-    assert (report.n_packs, report.n_manifests, report.n_aborted, report.freed_bytes) == (0, 0, 0, 0)
+    assert (report.n_packs, report.n_manifests, report.n_withdrawn, report.freed_bytes) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("options", [{"grace_s": -1}, {"max_waste": 1.1}, {"max_waste": -0.1}])
@@ -146,7 +146,7 @@ def test_a_save_that_was_given_up_by_mistake_starts_again_and_commits(store: Sto
         report = plan_now(store).execute()
         pending.commit(target(0))
 
-    assert report.n_aborted == 1
+    assert report.n_withdrawn == 1
     assert loads(store, "ab", 0)
 
 
@@ -304,7 +304,7 @@ def test_a_living_process_is_waited_for(local_store: Store) -> None:
     report = plan_gc(local_store).execute()
     out, _ = saver.communicate("\n", timeout=30)
 
-    assert report.n_aborted == 0
+    assert report.n_withdrawn == 0
     assert out == "committed\n"
     assert [ref.step for ref in local_store.checkpoints()] == [7]
 
@@ -315,7 +315,7 @@ def test_a_killed_process_is_not_waited_for(local_store: Store) -> None:
     saver.communicate()
     report = plan_gc(local_store).execute()
 
-    assert report.n_aborted == 1
+    assert report.n_withdrawn == 1
     assert everything(local_store) == {}
 
 

