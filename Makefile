@@ -1,24 +1,34 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
+ALL_STAMP := .venv/.all-installed
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 DEMO := .venv/.demo
 DEMO_STAMP := $(DEMO)/.installed
 
-.PHONY: help venv postgresql object-servers torchtitan demo test test-long test-all stress check format clean
+.PHONY: help venv venv-all postgresql object-servers torchtitan demo quick test test-long test-all stress check format clean
 .PHONY: bench bench-smoke docs canary
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-venv: $(STAMP) ## make .venv, with everything the other targets need
+venv: $(STAMP) ## make .venv, with what check, test, docs and bench-smoke need
 
 # The stamp is written last, so an install that broke off is taken up again by the next make.
 $(STAMP): pyproject.toml setup.py setup.cfg constraints.txt $(wildcard tensorcas_mlflow/native/src/*)
 	.ci/compiler
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".[all,dev]"
+	$(INSTALL) -e ".[test]"
+	@# It depends on libraries for several GPUs, 469 MB, which it loads where it trains on them.
+	$(INSTALL) --no-deps "xgboost>=2.1"
 	@# pip would compile all of it, on one core. Nothing imports the left out; some packages ship templates, which fail.
 	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|transformers/models|plotly|databricks/sdk)/' .venv/lib tensorcas_mlflow flavors || true
+	touch $@
+
+venv-all: $(ALL_STAMP) ## add to .venv what the other targets need: Ray, CatBoost, Lightning, transformers and more
+
+$(ALL_STAMP): $(STAMP)
+	$(INSTALL) -e ".[dev]"
 	touch $@
 
 postgresql: ## make sure that PostgreSQL is installed, which tests of servers need; installs Debian's package
@@ -40,10 +50,13 @@ $(DEMO_STAMP): pyproject.toml setup.py setup.cfg constraints.txt $(wildcard tens
 	$(DEMO)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[torch,sklearn,xgboost]"
 	touch $@
 
+quick: $(STAMP) ## run the tests of a room and of the rooms on the line above it in the contract: ROOM=store
+	folders=$$($(BIN)/python tests/quick.py $(ROOM)) && $(BIN)/python -m pytest $$folders
+
 test: $(STAMP) postgresql ## run the tests
 	$(BIN)/python -m pytest
 
-test-long: $(STAMP) postgresql object-servers torchtitan ## run the tests that take long; minutes
+test-long: $(ALL_STAMP) postgresql object-servers torchtitan ## run the tests that take long; minutes
 	$(BIN)/python -m pytest -m long
 
 test-all: test test-long ## run all tests
@@ -68,7 +81,7 @@ canary: ## test the integration with the newest MLflow and frameworks, below .ve
 	.ci/compiler
 	$(PYTHON) -m venv $(CANARY)
 	$(CANARY)/bin/python -m pip install -q --disable-pip-version-check --upgrade --upgrade-strategy eager \
-		$(addprefix -c ,$(CANARY_CONSTRAINTS)) -e ".[all,dev]" mlflow torch scikit-learn xgboost pyarrow numpy
+		$(addprefix -c ,$(CANARY_CONSTRAINTS)) -e ".[test]" mlflow torch scikit-learn xgboost pyarrow numpy
 	$(CANARY)/bin/python -m pip list | grep -iE '^(mlflow|torch|scikit-learn|xgboost|pyarrow|numpy) '
 	$(CANARY)/bin/python -m pytest tests/integration
 

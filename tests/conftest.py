@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests import zygote
 
 # Each test worker has a core of its own. OpenMP threads that spin for the other one make XGBoost's tests take five
 # times as long. Set before any framework is imported.
@@ -23,6 +26,14 @@ settings.load_profile("any machine")
 ALL_LONG = "\npytestmark = pytest.mark.long\n"
 TOGETHER = ("deploy", "server_store", "served")
 """Folders whose tests share servers, which take longer to start than most tests to run."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the process that forks for programs of tests: one for all workers."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="tensorcas-")
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(zygote.start(Path(folder.name)))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

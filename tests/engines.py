@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import pytest
-
 from tensorcas_mlflow.base.engines import MOST_DEATHS, Engine, LocalProcesses, RayCluster
 
 T = TypeVar("T")
@@ -42,7 +40,8 @@ def cluster_of_two(name: str) -> Iterator[Engine]:
         yield dying
         assert dying.n_left == 0
     else:
-        ray = pytest.importorskip("ray")
+        import ray
+
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
         try:
             yield RayCluster()

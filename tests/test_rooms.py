@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.quick import folders_of, lines_of_rooms
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"tensorcas_mlflow": ROOT, "tensorcas_flavors": ROOT / "flavors"}
 
@@ -135,3 +137,12 @@ def test_room_exports_every_name_that_type_checkers_see(name: str) -> None:
     assert {each for _, each in declared} <= set(dir(room))
     with pytest.raises(ImportError, match="no_such_name"):
         exec(f"from {name} import no_such_name", {})
+
+
+def test_quick_tests_of_a_room_are_its_own_and_those_of_the_line_above() -> None:
+    rooms = [room for line in lines_of_rooms() for room in line]
+
+    assert folders_of("layout") == ["tests/layout", "tests/chunk_io", "tests/file_formats"]
+    assert all((ROOT / folder).is_dir() for room in [*rooms, "flavors"] for folder in folders_of(room))
+    with pytest.raises(ValueError, match="no room with tests is named 'stores'"):
+        folders_of("stores")

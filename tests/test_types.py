@@ -104,7 +104,9 @@ def output_of(command: list[str | Path]) -> str:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, timeout=600).stdout
 
 
-@pytest.mark.parametrize("check", [run_mypy, run_pyright], ids=["mypy", "pyright"])
+@pytest.mark.parametrize(
+    "check", [run_mypy, pytest.param(run_pyright, marks=pytest.mark.long)], ids=["mypy", "pyright"]
+)
 def test_checker_of_a_user_sees_the_types_of_the_api(
     check: Callable[[Path, Path, Path], tuple[list[str], list[int]]],
     python: Path,

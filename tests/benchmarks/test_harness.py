@@ -107,7 +107,6 @@ def test_a_row_must_fill_the_columns() -> None:
 
 
 def test_results_are_text_figures_and_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     section = Section("save", "saves")
     table = Table("first", ("who", "ms"))
     table.add("ours", "1.00")

@@ -116,7 +116,13 @@ def test_environment_sets_the_policy_of_a_callback_without_one(tmp_path: Path, m
     assert codecs(tmp_path / "artifacts") <= AS_THEY_ARE_AND_TEXT
 
 
-MAKERS = [XGBoostCallback, lightning_callback, transformers_callback, storage_writer, fit, autolog]
+MAKERS = [
+    XGBoostCallback,
+    *(pytest.param(each, marks=pytest.mark.long) for each in (lightning_callback, transformers_callback)),
+    storage_writer,
+    fit,
+    autolog,
+]
 
 
 @pytest.mark.parametrize("make", MAKERS)

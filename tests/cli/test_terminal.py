@@ -21,6 +21,7 @@ from tensorcas_mlflow.cli._progress import figures_text, share_of, time_text
 from tensorcas_mlflow.cli._tables import folded_lines, plain_lines
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
+from tests.zygote import Program, run_program
 
 PROGRAM = "import sys; from tensorcas_mlflow.cli import main; sys.exit(main())"
 SLOWLY = f"import tensorcas_mlflow.cli._progress as p; p._PATIENCE_S = p._PAUSE_S = 0.0; {PROGRAM}"
@@ -35,13 +36,7 @@ def at_terminal(*words: str | Path, program: str = PROGRAM, columns: int = 80, *
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     settings = ("NO_COLOR", "COLUMNS", "TENSORCAS_STORE", "MLFLOW_TRACKING_URI")
     kept = {name: value for name, value in os.environ.items() if name not in settings}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, words)],
-        stdin=its,
-        stdout=its,
-        stderr=its,
-        env={**kept, "TERM": "xterm-256color", **environment},
-    )
+    running = Program(program, *words, stdio=(its, its, its), env={**kept, "TERM": "xterm-256color", **environment})
     os.close(its)
     told = b""
     try:
@@ -50,7 +45,7 @@ def at_terminal(*words: str | Path, program: str = PROGRAM, columns: int = 80, *
     except OSError:  # the other end is closed
         pass
     os.close(own)
-    return process.wait(timeout=60), told.decode().replace("\r\n", "\n")
+    return running.wait(60), told.decode().replace("\r\n", "\n")
 
 
 @pytest.fixture
@@ -118,12 +113,7 @@ def test_a_terminal_gets_styles_unless_no_color_says_otherwise(root: Path) -> No
 
 
 def test_a_pipe_gets_plain_text_of_any_width(root: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "show", "train", "--root", str(root)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_program(PROGRAM, "show", "train", "--root", root)
 
     assert ESCAPE not in done.stdout
     assert "a long name of a tensor that no narrow terminal holds  int64" in done.stdout
@@ -239,8 +229,7 @@ def test_quiet_dumb_terminals_and_short_work_have_no_bar(root: Path) -> None:
 
 def test_a_pipe_gets_no_progress(root: Path, tmp_path: Path) -> None:
     for words in commands(root, tmp_path).values():
-        command = [sys.executable, "-c", SLOWLY, *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = run_program(SLOWLY, *words)
 
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -259,8 +248,7 @@ def test_completion_knows_every_command_and_option(shell: str) -> None:
 
 
 def test_bash_completes_commands(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, "completion", "bash"]
-    (tmp_path / "script").write_bytes(subprocess.run(command, capture_output=True, timeout=60, check=True).stdout)
+    (tmp_path / "script").write_text(run_program(PROGRAM, "completion", "bash", check=True).stdout)
     ask = f"source {tmp_path}/script; COMP_WORDS=(tensorcas op); COMP_CWORD=1; _shtab_tensorcas; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=60)
 

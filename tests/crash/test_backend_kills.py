@@ -175,7 +175,7 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ACTS)
 def test_a_death_at_some_call_leaves_only_garbage(name: str) -> None:
-    assert check_all_calls(name, lambda _: MemoryBackend(), when="after", crash=True, every=5) > 0
+    assert check_all_calls(name, lambda _: MemoryBackend(), when="after", crash=True, every=11) > 0
 
 
 @pytest.mark.long

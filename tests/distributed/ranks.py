@@ -14,9 +14,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-LATE = ("torch._dynamo", "mlflow.store.tracking.sqlalchemy_store", "tensorcas_flavors.pytorch")
-"""Modules that ranks would import one by one when they save and load: one process imports them before it forks."""
+from tests.zygote import run_program
+
+LATE = "tensorcas_flavors.pytorch"
+"""A module that each rank would import when it saves or loads: one process imports it before it forks."""
 
 
 def run_ranks(n_ranks: int, function: str, *given: Any) -> list[int]:
@@ -36,14 +37,8 @@ def run_groups(*groups: tuple[Any, ...]) -> list[list[int]]:
     Args:
         groups: The arguments of `run_ranks` for each.
     """
-    import subprocess
-
-    words = [sys.executable, "-m", "tests.distributed.ranks", json.dumps(groups)]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # the working directory is a test's
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        raise AssertionError(done.stdout[-6000:] + done.stderr[-6000:])
+    program = "import sys; from tests.distributed.ranks import main; main(sys.argv[1])"
+    done = run_program(program, json.dumps(groups), timeout=300, check=True)
     print(done.stderr[-12000:])  # pytest shows it if the test fails
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
@@ -82,14 +77,10 @@ def _run(n_ranks: int, name: str, *given: Any) -> list[int]:
         return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-def _main() -> None:
-    for module in LATE:
-        importlib.import_module(module)
-    for group in json.loads(sys.argv[1]):
+def main(groups: str) -> None:
+    """Run groups, given as JSON, and print the statuses of each."""
+    importlib.import_module(LATE)
+    for group in json.loads(groups):
         statuses = _run(*group)
         print()
         print(json.dumps(statuses), flush=True)
-
-
-if __name__ == "__main__":
-    _main()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import mlflow
 import numpy as np
 import pytest
@@ -18,11 +19,6 @@ from tensorcas_mlflow.store import Store
 from tests.distributed.jax_states import whole_state
 
 pytestmark = pytest.mark.long
-
-WHY = "jax, optax or orbax-checkpoint is not installed: pip install 'tensorcas-mlflow[orbax]' optax"
-jax = pytest.importorskip("jax", reason=WHY)
-pytest.importorskip("optax", reason=WHY)
-pytest.importorskip("orbax.checkpoint", reason=WHY)
 
 
 def run_two(work: str, tmp_path: Path) -> tuple[str, list[int], str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import subprocess
-import sys
 import tracemalloc
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import BackendError, ConflictError, CorruptError
 from tensorcas_mlflow.file_formats import FORMATS_OUT, ArrayTensors, Tensors, plan_write, write
 from tensorcas_mlflow.file_formats import _zip as zips
+from tests.zygote import run_program
 
 FOLDERS = {"shards": {"shard_bytes": 100}, "serverlessllm": {"partitions": 2}}
 KINDS: list[dict[str, Any]] = [
@@ -303,8 +302,7 @@ write(ArrayTensors(arrays), sys.argv[1], progress=die, **eval(sys.argv[2]))
 def test_leftovers_of_a_killed_writer_are_hidden_and_removed_by_the_next_writer(
     tmp_path: Path, kind: dict[str, Any]
 ) -> None:
-    words = [sys.executable, "-c", KILLED, os.fspath(tmp_path / "out"), repr(kind)]
-    ended = subprocess.run(words, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60)
+    ended = run_program(KILLED, tmp_path / "out", repr(kind))
 
     assert ended.returncode == -signal.SIGKILL
     [left] = os.listdir(tmp_path)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+
+from tests.zygote import run_program
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/add-a-flavor.md"
 
@@ -77,24 +76,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def printed(site: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return the output of the page's program and of the program above it, run in one process to start MLflow once."""
     work = tmp_path_factory.mktemp("work")
-    env: dict[str, Any] = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_", "PYTHON"))
-    }
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
     env |= {
-        "PYTHONPATH": str(site),
         "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db",
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     }
-    program = f"import runpy\nrunpy.run_path({str(site / 'check.py')!r})\n{CHECK_MORE}"
-    done = subprocess.run(
-        [sys.executable, "-c", program, work / "downloaded"],
-        cwd=work,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    begin = f"import runpy, sys\nsys.path.insert(1, {str(site)!r})\nrunpy.run_path({str(site / 'check.py')!r})\n"
+    done = run_program(begin + CHECK_MORE, work / "downloaded", cwd=work, env=env, timeout=300, check=True)
     return done.stdout.splitlines()
 
 

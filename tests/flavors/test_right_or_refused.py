@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import catboost
 import lightgbm
 import numpy as np
 import pandas as pd
@@ -406,6 +405,15 @@ FILLED: dict[str, Callable[[int], Any]] = {
     "forest": lambda n: RandomForestRegressor(5, random_state=0).fit(X, y(n)),
     "xgboost": lambda n: xgboost.XGBRegressor(n_estimators=3, max_depth=2, n_jobs=1).fit(X, y(n)),
 }
+
+
+def make_catboost(n: int) -> Any:
+    import catboost  # `make venv-all` installs it, for long tests
+
+    model = catboost.CatBoostRegressor(iterations=3, verbose=0, thread_count=1, allow_writing_files=False)
+    return model.fit(X, y(n))
+
+
 REFUSED: dict[str, Callable[[int], Any]] = {
     "own state": OwnState,
     "frozen dataclass": lambda n: {"p": Frozen(np.ones(3), n)},
@@ -434,9 +442,7 @@ REFUSED: dict[str, Callable[[int], Any]] = {
     "long text": lambda n: {"t": f"n{n}" * 3000},
     "estimator in a dict": lambda n: {"m": Ridge().fit(X, y(n))},
     "lightgbm": lambda n: lightgbm.train({"verbose": -1, "num_threads": 1}, lightgbm.Dataset(X, y(n)), 3),
-    "catboost": lambda n: catboost.CatBoostRegressor(
-        iterations=3, verbose=0, thread_count=1, allow_writing_files=False
-    ).fit(X, y(n)),
+    "catboost": make_catboost,
     "statsmodels": lambda n: sm.OLS(y(n), X).fit(),
 }
 
@@ -520,7 +526,14 @@ def test_everything_saved_comes_back_into_an_object_trained_otherwise(kind: str)
     assert adapter.extract(live).keys() == adapter.extract(model).keys()
 
 
-@pytest.mark.parametrize("kind", [*REFUSED, *(f"torch: {name}" for name in TORCH_REFUSED)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(name for name in REFUSED if name != "catboost"),
+        *(f"torch: {name}" for name in TORCH_REFUSED),
+        pytest.param("catboost", marks=pytest.mark.long),
+    ],
+)
 def test_a_fill_that_cannot_restore_everything_is_refused_and_changes_nothing(kind: str) -> None:
     make = ALL[kind]
     model, live = make(1), make(2)
@@ -597,9 +610,7 @@ def other_leaves(part: Any, draw: Callable[[Any], Any], made: dict[int, Any]) ->
     return again
 
 
-@settings(deadline=None, max_examples=300)
-@given(st.data())
-def test_nests_of_arrays_and_values_come_back_or_are_unchanged(data: st.DataObject) -> None:
+def check_nests(data: st.DataObject) -> None:
     model = data.draw(nested(VALUES | ARRAYS).filter(GenericAdapter.accepts))
     is_alike = data.draw(st.booleans())
     live = (
@@ -615,3 +626,16 @@ def test_nests_of_arrays_and_values_come_back_or_are_unchanged(data: st.DataObje
 
     assert filled is live or filled is None
     assert described(live) == (before if filled is None else described(model))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_nests_of_arrays_and_values_come_back_or_are_unchanged(data: st.DataObject) -> None:
+    check_nests(data)
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=1000)
+@given(st.data())
+def test_many_nests_of_arrays_and_values_come_back_or_are_unchanged(data: st.DataObject) -> None:
+    check_nests(data)

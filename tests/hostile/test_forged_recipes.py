@@ -34,6 +34,7 @@ from tensorcas_mlflow.store.protocol import (
     write_packs,
 )
 from tests.layout.test_recipe import named, with_head
+from tests.pairs import pairs_of
 
 CHUNK_BYTES = 4096
 Array = np.ndarray[Any, Any]
@@ -167,9 +168,10 @@ OPERATIONS: dict[str, Callable[[Store], Any]] = {
 }
 
 
-@pytest.mark.parametrize("checks", [True, False])
-@pytest.mark.parametrize("lost", [[], ["a"], ["x"], ["transposed"], ["a", "transposed"], list(TENSORS)])
-@pytest.mark.parametrize("name", FORGED)
+LOST = [[], ["a"], ["x"], ["transposed"], ["a", "transposed"], list(TENSORS)]
+
+
+@pytest.mark.parametrize(("name", "lost", "checks"), pairs_of(FORGED, LOST, [True, False]))
 def test_reader_of_forged_recipes_gives_the_right_bytes_or_an_error(name: str, lost: list[str], checks: bool) -> None:
     forged = Forged(FORGED[name]()).lose(*lost)
 
@@ -182,9 +184,7 @@ def test_reader_of_forged_recipes_gives_the_right_bytes_or_an_error(name: str, l
             assert found.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize("lost", [[], ["a"], ["x"], ["a", "transposed"], list(TENSORS)])
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("name", FORGED)
+@pytest.mark.parametrize(("name", "operation", "lost"), pairs_of(FORGED, OPERATIONS, LOST))
 def test_every_user_of_forged_recipes_terminates(name: str, operation: str, lost: list[str]) -> None:
     forged = Forged(FORGED[name]()).lose(*lost)
 
@@ -360,9 +360,7 @@ def _with_head(**changes: Any) -> tuple[str, bytes]:
     return named(stream), stream
 
 
-@pytest.mark.parametrize("lost", [[], ["x"]])
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize(("name", "operation", "lost"), pairs_of(DAMAGED, OPERATIONS, [[], ["x"]]))
 def test_every_user_of_damaged_recipes_terminates_and_loses_nothing(name: str, operation: str, lost: list[str]) -> None:
     forged = Forged([]).lose(*lost)
     key, blob = DAMAGED[name]()

@@ -9,7 +9,29 @@ from types import SimpleNamespace
 import pytest
 
 from tensorcas_mlflow.store._sketches import Sketches
+from tests.protocol import schedules
 from tests.protocol.interleave import actors_uuid4
+
+SOME = 4
+"""The tests of every change try one of so many interruptions, and the long tests all."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give the tests that no schedule breaks anything an exploration of some schedules, and a long one of all."""
+    is_long = any(mark.name == "long" for mark in metafunc.definition.iter_markers())
+    if metafunc.function.__name__.startswith("test_no_schedule") and not is_long:
+        of_all = pytest.param(1, id="all", marks=pytest.mark.long)
+        metafunc.parametrize("every", [pytest.param(SOME, id="some"), of_all])
+
+
+@pytest.fixture
+def every() -> int:
+    return 1
+
+
+@pytest.fixture(autouse=True)
+def _explores(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "EVERY", every)
 
 
 class SketchesOfEachActor(threading.local):

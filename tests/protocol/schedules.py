@@ -19,6 +19,9 @@ from tests.protocol.interleave import (
     View,
 )
 
+EVERY = 1
+"""Of so many interruptions an exploration within a bound tries one, drawn from a fixed seed."""
+
 
 @dataclass(slots=True)
 class Exploration:
@@ -32,7 +35,7 @@ class Exploration:
     failure: str | None = None
     trace: list[str] = field(default_factory=list)
     is_exhausted: bool = False
-    """True if the exploration covered every schedule within the bound."""
+    """True if the exploration covered every schedule within the bound, or the sample for which `EVERY` asks."""
 
     def __str__(self) -> str:
         text = f"{self.n_schedules} schedules, {self.n_complete} to the end, {self.n_states} states"
@@ -70,6 +73,7 @@ def explore(
     checked: set[int] = set()
     levels: list[list[list[int]]] = [[[]], *([] for _ in range(max_preemptions or 0))]
     is_bounded = max_preemptions is not None
+    draw = random.Random(0)
     for level, waiting in enumerate(levels):
         while waiting:
             if found.n_schedules >= max_schedules:
@@ -77,7 +81,7 @@ def explore(
             prefix = waiting.pop()
             found.n_schedules += 1
             try:
-                chooser = _Branching(prefix, seen, level, levels, frozenset(deaths), is_bounded=is_bounded)
+                chooser = _Branching(prefix, seen, level, levels, frozenset(deaths), draw, is_bounded=is_bounded)
                 run = Run(blobs, programs, chooser, view=view, is_remote=is_remote, meanings=meanings)
             except PrunedError:
                 continue
@@ -106,9 +110,11 @@ class _Branching:
         level: int,
         levels: list[list[list[int]]],
         deaths: frozenset[str],
+        draw: random.Random,
         *,
         is_bounded: bool,
     ) -> None:
+        self._draw = draw
         self._prefix = prefix
         self._seen = seen
         self._level = level
@@ -137,6 +143,8 @@ class _Branching:
             others = [actor.number for actor in able if actor is not chosen]
             if current is not None and current.name in self._deaths:
                 others.append(-1)
+            if costs:
+                others = [number for number in others if self._draw.random() * EVERY < 1]
             for number in others:
                 self._levels[self._level + costs].append([*self._taken, number])
         self._taken.append(chosen.number)

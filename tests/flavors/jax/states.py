@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
-import pytest
-
-WHY = "jax, flax or optax is not installed: pip install 'tensorcas-mlflow[jax]' flax optax"
-jax = pytest.importorskip("jax", reason=WHY)
-nnx = pytest.importorskip("flax.nnx", reason=WHY)
-nn = pytest.importorskip("flax.linen", reason=WHY)
-optax = pytest.importorskip("optax", reason=WHY)
+import optax
+from flax import linen as nn
+from flax import nnx
 
 # Before the first array of the process: so no test needs an accelerator for an array on two devices.
 jax.config.update("jax_platforms", "cpu")

@@ -80,7 +80,7 @@ def perceptron() -> nn.Sequential:
 
 
 def run(script: str, *arguments: str) -> str:
-    """Run a script in a process of its own and return what it prints."""
+    """Run a script in an interpreter of its own, which has imported nothing, and return what it prints."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()

@@ -15,6 +15,7 @@ from torch import nn
 from tensorcas_mlflow.adapter import SKELETON, ModelAdapter
 from tensorcas_mlflow.errors import AdapterError
 from tests.flavors.pytorch.models import ADAPTER, Holder, Noted, Tied, perceptron, raw, round_trip, run, same, stored
+from tests.zygote import run_program
 
 
 class TestAccepts:
@@ -230,9 +231,9 @@ class TestModules:
             "print(type(model).__name__, model(torch.ones(2)).tolist())"
         )
         path = str(tmp_path / "rows.npz")
-        run(save, path)
+        run_program(save, path, check=True)
 
-        assert run(load, path) == "Mine [21.0, 21.0]"
+        assert run_program(load, path, check=True).stdout.strip() == "Mine [21.0, 21.0]"
 
 
 class TestPredictions:

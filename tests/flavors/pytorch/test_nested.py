@@ -15,7 +15,7 @@ from torch import nn
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.errors import AdapterError
-from tests.flavors.pytorch.models import ADAPTER, Tied, round_trip, run, same, shares_storage, stored
+from tests.flavors.pytorch.models import ADAPTER, Tied, round_trip, same, shares_storage, stored
 from tests.flavors.pytorch.states import (
     OPTIMIZERS,
     SCHEDULERS,
@@ -27,6 +27,7 @@ from tests.flavors.pytorch.states import (
     train,
     trained,
 )
+from tests.zygote import run_program
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(ComplexHalf|lr_scheduler.step|The epoch parameter).*")
 
@@ -145,8 +146,9 @@ class TestPlainStates:
         )
 
         rows = stored(as_plain(trained("adam")) | {"set": {"a", "b", "c", "d"}})
+        own = hashlib.sha256(b"".join(n.encode() + r.tobytes() for n, r in rows.items())).hexdigest()
 
-        assert run(script) == hashlib.sha256(b"".join(n.encode() + r.tobytes() for n, r in rows.items())).hexdigest()
+        assert run_program(script, check=True).stdout.strip() == own
 
     def test_values_that_change_at_every_step_end_the_skeleton(self) -> None:
         state = {"epoch": 1, "model": nn.Sequential(*[nn.Linear(2, 2) for _ in range(100)]).state_dict(), "loss": 0.5}
@@ -171,7 +173,7 @@ class TestPlainStates:
             "print(s.exactly(state, want))"
         )
 
-        assert run(script, path) == "True"
+        assert run_program(script, path, check=True).stdout.strip() == "True"
 
 
 class TestLiveStates:
@@ -258,7 +260,7 @@ class TestLiveStates:
             "print(state['model'][0].weight.detach().numpy().tobytes().hex())"
         )
 
-        answer = run(script, path)
+        answer = run_program(script, path, check=True).stdout.strip()
         train(state["model"], state["optimizer"], state["scheduler"])
 
         assert answer == state["model"][0].weight.detach().numpy().tobytes().hex()

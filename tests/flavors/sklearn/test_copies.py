@@ -34,6 +34,7 @@ from sklearn.utils import Bunch
 
 from tensorcas_mlflow.errors import AdapterError
 from tests.flavors.sklearn.cases import ADAPTER, round_trip, without_pickle
+from tests.pairs import pairs_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -90,9 +91,7 @@ COPIES: dict[str, Callable[[str, int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("live", COPIES)
-@pytest.mark.parametrize("saved", ["fitted", "pickled", "loaded"])
-@pytest.mark.parametrize("name", META)
+@pytest.mark.parametrize(("name", "saved", "live"), pairs_of(META, ["fitted", "pickled", "loaded"], COPIES))
 def test_any_copy_of_a_model_is_filled_with_any_other(name: str, saved: str, live: str) -> None:
     original = COPIES[live](name, 1)
     data = np.random.default_rng(3).normal(size=(40, 5))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import catboost
 import lightgbm
 import numpy as np
 import pytest
@@ -42,6 +41,8 @@ def lgbm(n: int = 3) -> Any:
 
 
 def cat(n: int = 3) -> Any:
+    import catboost  # `make venv-all` installs it, for long tests
+
     return catboost.CatBoostClassifier(iterations=n, depth=2, thread_count=1, verbose=0, allow_writing_files=False)
 
 
@@ -66,6 +67,10 @@ def train_xgb(x: Array, y: Array) -> Any:
 
 def train_lgbm(x: Array, y: Array) -> Any:
     return lightgbm.train({"num_leaves": 4, "num_threads": 1, "verbose": -1}, lightgbm.Dataset(x, y), 3)
+
+
+def train_cat(x: Array, y: Array) -> Any:
+    return cat().fit(x, y)
 
 
 AROUND: dict[str, Callable[[Any], Any]] = {
@@ -162,7 +167,7 @@ def test_a_damaged_booster_is_refused_and_the_original_is_unchanged() -> None:
     assert answers(original) == before
 
 
-@pytest.mark.parametrize("make", [lgbm, cat])
+@pytest.mark.parametrize("make", [lgbm, pytest.param(cat, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["pipeline", "vote", "stack", "several outputs"])
 def test_a_model_of_another_library_inside_is_restored_or_refused(make: Any, name: str) -> None:
     stored, original = fitted(name, make()), fitted(name, make(), is_other=True)
@@ -174,7 +179,7 @@ def test_a_model_of_another_library_inside_is_restored_or_refused(make: Any, nam
     assert answers(original) == before
 
 
-@pytest.mark.parametrize("train", [train_lgbm, lambda x, y: cat().fit(x, y)])
+@pytest.mark.parametrize("train", [train_lgbm, pytest.param(train_cat, marks=pytest.mark.long)])
 def test_a_native_model_in_a_users_estimator_is_restored_or_refused(train: Any) -> None:
     stored, original = (Holder(train).fit(X, y) for y in (Y, Y[::-1]))
 

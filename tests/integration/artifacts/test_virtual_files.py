@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +22,7 @@ from tensorcas_mlflow.store import Store
 from tests.integration.artifacts.pages import Page
 from tests.integration.checkpoints.states import log, make_state
 from tests.stored_bytes import pack_bytes
+from tests.zygote import run_program
 
 X = np.random.default_rng(0).normal(size=(50, 4))
 MODEL = LinearRegression().fit(X, np.random.default_rng(1).normal(size=(50, 3)))
@@ -273,10 +272,7 @@ def moved_away(tmp_path: Path) -> Callable[[], None]:
 
 
 def load_elsewhere(folder: str | Path, tmp_path: Path) -> str:
-    run = subprocess.run(
-        [sys.executable, "-c", LOAD, str(folder)], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    return run.stdout.strip()
+    return run_program(LOAD, folder, cwd=tmp_path, check=True).stdout.strip()
 
 
 def test_loading_a_model_by_its_uri_writes_no_weights(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from tensorcas_mlflow.integration.checkpoints import CheckpointInfo, _log
 from tensorcas_mlflow.integration.checkpoints._pace import Pace
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
+from tests.zygote import run_program
 
 
 def log(weights: np.ndarray[Any, Any], step: int, **options: Any) -> CheckpointInfo:
@@ -310,9 +310,9 @@ def test_a_save_that_fails_leaves_the_earlier_steps_and_no_intent(
     assert np.array_equal(weights_of(0), weights)
 
 
-def run_program(body: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+def run_tracked(body: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
     program = "import sys, mlflow, numpy as np\nmlflow.set_tracking_uri(sys.argv[1])\n" + body
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    done = run_program(program, *arguments)
     assert done.returncode == status, done.stderr
     return done
 
@@ -324,7 +324,7 @@ def test_an_interpreter_that_ends_saves_first(experiment: str, tracking_uri: str
         "mlflow.tensorcas.log_checkpoint({'w': w}, step=1, run_id=sys.argv[2], blocking=False)\n"
         "w += 1\n"
     )
-    run_program(body, tracking_uri, run.info.run_id)
+    run_tracked(body, tracking_uri, run.info.run_id)
 
     (record,) = mlflow.tensorcas.list_checkpoints(run.info.run_id)
     state = mlflow.tensorcas.load_checkpoint(record.uri)
@@ -351,7 +351,7 @@ def test_an_interpreter_whose_last_save_failed_says_so_and_ends_with_another_sta
         "LocalBackend.put_all = fail\n"
         "mlflow.tensorcas.log_checkpoint({'w': np.arange(9e5)}, step=1, run_id=sys.argv[2], blocking=False)\n"
     )
-    done = run_program(body + last_words, tracking_uri, run.info.run_id, status=status)
+    done = run_tracked(body + last_words, tracking_uri, run.info.run_id, status=status)
 
     assert "the disk is full" in done.stderr
     assert ("was not saved in the background" in done.stderr) == (status == 120)
@@ -429,7 +429,7 @@ def test_a_function_that_runs_at_exit_may_log(experiment: str, tracking_uri: str
         "log(2)\n"
         "atexit.register(log, 3)\n"
     )
-    run_program(body, tracking_uri, run.info.run_id)
+    run_tracked(body, tracking_uri, run.info.run_id)
 
     assert [record.step for record in mlflow.tensorcas.list_checkpoints(run.info.run_id)] == [1, 2, 3]
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from mlflow.exceptions import MlflowException
 
 import tensorcas_mlflow as tensorcas
 from tensorcas_mlflow.errors import MalformedFileError
+from tensorcas_mlflow.orbax import TensorCasHandler, TensorCasRestore, TensorCasSave
 from tests.flavors.jax.states import (
     X,
     assert_same,
@@ -25,11 +27,6 @@ from tests.flavors.jax.states import (
     train_linen,
     train_nnx,
 )
-
-ocp = pytest.importorskip(
-    "orbax.checkpoint", reason="orbax-checkpoint is not installed: pip install 'tensorcas-mlflow[orbax]'"
-)
-from tensorcas_mlflow.orbax import TensorCasHandler, TensorCasRestore, TensorCasSave  # noqa: E402 - after the skip
 
 
 @pytest.fixture

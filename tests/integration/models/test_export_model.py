@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import mlflow
@@ -17,6 +15,7 @@ from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Store
+from tests.zygote import run_program
 
 X = np.random.default_rng(0).normal(size=(50, 4))
 MODEL = LinearRegression().fit(X, np.random.default_rng(1).normal(size=(50, 3)))
@@ -59,9 +58,7 @@ def test_a_logged_model_is_exported_and_loads_in_a_process_that_has_no_store(
     store = Store.find(tmp_path / "artifacts")[0]
     shutil.move(tmp_path / "artifacts", tmp_path / "gone")
     script = "import sys, mlflow; print(mlflow.tensorcas.load_model(sys.argv[1]).coef_.tobytes().hex())"
-    run = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "out")], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
+    run = run_program(script, tmp_path / "out", cwd=tmp_path, check=True)
 
     assert run.stdout.strip() == MODEL.coef_.tobytes().hex()
     assert_loads(tmp_path / "out")

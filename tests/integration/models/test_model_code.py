@@ -2,7 +2,8 @@
 
 Models whose ``code/`` has a file of the name of every module there is, and an entry point for an adapter, are logged by
 one process; another does with them all that there is to be done, each thing in a child of its own, which has imported
-nothing of ours yet. Each of the files tells that it was imported, and fails. This file is the program of both.
+nothing of ours yet, and of other packages MLflow, with or without those of `HEAVY`. Each of the files tells that it was
+imported, and fails. This file is the program of both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ with open(os.environ["TENSORCAS_TEST_IMPORTED"], "a") as file:
     file.write(__name__ + "\\n")
 raise ImportError(f"the model's own {__name__} was imported")
 """
+
+HEAVY = ("torch", "pyarrow", "mlflow.store.tracking.sqlalchemy_store")
+"""Modules that take each child seconds to import."""
 
 OWN_CODE = "from torch.nn import Linear\n\n\nclass Own(Linear):\n    pass\n"
 
@@ -180,9 +185,12 @@ def write(folder: Path) -> None:
     (folder / "places.json").write_text(json.dumps(places))
 
 
-def read(folder: Path) -> None:
+def read(folder: Path, *imported_before: str) -> None:
     """Do everything to each model, and print what was imported of it."""
     import mlflow
+
+    for name in imported_before:
+        import_module(name)
 
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
     places = json.loads((folder / "places.json").read_text())
@@ -220,15 +228,20 @@ def answer_of(act: Callable[[dict[str, str]], Any], place: dict[str, str]) -> di
 # --- the tests
 
 
-@pytest.fixture(scope="module")
-def told(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(HEAVY, id="after others"), pytest.param((), id="first", marks=pytest.mark.long)],
+)
+def told(
+    request: pytest.FixtureRequest, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("shadows")
     shutil.copy(empty_database, folder / "mlflow.db")
     outputs = []
-    for program in ("write", "read"):
+    for program in (["write", str(folder)], ["read", str(folder), *request.param]):
         env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
         done = subprocess.run(
-            [sys.executable, __file__, program, str(folder)],
+            [sys.executable, __file__, *program],
             cwd=folder,
             env=env,
             capture_output=True,
@@ -273,4 +286,4 @@ def test_a_models_own_code_is_found_by(act: str, told: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    {"write": write, "read": read}[sys.argv[1]](Path(sys.argv[2]))
+    {"write": write, "read": read}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

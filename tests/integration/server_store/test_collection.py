@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import PendingSave, Store
 from tests.deploy.servers import environment
 from tests.integration.server_store.conftest import Experiment
+from tests.zygote import run_program
 
 TENSORS = {"w": np.arange(20_000.0)}
 
@@ -64,7 +63,7 @@ def test_a_save_that_is_dead_is_given_up_by_its_id(carried: Experiment, capsys: 
         "os.kill(os.getpid(), 9)\n"
     )
     settings = environment(plugin=True, MLFLOW_TRACKING_URI=carried.server.uri)
-    done = subprocess.run([sys.executable, "-c", code, carried.uri], env=settings, timeout=120)
+    done = run_program(code, carried.uri, env=settings, timeout=120)
     [intent] = intents(carried)
     root = str(carried.folder)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.reader.exchange.listings import listing_of
 from tests.stored_bytes import flip_in_packs
+from tests.zygote import run_program
 
 ARRAYS: dict[str, Any] = {
     "layers.0.attn.w": np.arange(60_000, dtype="f4"),
@@ -113,8 +112,7 @@ def test_an_export_that_is_killed_leaves_the_file_that_was_there(store: Store, t
     saved(store, ARRAYS)
     out = tmp_path / "m.safetensors"
     out.write_bytes(b"what was there")
-    words = [sys.executable, "-c", KILLED, store.uri, os.fspath(out)]
-    ended = subprocess.run(words, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60)
+    ended = run_program(KILLED, store.uri, out)
 
     assert ended.returncode == -signal.SIGKILL
     assert out.read_bytes() == b"what was there"

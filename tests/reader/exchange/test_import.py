@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from tensorcas_mlflow.reader import export_checkpoint, import_checkpoint, open_r
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.reader.exchange.listings import listing_of
+from tests.zygote import run_program
 
 ONE = RefTarget(run_id="r", step=1)
 
@@ -235,8 +233,7 @@ import_checkpoint(Store.open(folder / "store"), listing, RefTarget(run_id="r", s
 def test_a_killed_import_leaves_the_checkpoint_that_was_there(store: Store, tmp_path: Path, when: float) -> None:
     import_checkpoint(store, listing_of(tmp_path / "old", some()), ONE)
     before = digests(store, ONE)
-    words = [sys.executable, "-c", KILLED, os.fspath(tmp_path), str(when)]
-    ended = subprocess.run(words, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60)
+    ended = run_program(KILLED, tmp_path, when)
 
     assert ended.returncode == -signal.SIGKILL
     assert digests(store, ONE) == before
