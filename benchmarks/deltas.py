@@ -307,7 +307,6 @@ CHANGES = (
     Change(
         "GGUF Q8_0 of fp32", _file(_write_gguf(gguf.GGMLQuantizationType.Q8_0), ".gguf", _as_fp32), 2, is_variant=True
     ),
-    Change("GGUF Q4_0 of bf16", _file(_write_gguf(gguf.GGMLQuantizationType.Q4_0), ".gguf", _as_bf16), 2),
     Change("mean of two fine-tunes", _merge(_as_bf16), 1),
     Change("mean of two fine-tunes, fp32", _merge(_as_fp32), 1, is_variant=True),
     Change("matrices, transposed", _copy(_as_bf16, _transposed), 1),

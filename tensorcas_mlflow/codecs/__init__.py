@@ -13,7 +13,7 @@ codec.
 | `_planes` | codec 4, `PLANES` |
 | `_delta` | codec 3, `DELTA` |
 | `_deflate` | DEFLATE streams as zlib writes them |
-| `_blocks` | quantized blocks of GGUF |
+| `_blocks` | quantized blocks of GGUF's Q8_0 |
 | `_hdf5_chunks` | chunks of HDF5 files as they are stored |
 | `_functions` | functions of derived tensors, and their residuals |
 | `_choose` | `CODECS`, by number; choice of a codec, a coding and a transform |
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.codecs._blocks import BLOCK_FORMATS, Bounds, bounds
+    from tensorcas_mlflow.codecs._blocks import BLOCK_BYTES, BLOCK_ELEMENTS, Q8_0, Bounds, bounds
     from tensorcas_mlflow.codecs._choose import (
         CODECS,
         can_shuffle,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.codecs._zstd import SHUFFLE_ZSTD, ZSTD, check_zstd_has_memory
 
 _NAMES = {
-    "_blocks": "BLOCK_FORMATS Bounds bounds",
+    "_blocks": "BLOCK_BYTES BLOCK_ELEMENTS Q8_0 Bounds bounds",
     "_choose": (
         "CODECS can_shuffle choose_codings choose_transform codec_numbered encode_best estimate_share "
         "guess_itemsize typesize_of"

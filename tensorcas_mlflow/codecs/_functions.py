@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorcas_mlflow.base.dtypes import parse_dtype
-from tensorcas_mlflow.codecs._blocks import BLOCK_FORMATS, BlockFormat, quantize
+from tensorcas_mlflow.codecs._blocks import BLOCK_BYTES, BLOCK_ELEMENTS, Q8_0, quantize
 from tensorcas_mlflow.codecs._deflate import LEVELS, deflate
 from tensorcas_mlflow.codecs._hdf5_chunks import Hdf5Chunks, make_chunks
 from tensorcas_mlflow.codecs._words import WORD_BYTES, WORDS, add, subtract
@@ -37,7 +36,7 @@ _FLOATS = frozenset(
 _NAN_BITS = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
 """The quiet NaN, without its sign."""
 _BLOCK = 1 << 16
-"""Elements of one step of a conversion or merge; so many stay in the processor's cache."""
+"""Elements of one step of a conversion or mean; so many stay in the processor's cache."""
 _TILE = 64
 """Side of a square tile of a permutation, in elements."""
 
@@ -306,26 +305,6 @@ def _along(axis: int, start: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
     return (*[slice(None)] * axis, slice(start, start + shape[axis]))
 
 
-def _concatenate_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
-    axis = params["axis"]
-    if not _is_number(axis, 0, len(output.shape)):
-        return False
-    around = output.shape[:axis], output.shape[axis + 1 :]
-    return (
-        all(len(each.shape) == len(output.shape) for each in inputs)
-        and all((each.shape[:axis], each.shape[axis + 1 :]) == around for each in inputs)
-        and sum(each.shape[axis] for each in inputs) == output.shape[axis]
-        and all(_converts(each, output) for each in inputs)
-    )
-
-
-def _concatenate(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
-    at = 0
-    for each in inputs:
-        _fill(made[_along(params["axis"], at, each.shape)], each)
-        at += each.shape[params["axis"]]
-
-
 def fills(offsets: Sequence[Sequence[int]], sides: Sequence[Sequence[int]], shape: Sequence[int]) -> bool:
     """Tell whether boxes fill an array without gaps and overlaps.
 
@@ -373,52 +352,43 @@ def _assemble(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> No
         _fill(made[box], each)
 
 
-def _merge_fits(params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
-    weights = params["weights"]
-    return (
-        isinstance(weights, list | tuple)
-        and len(weights) == len(inputs)
-        and all(type(each) in (int, float) and abs(each) <= _MOST_WEIGHT for each in weights)
-        and all(each.dtype in _FLOATS and each.n_elements == output.n_elements for each in inputs)
-        and output.dtype in _FLOATS
-    )
+def _mean_fits(_params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+    are_numbers = all(each.dtype in _FLOATS for each in (*inputs, output))
+    return are_numbers and all(each.n_elements == output.n_elements for each in inputs)
 
 
-_MOST_WEIGHT = float(np.finfo(np.float32).max)
-
-
-def _merge(params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
+def _mean(_params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
     flat, single = made.reshape(-1), np.dtype(np.float32)
     flat_inputs = [np.ascontiguousarray(each).reshape(-1) for each in inputs]
-    weights = [np.float32(weight) for weight in params["weights"]]
+    weight = np.float32(1 / len(inputs))
     for block in _blocks(len(flat)):
         with np.errstate(all="ignore"):
-            total = weights[0] * _converted(flat_inputs[0][block], single)
-            for weight, each in zip(weights[1:], flat_inputs[1:], strict=True):
+            total = weight * _converted(flat_inputs[0][block], single)
+            for each in flat_inputs[1:]:
                 total += weight * _converted(each[block], single)
         # Processors disagree on the sign of a new NaN, and on the one of two NaNs that a sum keeps.
         total[np.isnan(total)] = np.float32(np.nan)
         flat[block] = _converted(total, made.dtype)
 
 
-def _blocks_fit(form: BlockFormat, _params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
+def _blocks_fit(_params: Mapping[str, Any], inputs: Sequence[Kind], output: Kind) -> bool:
     kind = inputs[0]
     return (
         kind.dtype is not None
         and kind.dtype.removeprefix(">") in ("float32", "float16", "bfloat16")
         and len(kind.shape) > 0
-        and kind.shape[-1] % form.n_elements == 0
+        and kind.shape[-1] % BLOCK_ELEMENTS == 0
         and output.dtype in (None, "uint8")
-        and output.n_elements == kind.n_elements // form.n_elements * form.n_bytes
+        and output.n_elements == kind.n_elements // BLOCK_ELEMENTS * BLOCK_BYTES
     )
 
 
-def _make_blocks(form: BlockFormat, _params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
-    blocks = made.reshape(-1, form.n_bytes)
+def _make_blocks(_params: Mapping[str, Any], inputs: Sequence[Any], made: Any) -> None:
+    blocks = made.reshape(-1, BLOCK_BYTES)
     flat = np.ascontiguousarray(inputs[0]).reshape(-1)
     for part in _blocks(len(flat)):
-        values = _converted(flat[part], np.dtype(np.float32)).reshape(-1, form.n_elements)
-        quantize(form, values, blocks[part.start // form.n_elements : part.stop // form.n_elements])
+        values = _converted(flat[part], np.dtype(np.float32)).reshape(-1, BLOCK_ELEMENTS)
+        quantize(values, blocks[part.start // BLOCK_ELEMENTS : part.stop // BLOCK_ELEMENTS])
 
 
 def _deflate_fits(params: Mapping[str, Any], _inputs: Sequence[Kind], output: Kind) -> bool:
@@ -453,13 +423,9 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "cast": _Function(frozenset(), 1, _cast_fits, _cast),
     "permute": _Function(frozenset({"axes"}), 1, _permute_fits, _permute),
     "slice": _Function(frozenset({"axis", "start"}), 1, _slice_fits, _slice),
-    "concatenate": _Function(frozenset({"axis"}), MOST_INPUTS, _concatenate_fits, _concatenate),
     "assemble": _Function(frozenset({"offsets"}), MOST_INPUTS, _assemble_fits, _assemble),
-    "merge": _Function(frozenset({"weights"}), MOST_INPUTS, _merge_fits, _merge),
-    **{
-        name: _Function(frozenset(), 1, partial(_blocks_fit, form), partial(_make_blocks, form))
-        for name, form in BLOCK_FORMATS.items()
-    },
+    "mean": _Function(frozenset(), MOST_INPUTS, _mean_fits, _mean),
+    Q8_0: _Function(frozenset(), 1, _blocks_fit, _make_blocks),
     "deflate": _Function(frozenset({"level"}), MOST_INPUTS, _deflate_fits, _deflate),
     "hdf5_chunks": _Function(
         frozenset(field.name for field in fields(Hdf5Chunks)), MOST_INPUTS, _hdf5_chunks_fits, _hdf5_chunks

@@ -790,9 +790,9 @@ def _first_chunk(source: Source, row: int) -> Any:
 
 
 _FAR_SHARE = 0.05
-"""Share of its size from which a tensor may be nearer to a merge of two bases than to one."""
+"""Share of its size from which a tensor may be nearer to a mean of two bases than to one."""
 _MOST_MERGED = 8
-"""Number of relatives among which a search looks for the inputs of a merge."""
+"""Number of relatives among which a search looks for the inputs of a mean."""
 _MERGED_SHARE = 1 / 8
 """Bound of the bytes read of these relatives, as a share of the save: a search takes a few percent of its time."""
 _N_LATEST = 3
@@ -924,9 +924,9 @@ class Parents:
         found = self._derivations.find(source, alone, candidates)
         if based and last is None:
             left = {number: row for number, row in rows.items() if number not in found}
-            if not self._derivations.has_looked_for_merges:
-                self._derivations.look_for_merges(source, left, self._relatives(source, plan, left, based))
-            found |= self._derivations.find_merged(source, left)
+            if not self._derivations.has_looked_for_means:
+                self._derivations.look_for_means(source, left, self._relatives(source, plan, left, based))
+            found |= self._derivations.find_means(source, left)
         return with_equal_rows(source, found)
 
     def _relatives(

@@ -22,7 +22,7 @@ from tensorcas_mlflow.base.sketch import LIKELY_BITS, N_WORDS, SURE_BITS, chance
 from tensorcas_mlflow.base.tensors import distinct, offsets_of
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io import Catalog
-from tensorcas_mlflow.codecs import BLOCK_FORMATS, Bounds, Kind, bounds, check, evaluate
+from tensorcas_mlflow.codecs import BLOCK_BYTES, BLOCK_ELEMENTS, Q8_0, Bounds, Kind, bounds, check, evaluate
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Derivation, Manifest, Mask, Row
 from tensorcas_mlflow.store._sketches import Sketched, SketchedStore, Sketches, read_manifest, sketches_of
@@ -47,7 +47,7 @@ _MOST_FAILED = 8
 _N_SAMPLED = 512
 """Number of elements on which a guess is tried."""
 _MOST_STEPS = 40
-"""Words of a merge and of its inputs differ by at most this: about a quarter of a number."""
+"""Words of a mean and of its inputs differ by at most this: about a quarter of a number."""
 _FEW_WORDS = 4
 """With fewer known words, a sketch tells nothing."""
 _WORD_STEP = np.float32(2**-7)
@@ -116,13 +116,14 @@ class Guess(NamedTuple):
 
 
 _CAST = Guess("cast", {})
-_BLOCKS = {name: Guess(name, {}) for name in BLOCK_FORMATS}
+_BLOCKS = Guess(Q8_0, {})
+_MEAN = Guess("mean", {})
 
 
 def guesses(wanted: Row, dtype: str | None, shape: tuple[int, ...]) -> list[Guess]:
     """Return functions that may give a row from an input of some dtype and shape, the likeliest first."""
     made, spec, is_near = Kind(wanted.spec.dtype, wanted.spec.shape), wanted.spec, Kind(dtype, shape)
-    found: list[Guess] = [*_BLOCKS.values()] if spec.dtype is None else []
+    found: list[Guess] = [_BLOCKS] if spec.dtype is None else []
     if spec.dtype is not None and is_near.n_elements == made.n_elements:
         if dtype != spec.dtype:
             found.append(_CAST)
@@ -221,14 +222,14 @@ class Elements:
             shape: Shape of the inputs.
             others: Their sketches, one column each.
         """
-        if guess.function in BLOCK_FORMATS:
-            return self._codes(guess.function, shape).evidence(others)
+        if guess.function == Q8_0:
+            return self._codes(shape).evidence(others)
         return evidence_of(self.words(guess, shape), others, self.chance)
 
     def tells_little(self, guess: Guess, shape: tuple[int, ...]) -> bool:
         """Tell whether a sketch cannot show if a guess is right."""
-        if guess.function in BLOCK_FORMATS:
-            return bool(self._codes(guess.function, shape).bits.sum() < LIKELY_BITS)
+        if guess.function == Q8_0:
+            return bool(self._codes(shape).bits.sum() < LIKELY_BITS)
         return bool(np.count_nonzero(self.words(guess, shape)) < _FEW_WORDS)
 
     @Lazy
@@ -236,17 +237,15 @@ class Elements:
         """The chance that a word of another tensor is near one of these."""
         return chance_of(self.words(_CAST, self.row.spec.shape))
 
-    def _codes(self, function: str, shape: tuple[int, ...]) -> _Codes:
+    def _codes(self, shape: tuple[int, ...]) -> _Codes:
         """Return the blocks with the elements that the sketch of an input of some shape has."""
-        key = (function, shape)
-        if key not in self._sampled:
-            form = BLOCK_FORMATS[function]
-            block, element = np.divmod(positions(Kind("uint8", shape).n_elements), form.n_elements)
-            at = block[:, None] * form.n_bytes + np.arange(form.n_bytes)
+        if shape not in self._sampled:
+            block, element = np.divmod(positions(Kind("uint8", shape).n_elements), BLOCK_ELEMENTS)
+            at = block[:, None] * BLOCK_BYTES + np.arange(BLOCK_BYTES)
             raw, is_here = self.take(at.reshape(-1))
-            stood_for = bounds(form, raw.reshape(at.shape))
-            self._sampled[key] = _Codes.of(stood_for, element, is_here.reshape(at.shape).all(axis=1))
-        return self._sampled[key]
+            stood_for = bounds(raw.reshape(at.shape))
+            self._sampled[shape] = _Codes.of(stood_for, element, is_here.reshape(at.shape).all(axis=1))
+        return self._sampled[shape]
 
 
 class _Codes(NamedTuple):
@@ -494,7 +493,8 @@ class Derivations:
         self._without = without
         self._useful: dict[str, Earlier] = {}
         """Earlier checkpoints with inputs of rows so far, by digest."""
-        self._merged: tuple[Sequence[float], Sequence[Earlier]] | None = None
+        self._averaged: Sequence[Earlier] | None = None
+        """The checkpoints whose means rows of this save may be; None before `look_for_means`."""
         self._at_hand: dict[str, Manifest] = {}
         """Manifests that need no read, by digest."""
         self._read: tuple[bytes, Any] = (b"", None)
@@ -546,37 +546,36 @@ class Derivations:
         return {number for number, row in rows.items() if _kind(row) not in far}
 
     @property
-    def has_looked_for_merges(self) -> bool:
-        """True after `look_for_merges`."""
-        return self._merged is not None
+    def has_looked_for_means(self) -> bool:
+        """True after `look_for_means`."""
+        return self._averaged is not None
 
-    def look_for_merges(self, source: Source, rows: Mapping[int, Row], names: Sequence[str]) -> None:
-        """Find the inputs and the weights of a linear merge for the largest of some rows.
+    def look_for_means(self, source: Source, rows: Mapping[int, Row], names: Sequence[str]) -> None:
+        """Find two checkpoints whose mean the largest of some rows is.
 
         Args:
             source: See `find`.
             rows: See there.
             names: Related manifests.
         """
-        self._merged = (), ()
+        self._averaged = ()
         if len(names) > 1 and rows:
             largest = max(rows, key=lambda number: rows[number].spec.n_bytes)
-            self._merged = self._merge(Elements(source, largest, rows[largest]), names)
+            self._averaged = self._means(Elements(source, largest, rows[largest]), names)
 
-    def find_merged(self, source: Source, rows: Mapping[int, Row]) -> dict[int, Derived]:
-        """Find linear merges like `find`, with the weights that `look_for_merges` has found."""
+    def find_means(self, source: Source, rows: Mapping[int, Row]) -> dict[int, Derived]:
+        """Find means like `find`, of the checkpoints that `look_for_means` has found."""
         found: dict[int, Derived] = {}
-        if self._merged is None or not self._merged[0]:
+        inputs = self._averaged
+        if not inputs:
             return found
         left = {number: Elements(source, number, row) for number, row in rows.items()}
-        weights, inputs = self._merged
         for number, elements in left.items():
             numbers = [each.related(elements) for each in inputs]
             stored = [None if at is None else each.stored(at) for each, at in zip(inputs, numbers, strict=True)]
-            guess = Guess("merge", {"weights": list(weights)})
             whole = [each for each in stored if each is not None]
             if len(whole) == len(inputs):
-                derived = self._tried(elements, guess, whole)
+                derived = self._tried(elements, _MEAN, whole)
                 if derived is not None:
                     found[number] = derived
         self._read = b"", None
@@ -624,7 +623,7 @@ class Derivations:
                     continue
                 without_bytes = kind.n_bytes if guess.function == "cast" else None
                 # A wrong function fits all words of a sketch less often than its evidence says.
-                least = LIKELY_BITS if guess.function in BLOCK_FORMATS else SURE_BITS
+                least = LIKELY_BITS if guess.function == Q8_0 else SURE_BITS
                 evidence = partial(elements.evidence, guess, shape)
                 for part in known.like(evidence, n_elements, least, without_bytes):
                     parts[part.manifest] = part
@@ -691,21 +690,19 @@ class Derivations:
         output = _kind(elements.row)
         first, heads = self._heads(guess, inputs)
         n = min(map(len, heads))
-        if guess.function in BLOCK_FORMATS:
-            form = BLOCK_FORMATS[guess.function]
-            blocks = _spread(n // form.n_elements, _N_SAMPLED // form.n_elements)
-            values = heads[0][: n // form.n_elements * form.n_elements].reshape(-1, form.n_elements)[blocks]
-            exact = evaluate(guess.function, {}, [values], Kind(output.dtype, (len(values) * form.n_bytes,)))
-            at = (blocks[:, None] * form.n_bytes + np.arange(form.n_bytes)).reshape(-1)
+        if guess.function == Q8_0:
+            blocks = _spread(n // BLOCK_ELEMENTS, _N_SAMPLED // BLOCK_ELEMENTS)
+            values = heads[0][: n // BLOCK_ELEMENTS * BLOCK_ELEMENTS].reshape(-1, BLOCK_ELEMENTS)[blocks]
+            exact = evaluate(Q8_0, {}, [values], Kind(output.dtype, (len(values) * BLOCK_BYTES,)))
+            at = (blocks[:, None] * BLOCK_BYTES + np.arange(BLOCK_BYTES)).reshape(-1)
             mine, is_here = elements.take(at)
         else:
             at = _spread(n, _N_SAMPLED)
             places, is_in = guess.places(inputs[0].spec.shape, output.shape, first + at)
             at, places = at[is_in], places[is_in]
             mine, is_here = elements.take(places)
-            function = guess.function if guess.function == "merge" else "cast"
-            params = guess.params if guess.function == "merge" else {}
-            exact = evaluate(function, params, [head[at] for head in heads], Kind(output.dtype, at.shape))
+            function = "mean" if guess == _MEAN else "cast"
+            exact = evaluate(function, {}, [head[at] for head in heads], Kind(output.dtype, at.shape))
         mine, exact = np.ascontiguousarray(mine)[is_here], np.ascontiguousarray(exact)[is_here]
         return len(mine) > 0 and mine.tobytes() == exact.tobytes()
 
@@ -776,10 +773,10 @@ class Derivations:
         dtype = parse_dtype(row.spec.dtype or "uint8")
         return self._read[1].view(dtype).reshape(row.spec.shape)
 
-    # --- merges
+    # --- means
 
-    def _merge(self, elements: Elements, names: Sequence[str]) -> tuple[Sequence[float], Sequence[Earlier]]:
-        """Find the weights and the checkpoints of a merge for one row; empty if there is none."""
+    def _means(self, elements: Elements, names: Sequence[str]) -> Sequence[Earlier]:
+        """Find two checkpoints whose mean a row is; empty if there are none."""
         some: list[tuple[Earlier, Row, Any]] = []
         for name in names:
             with suppress(NotFoundError, FormatError, BackendError):
@@ -793,17 +790,16 @@ class Derivations:
         mine, is_here = elements.take(at)
         at, mine = at[is_here], np.ascontiguousarray(mine[is_here])
         if len(at) < _N_SAMPLED // 4 or elements.dtype.kind in "iu" or elements.row.spec.dtype is None:
-            return (), ()
+            return ()
         kind = Kind(elements.row.spec.dtype, at.shape)
         samples = [np.ascontiguousarray(head[at]) for _, _, head in some]
         for one, other in combinations(range(len(some)), 2):
             if samples[one].tobytes() == samples[other].tobytes():
                 continue
-            for weights in _weights(mine, samples[one], samples[other]):
-                made = evaluate("merge", {"weights": list(weights)}, [samples[one], samples[other]], kind)
-                if made.tobytes() == mine.tobytes():
-                    return weights, (some[one][0], some[other][0])
-        return (), ()
+            made = evaluate("mean", {}, [samples[one], samples[other]], kind)
+            if made.tobytes() == mine.tobytes():
+                return some[one][0], some[other][0]
+        return ()
 
 
 _MOST_PROVEN = 1 << 18
@@ -827,25 +823,11 @@ def _spread(n: int, most: int) -> Any:
     return distinct(np.linspace(0, n - 1, most).astype(np.int64)) if n else np.empty(0, np.int64)
 
 
-def _weights(exact: Any, one: Any, other: Any) -> list[tuple[float, float]]:
-    """Return the likely weights of two tensors in a merge: halves, and the nearest short decimals."""
-    found = [(0.5, 0.5)]
-    sides = [np.asarray(each, dtype=np.float32).astype(np.float64) for each in (one, other, exact)]
-    if not all(np.isfinite(each).all() for each in sides):
-        return found
-    fitted = np.linalg.lstsq(np.stack(sides[:2], axis=1), sides[2], rcond=None)[0]
-    for digits in (1, 2, 3):
-        first, second = (round(float(weight), digits) for weight in fitted)
-        found += [(first, second), (first, round(1 - first, digits))]
-    return list(dict.fromkeys(found))
-
-
 def _shapes_of_inputs(made: Kind) -> Iterator[tuple[Guess, tuple[int, ...]]]:
     """Yield the functions that may give a row, each with the shape of its input; for a cast any of its size."""
     if made.dtype is None:
-        for name, form in BLOCK_FORMATS.items():
-            if made.n_elements % form.n_bytes == 0:
-                yield _BLOCKS[name], (made.n_elements // form.n_bytes, form.n_elements)
+        if made.n_elements % BLOCK_BYTES == 0:
+            yield _BLOCKS, (made.n_elements // BLOCK_BYTES, BLOCK_ELEMENTS)
         return
     shape = made.shape
     yield _CAST, shape

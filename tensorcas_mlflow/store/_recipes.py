@@ -23,7 +23,7 @@ _BATCH_BYTES = 256 << 20
 _MOST_TRIED = 32
 """Number of checkpoints that are tried for one: fine-tunes of the right one are as likely by their sketches."""
 _MOST_MERGED = 8
-"""Number of related checkpoints that may be the inputs of a merge."""
+"""Number of related checkpoints that may be the inputs of a mean."""
 
 
 class _StoredRows(Source):
@@ -77,11 +77,11 @@ def find_derived(
         found = search.find(source, batch, ())
         left = {number: row for number, row in batch.items() if number not in found}
         if left:
-            if not search.has_looked_for_merges:
+            if not search.has_looked_for_means:
                 relatives = (match.sketched.manifest for match in known.relatives(query_of(source, left)))
                 names = [name for name in relatives if name.partition(".")[0] != manifest.digest]
-                search.look_for_merges(source, left, names[:_MOST_MERGED])
-            found |= search.find_merged(source, left)
+                search.look_for_means(source, left, names[:_MOST_MERGED])
+            found |= search.find_means(source, left)
         yield found
 
 

@@ -123,18 +123,6 @@ def test_slice_gives_the_bytes_of_a_part(axis: int, start: int, stop: int, targe
     assert same_bytes(made("slice", {"axis": axis, "start": start}, [values], kind_of(wanted)), wanted)
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_concatenate_joins_arrays_and_converts_each(axis: int) -> None:
-    shapes = [[10, 20, 30] for _ in range(3)]
-    for number, shape in enumerate(shapes):
-        shape[axis] = 5 * number
-    arrays = [rng.normal(0, 1, shape).astype(np.float32) for shape in shapes]
-    arrays[1] = arrays[1].astype(np.float16)
-    wanted = np.concatenate([each.astype(np.float16) for each in arrays], axis)
-
-    assert same_bytes(made("concatenate", {"axis": axis}, arrays, kind_of(wanted)), wanted)
-
-
 def test_assemble_puts_boxes_in_their_places_and_converts_each() -> None:
     wanted = np.arange(7 * 5, dtype=np.float32).reshape(7, 5)
     boxes = {(0, 0): wanted[:3, :2], (3, 0): wanted[3:, :2], (0, 2): wanted[:, 2:], (7, 0): wanted[7:, :2]}
@@ -144,42 +132,43 @@ def test_assemble_puts_boxes_in_their_places_and_converts_each() -> None:
     assert same_bytes(made("assemble", params, arrays, kind_of(wanted)), wanted)
 
 
-def test_slice_and_concatenate_take_plain_bytes() -> None:
+def test_slice_and_assemble_take_plain_bytes() -> None:
     data = rng.integers(0, 256, 1000).astype(np.uint8)
     kind = Kind(None, (1000,))
     check("slice", {"axis": 0, "start": 10}, [kind], Kind(None, (50,)))
-    check("concatenate", {"axis": 0}, [kind, kind], Kind(None, (2000,)))
+    check("assemble", {"offsets": [[0], [1000]]}, [kind, kind], Kind(None, (2000,)))
 
     assert same_bytes(evaluate("slice", {"axis": 0, "start": 10}, [data], Kind(None, (50,))), data[10:60])
-    assert same_bytes(evaluate("concatenate", {"axis": 0}, [data, data], Kind(None, (2000,))), np.tile(data, 2))
+    twice = evaluate("assemble", {"offsets": [[0], [1000]]}, [data, data], Kind(None, (2000,)))
+    assert same_bytes(twice, np.tile(data, 2))
 
 
 @pytest.mark.parametrize("target", ["float32", "bfloat16", "float16"])
-def test_merge_of_two_is_their_mean_as_torch_computes_it(target: str) -> None:
+def test_mean_of_two_is_computed_as_torch_does(target: str) -> None:
     one, two = floats(100_000, "float32"), floats(100_000, "float32")
     mean = (torch.from_numpy(one) + torch.from_numpy(two)) / 2
     wanted = mean.numpy().astype(parse_dtype(target))
 
-    assert same_bytes(made("merge", {"weights": [0.5, 0.5]}, [one, two], Kind(target, one.shape)), wanted)
+    assert same_bytes(made("mean", {}, [one, two], Kind(target, one.shape)), wanted)
 
 
-def test_merge_adds_in_the_order_of_its_inputs_in_single_precision() -> None:
-    arrays = [floats(10_000, dtype) for dtype in ("float32", "bfloat16", "float64", "float16")]
-    weights = [0.1, -0.7, 3, 1e-9]
+def test_mean_adds_in_the_order_of_its_inputs_in_single_precision() -> None:
+    arrays = [floats(10_000, dtype) for dtype in ("float32", "bfloat16", "float64")]
+    weight = np.float32(1 / 3)
     wanted = np.zeros(10_000, np.float32)
     for number in range(10_000):
-        total = np.float32(weights[0]) * np.float32(arrays[0][number])
-        for weight, array in zip(weights[1:], arrays[1:], strict=True):
-            total = np.float32(total + np.float32(np.float32(weight) * np.float32(array[number])))
+        total = weight * np.float32(arrays[0][number])
+        for array in arrays[1:]:
+            total = np.float32(total + np.float32(weight * np.float32(array[number])))
         wanted[number] = total
 
-    assert same_bytes(made("merge", {"weights": weights}, arrays, kind_of(wanted)), wanted)
+    assert same_bytes(made("mean", {}, arrays, kind_of(wanted)), wanted)
 
 
-def test_merge_gives_one_nan_for_all_nans() -> None:
+def test_mean_gives_one_nan_for_all_nans() -> None:
     one = np.array([np.inf, np.nan, -np.nan, 1], np.float32)
     two = np.array([-np.inf, -np.nan, 1, np.nan], np.float32)
-    result = made("merge", {"weights": [1, 1]}, [one, two], Kind("float32", (4,)))
+    result = made("mean", {}, [one, two], Kind("float32", (4,)))
 
     assert result.view(np.uint32).tolist() == [0x7FC00000] * 4
 
@@ -188,7 +177,7 @@ def test_merge_gives_one_nan_for_all_nans() -> None:
 @given(hnp.arrays(np.uint32, st.integers(0, 200)), st.randoms())
 def test_results_do_not_depend_on_blocks(bits: Any, random: Any) -> None:
     values = np.resize(bits, 70_000).view(np.float32) if len(bits) else bits.view(np.float32)
-    for function, params, inputs in (("cast", {}, 1), ("merge", {"weights": [0.25, 0.75]}, 2)):
+    for function, params, inputs in (("cast", {}, 1), ("mean", {}, 2)):
         whole = made(function, params, [values] * inputs, Kind("bfloat16", values.shape))
         at = random.randrange(len(values) + 1)
         parts = [
@@ -256,9 +245,6 @@ F32 = Kind("float32", (4, 64))
         ("slice", {"axis": 0, "start": 0.0}, [F32], F32),
         ("slice", {"axis": 0, "start": 0}, [F32], Kind("float32", (4, 63))),
         ("slice", {"axis": 0, "start": 0}, [F32], Kind("float32", (4,))),
-        ("concatenate", {"axis": 0}, [F32, F32], F32),
-        ("concatenate", {"axis": 1}, [F32, F32], Kind("float32", (8, 64))),
-        ("concatenate", {"axis": 2}, [F32], F32),
         ("assemble", {"offsets": [[0, 0]]}, [F32, F32], F32),
         ("assemble", {"offsets": [[0]]}, [F32], F32),
         ("assemble", {"offsets": [[0, 1]]}, [F32], F32),
@@ -266,15 +252,12 @@ F32 = Kind("float32", (4, 64))
         ("assemble", {"offsets": [[0, 0.0]]}, [F32], F32),
         ("assemble", {"offsets": [[0, 0], [0, 0]]}, [F32, F32], Kind("float32", (2 * F32.shape[0], F32.shape[1]))),
         ("assemble", {"offsets": "ab"}, [F32, F32], F32),
-        ("concatenate", {"axis": 0}, [F32, Kind("float32", (256,))], Kind("float32", (8, 64))),
-        ("concatenate", {"axis": 0}, [F32] * 1025, Kind("float32", (4100, 64))),
-        ("merge", {"weights": [1.0]}, [F32, F32], F32),
-        ("merge", {"weights": [1.0, float("nan")]}, [F32, F32], F32),
-        ("merge", {"weights": [1.0, 1e300]}, [F32, F32], F32),
-        ("merge", {"weights": [1.0, True]}, [F32, F32], F32),
-        ("merge", {"weights": [1.0, "1"]}, [F32, F32], F32),
-        ("merge", {"weights": [1.0, 1.0]}, [F32, Kind("int32", (4, 64))], F32),
-        ("merge", {"weights": [1.0, 1.0]}, [F32, Kind("float32", (4, 65))], F32),
+        ("assemble", {"offsets": [[0, 0], [4, 0]]}, [F32, Kind("float32", (256,))], Kind("float32", (8, 64))),
+        ("assemble", {"offsets": [[4 * n, 0] for n in range(1025)]}, [F32] * 1025, Kind("float32", (4100, 64))),
+        ("mean", {"weights": [0.5, 0.5]}, [F32, F32], F32),
+        ("mean", {}, [F32, Kind("int32", (4, 64))], F32),
+        ("mean", {}, [F32, F32], Kind("int32", (4, 64))),
+        ("mean", {}, [F32, Kind("float32", (4, 65))], F32),
         ("cast", {}, [Kind("float32", (1 << 30,))], Kind("bfloat16", (1 << 30,))),
     ],
 )
@@ -289,8 +272,8 @@ def test_an_impossible_function_is_refused(function: Any, params: Any, inputs: l
         ("cast", {}, 1, Kind("bfloat16", (2048, 2048))),
         ("permute", {"axes": [1, 0]}, 1, Kind("float16", (2048, 2048))),
         ("slice", {"axis": 1, "start": 10}, 1, Kind("bfloat16", (2048, 1024))),
-        ("concatenate", {"axis": 1}, 2, Kind("bfloat16", (2048, 4096))),
-        ("merge", {"weights": [0.5, 0.5]}, 2, Kind("float32", (2048, 2048))),
+        ("assemble", {"offsets": [[0, 0], [0, 2048]]}, 2, Kind("bfloat16", (2048, 4096))),
+        ("mean", {}, 2, Kind("float32", (2048, 2048))),
         ("q8_0", {}, 1, Kind(None, (2048 * 64 * 34,))),
     ],
 )

@@ -46,8 +46,8 @@ MADE = {
     "transposed": Made("permute", ["w"], {"axes": [1, 0]}),
     "shard.0": Made("slice", [V * 1, W][1:], {"axis": 1, "start": 0}),
     "shard.1": Made("slice", ["w"], {"axis": 1, "start": 64}),
-    "joined": Made("concatenate", ["w", V], {"axis": 0}),
-    "mean": Made("merge", ["w", V], {"weights": [0.5, 0.5]}),
+    "joined": Made("assemble", ["w", V], {"offsets": [[0, 0], [len(W), 0]]}),
+    "mean": Made("mean", ["w", V]),
     "q8": Made("q8_0", ["w"]),
     "near": Made("cast", ["w"], has_residual=True),
     "hwio": Made("permute", [CONV], {"axes": [2, 3, 1, 0]}),
@@ -122,8 +122,8 @@ CASES = [
         ("cast", {}, 1),
         ("permute", {"axes": [2, 0, 1]}, 1),
         ("slice", {"axis": 1, "start": 3}, 1),
-        ("concatenate", {"axis": 2}, 3),
-        ("merge", {"weights": [0.3, 0.9, -0.2]}, 3),
+        ("assemble", {"offsets": [[0, 0, 0], [0, 0, 7], [0, 0, 14]]}, 3),
+        ("mean", {}, 3),
     )
     for source in FLOATS
     for target in FLOATS
@@ -132,7 +132,7 @@ CASES = [
     for function, params, n_inputs in (
         ("permute", {"axes": [2, 0, 1]}, 1),
         ("slice", {"axis": 1, "start": 3}, 1),
-        ("concatenate", {"axis": 2}, 3),
+        ("assemble", {"offsets": [[0, 0, 0], [0, 0, 7], [0, 0, 14]]}, 3),
     )
     for dtype in ("int8", "int64", "bool", "complex64", "uint16", "S3")
 ]
@@ -147,7 +147,7 @@ def test_each_function_is_read_for_each_dtype(
     made_shape = {
         "permute": (7, 13, 20),
         "slice": (13, 11, 7),
-        "concatenate": (13, 20, 21),
+        "assemble": (13, 20, 21),
     }.get(function, shape)
     inputs = [rng.normal(0, 9, shape).astype(np.float32).astype(parse_dtype(source)) for _ in range(n_inputs)]
     wanted = evaluate(function, params, inputs, Kind(target, made_shape))

@@ -26,13 +26,13 @@ def inputs() -> Tensors:
 
 
 def derived_of(store: Store, tensors: Tensors) -> None:
-    """Save copies, transposed copies and sums of neighbours, each in a checkpoint of its own."""
+    """Save copies, transposed copies and means of neighbours, each in a checkpoint of its own."""
     made: list[Callable[[int], tuple[Any, Made]]] = [
         lambda at: (tensors[f"w{at}"].astype(np.float16), Made("cast", [tensors[f"w{at}"]])),
         lambda at: (np.ascontiguousarray(tensors[f"w{at}"].T), Made("permute", [tensors[f"w{at}"]], {"axes": [1, 0]})),
         lambda at: (
-            tensors[f"w{at}"] + tensors[f"w{(at + 1) % N}"],
-            Made("merge", [tensors[f"w{at}"], tensors[f"w{(at + 1) % N}"]], {"weights": [1.0, 1.0]}),
+            (tensors[f"w{at}"] + tensors[f"w{(at + 1) % N}"]) / 2,
+            Made("mean", [tensors[f"w{at}"], tensors[f"w{(at + 1) % N}"]]),
         ),
     ]
     for step, make in enumerate(made, 2):
@@ -98,9 +98,9 @@ def test_each_tensor_of_a_wrong_function_is_named(
     monkeypatch.setattr(_verify_derived, "MOST_HELD_BYTES", most_bytes)
     monkeypatch.setattr(_verify_derived, "_MOST_MANIFEST_BYTES", most_bytes)
     w = inputs()
-    tensors = {"right": w["w0"] + w["w1"], "wrong": w["w0"] + w["w2"], "other": w["w3"].astype(np.float16)}
-    sums = {name: Made("merge", [w["w0"], w["w1"]], {"weights": [1.0, 1.0]}) for name in ("right", "wrong")}
-    forged = save_derived(store, RefTarget(run_id="r", step=9), tensors, {**sums, "other": Made("cast", [w["w4"]])})
+    tensors = {"right": (w["w0"] + w["w1"]) / 2, "wrong": (w["w0"] + w["w2"]) / 2, "other": w["w3"].astype(np.float16)}
+    means = {name: Made("mean", [w["w0"], w["w1"]]) for name in ("right", "wrong")}
+    forged = save_derived(store, RefTarget(run_id="r", step=9), tensors, {**means, "other": Made("cast", [w["w4"]])})
     problems = verify(Store.open_backend(store.backend), full=True).problems
 
     assert sorted(each.tensors for each in problems) == [("other",), ("wrong",)]

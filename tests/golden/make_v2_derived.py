@@ -53,9 +53,8 @@ def tensors() -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Made]]:
         "permute.conv": np.ascontiguousarray(conv.transpose(2, 3, 1, 0)),
         "slice": np.ascontiguousarray(two[:, 16:48]),
         "slice.cast": one[5:30].astype(np.float16),
-        "concatenate": np.concatenate([one, two], 1),
-        "merge": evaluate("merge", {"weights": [0.5, 0.5]}, [one, two], Kind("float32", one.shape)),
-        "merge.three": evaluate("merge", {"weights": [0.3, 0.6, -0.1]}, [one, two, near], Kind("bfloat16", one.shape)),
+        "mean": evaluate("mean", {}, [one, two], Kind("float32", one.shape)),
+        "mean.three": evaluate("mean", {}, [one, two, near], Kind("bfloat16", one.shape)),
         "q8_0": q8,
         "q8_0.residual": q8_near,
     }
@@ -67,9 +66,8 @@ def tensors() -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Made]]:
         "permute.conv": Made("permute", [conv], {"axes": [2, 3, 1, 0]}),
         "slice": Made("slice", [two], {"axis": 1, "start": 16}),
         "slice.cast": Made("slice", ["one"], {"axis": 0, "start": 5}),
-        "concatenate": Made("concatenate", ["one", two], {"axis": 1}),
-        "merge": Made("merge", ["one", two], {"weights": [0.5, 0.5]}),
-        "merge.three": Made("merge", ["one", two, near], {"weights": [0.3, 0.6, -0.1]}),
+        "mean": Made("mean", ["one", two]),
+        "mean.three": Made("mean", ["one", two, near]),
         "q8_0": Made("q8_0", [two]),
         "q8_0.residual": Made("q8_0", [two], has_residual=True),
     }

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.codecs import BLOCK_FORMATS
 from tensorcas_mlflow.codecs._functions import _FUNCTIONS
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.store import Store
@@ -48,11 +47,11 @@ def test_golden_store_has_a_row_of_each_function(store: Store) -> None:
     manifests = [store.manifest(ref) for ref in refs if ref is not None]
     derived = [each for manifest in manifests for each in manifest.derived]
 
-    # `test_golden_shards.py`, `_deflated.py`, `_blocks.py` and `_hdf5.py` have the others.
-    others = {"assemble", "deflate", "hdf5_chunks", *BLOCK_FORMATS} - {"q8_0"}
+    # `test_golden_shards.py`, `_deflated.py` and `_hdf5.py` have the others.
+    others = {"assemble", "deflate", "hdf5_chunks"}
     assert {each.function for each in derived} == _FUNCTIONS.keys() - others
     assert {each.function for each in derived if each.residual is not None} == {"cast", "q8_0"}
-    assert not store.catalog.find(np.ascontiguousarray(manifests[0].row("merge").digests)).found.any()
+    assert not store.catalog.find(np.ascontiguousarray(manifests[0].row("mean").digests)).found.any()
 
 
 def test_golden_store_of_derived_rows_is_optimized_and_collected(store: Store) -> None:

@@ -67,10 +67,9 @@ def test_related_checkpoint_takes_no_room_after_an_optimization(related: str, or
         check_loads(store, ref, each)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_quantized_file_takes_no_room_after_an_optimization(kind: str) -> None:
+def test_quantized_file_takes_no_room_after_an_optimization() -> None:
     tensors = model(4, d=384, n_layers=1)
-    data = gguf_file(tensors, kind)
+    data = gguf_file(tensors)
     store = Store.init_backend(MemoryBackend())
     with no_search():
         of_file = save_file(store, data, "model.gguf")
