@@ -20,7 +20,7 @@ The room imports the store and everything below it. It knows no MLflow, no comma
 | ``_verify``, ``_verify_derived`` | verification |
 | ``_repair``, ``_repair_packs``, ``_repair_records``, ``_checked_packs`` | repair |
 | ``_quarantine``, ``_salvage``, ``_sources`` | places a repair takes lost bytes from |
-| ``_optimize``, ``_optimize_done``, ``_optimize_names``, ``_optimize_relatives``, ``_optimize_tracks`` | optimization |
+| ``_optimize``, ``_optimize_done``, ``_optimize_relatives``, ``_optimize_tracks`` | optimization |
 | ``_optimize_tree``, ``_optimize_encode`` | encoding of optimized chunks, and choice of bases |
 | ``_copy``, ``_copy_refs``, ``_copy_chunks``, ``_copy_plain`` | copies between stores |
 | ``_stats`` | figures |
