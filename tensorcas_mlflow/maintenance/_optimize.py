@@ -461,7 +461,7 @@ def _windows(store: Store, done_chunks: DoneChunks, refs: Sequence[Ref]) -> Iter
     n = max(2, min(WINDOW, 4 * BLOCK_BYTES // store.chunk_bytes))
     n_before = min(_N_BEFORE, n)
     for begin in range(0, len(chosen), n):
-        there = {}
+        there: dict[str, Manifest] = {}
         relations: dict[str, Relation] = {}
         begun = {series[manifest.digest] for manifest in before}
         for ref in chosen[begin : begin + n]:

@@ -53,12 +53,14 @@ from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
 
-_MOST_STORED_BASES = 6
-"""Stored chunks that are compared with those to encode at a place: the latest that are no deltas of deltas."""
+_MOST_STORED_BASES = 3
+"""Stored chunks that are read and compared with those to encode at a place: the latest that are no deltas of deltas."""
 _LEAST_ESTIMATED_BYTES = 8 << 10
 """A shorter chunk is encoded to learn its size: too few words tell their entropy."""
 _FEW_WORDS = 4
 """Deltas of few words are encoded to learn their size if at most one word in so many changes."""
+_PASSES_OF_INTEGERS = 2 / 3
+"""Cost of decoding a delta of integers: it is never grouped, which takes twice the time. Three make a chain."""
 _LEAST_GROUPED_BYTES = 32 << 10
 """Groups have headers and codes of their own, too expensive for fewer bytes."""
 _TEXT_LEVEL = 19
@@ -80,7 +82,6 @@ class Place:
     is_float: bool = False
     is_text: bool = False
     """Whether it is text, or bytes that are no tensor."""
-    may_have_bases: bool = True
     number: int = 0
     """Position in its block."""
     bases: Sequence[Base] = ()
@@ -254,7 +255,7 @@ def clusters_of(
                     digests=chosen,
                     versions=[place.versions[at] for at in new],
                     number=number,
-                    bases=near[-_MOST_STORED_BASES:] if place.may_have_bases else (),
+                    bases=near[-_MOST_STORED_BASES:],
                     is_shallow=[is_shallow[digest] for digest in chosen],
                 )
             )
@@ -277,7 +278,7 @@ def _joined(
 
     for digest, at in place_of.items():
         copy = saved.get(digest)
-        if copy is not None and copy.base in place_of:
+        if copy is not None and copy.base is not None and copy.base in place_of:
             first[root(at)] = root(place_of[copy.base])
     joined: dict[int, list[Place]] = {}
     for at, place in enumerate(places):
@@ -286,7 +287,7 @@ def _joined(
         mine = {digest: saved[digest] for place in some for digest in place.digests if digest in saved}
         named = {base.digest: (base, place.n_bytes) for place in some for base in place.bases}
         for copy in mine.values():
-            if copy.base in outside:
+            if copy.base is not None and copy.base in outside:
                 named.setdefault(copy.base, (outside[copy.base], int(copy.entry["raw_bytes"])))
         yield Cluster(places=some, saved=mine, outside=named)
 
@@ -482,7 +483,7 @@ def _encode_place(
     new = [digest for digest in place.digests if digest in raws]
     nodes = [*(base.digest for base in stored), *new]
     data = [*(bases[base.digest] for base in stored), *(raws[digest] for digest in new)]
-    if not place.may_have_bases or len(nodes) < 2:
+    if len(nodes) < 2:
         yield from (_encode_plain(digest, raws[digest], place, effort) for digest in new)
         return
     shallow = dict(zip(place.digests, place.is_shallow, strict=True))
@@ -494,7 +495,7 @@ def _encode_place(
         for of in range(len(nodes)):
             if of != at:
                 sizes[of, at] = _size_as_delta(data[at], data[of], place)
-    passes = passes_of(sizes / place.n_bytes) if place.is_float else np.ones(sizes.shape)
+    passes = passes_of(sizes / place.n_bytes) if place.is_float else np.full(sizes.shape, _PASSES_OF_INTEGERS)
     tree = choose_bases(full, sizes, passes, fixed=fixed, is_shallow=is_shallow)
     for at in _bases_first(tree)[len(stored) :]:
         of = tree[at]

@@ -159,6 +159,4 @@ def _places_alone(manifest: Manifest, done_chunks: DoneChunks, seen: set[bytes])
     ):
         if digest not in seen:
             seen.add(digest)
-            yield Place(
-                digests=[digest], versions=[0], n_bytes=n_bytes, itemsize=itemsize, is_text=text, may_have_bases=False
-            )
+            yield Place(digests=[digest], versions=[0], n_bytes=n_bytes, itemsize=itemsize, is_text=text)
