@@ -12,8 +12,9 @@ import torch.distributed.checkpoint as dcp
 from mlflow.exceptions import MlflowException
 
 import tensorcas_mlflow as tensorcas
+from tensorcas_mlflow._live_states import plain_state
 from tensorcas_mlflow.adapter import adapter_named
-from tensorcas_mlflow.distributed import TensorCasStorageReader, TensorCasStorageWriter, _plain
+from tensorcas_mlflow.distributed import TensorCasStorageReader, TensorCasStorageWriter
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError
 from tensorcas_mlflow.layout import list_dir
 from tensorcas_mlflow.maintenance import plan_gc, verify
@@ -180,4 +181,4 @@ def test_optimizer_with_a_format_of_its_own_is_refused_by_ranks() -> None:
     model = torch.nn.Linear(2, 2)
 
     with pytest.raises(AdapterError, match=r"Wrapper has a state_dict\(\) of its own.*log the optimizer that it wraps"):
-        _plain({"m": model, "o": Wrapper(model.parameters(), lr=0.1)}, [model])
+        plain_state({"m": model, "o": Wrapper(model.parameters(), lr=0.1)}, [model])
