@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from tensorcas_mlflow.codecs._codec import MOST_OVERHEAD_BYTES, RAW, Codec
     from tensorcas_mlflow.codecs._deflate import deflates_to
-    from tensorcas_mlflow.codecs._delta import DECAYED_BYTES, DELTA, Transform, is_sparse
+    from tensorcas_mlflow.codecs._delta import DELTA, Transform, is_sparse
     from tensorcas_mlflow.codecs._functions import (
         Kind,
         add_residual,
@@ -65,7 +65,7 @@ _NAMES = {
         "guess_itemsize typesize_of"
     ),
     "_codec": "MOST_OVERHEAD_BYTES RAW Codec",
-    "_delta": "DECAYED_BYTES DELTA Transform is_sparse",
+    "_delta": "DELTA Transform is_sparse",
     "_deflate": "deflates_to",
     "_functions": "Kind add_residual check computes_exactly evaluate fills residual_kind residual_of",
     "_hdf5_chunks": "ChunkedElements Hdf5Chunks fletcher32",

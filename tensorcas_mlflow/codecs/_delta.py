@@ -25,8 +25,6 @@ from tensorcas_mlflow.codecs._planes import Effort, PlaneCoding
 from tensorcas_mlflow.codecs._words import WORDS
 from tensorcas_mlflow.native import core
 
-DECAYED_BYTES = 4
-"""Word size for which decay can be found: coarser words round the loss away."""
 _UNIT_WORDS = {1: 4, 2: 4, 4: 2, 8: 1}
 """Words per unit, by word size."""
 _MOVED = struct.Struct("<2sI")

@@ -21,7 +21,7 @@ The room imports the store and everything below it. It knows no MLflow, no comma
 | ``_repair``, ``_repair_packs``, ``_repair_records``, ``_checked_packs`` | repair |
 | ``_salvage``, ``_sources`` | places a repair takes lost bytes from |
 | ``_quarantine`` | damaged blobs that a repair puts aside |
-| ``_optimize``, ``_optimize_done``, ``_optimize_names``, ``_optimize_relatives``, ``_optimize_tracks`` | optimization |
+| ``_optimize``, ``_optimize_done``, ``_optimize_relatives``, ``_optimize_tracks`` | optimization |
 | ``_optimize_tree``, ``_optimize_encode`` | encoding of optimized chunks, and choice of bases |
 | ``_copy``, ``_copy_refs``, ``_copy_chunks``, ``_copy_plain`` | copies between stores |
 | ``_stats`` | figures |

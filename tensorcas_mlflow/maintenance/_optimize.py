@@ -10,15 +10,14 @@ against one of an earlier pack, which an intent names, as a save's does (``docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 
 import numpy as np
 
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
+from tensorcas_mlflow.base.digest import DIGEST_BYTES
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
@@ -32,22 +31,17 @@ from tensorcas_mlflow.maintenance._inventory import Inventory, disk_bytes, manif
 from tensorcas_mlflow.maintenance._optimize_derive import write_recipes
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_encode import (
-    BLOCK_BYTES,
-    Block,
     Encoders,
+    Place,
     SavedCopy,
-    blocks_of_group,
-    blocks_of_plain,
+    clusters_of,
+    in_batches,
     payloads_of,
-    read_by_digest,
     saved_copies,
-    units_of,
-    work_of,
 )
-from tensorcas_mlflow.maintenance._optimize_relatives import FarRelatives, series_of
-from tensorcas_mlflow.maintenance._optimize_tracks import Group, tracks_of
-from tensorcas_mlflow.maintenance._optimize_tree import SAMPLE_BYTES, plant
-from tensorcas_mlflow.store import Store, sketches_in
+from tensorcas_mlflow.maintenance._optimize_relatives import Relation, Relatives, series_of
+from tensorcas_mlflow.maintenance._optimize_tracks import places_of
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 MID_WASTE = 0.5
@@ -58,7 +52,7 @@ exceeds what is needed."""
 def write_unit(
     store: Store,
     done_chunks: DoneChunks,
-    blocks: Sequence[Block],
+    blocks: Sequence[Sequence[Place]],
     effort: Effort,
     on_done: Callable[[int], None],
     encoders: Encoders | None = None,
@@ -79,7 +73,8 @@ def write_unit(
     Raises:
         BackendError: The storage failed; the next run finds what was written.
     """
-    digests = unique_rows(np.concatenate([block.flat for block in blocks]))[0]
+    members = {digest for block in blocks for place in block for digest in place.digests}
+    digests = np.frombuffer(b"".join(sorted(members)), np.uint8).reshape(-1, DIGEST_BYTES)
     is_done = done_chunks.are_done(digests)
     saved = saved_copies(store, digests[~is_done])
     bases_saved = [copy.base for copy in saved.values() if copy.base is not None]
@@ -110,7 +105,7 @@ def write_unit(
 def _until_full(
     store: Store,
     done_chunks: DoneChunks,
-    blocks: Iterator[Block],
+    blocks: Iterator[Sequence[Place]],
     relied: frozenset[str],
     saved: Mapping[bytes, SavedCopy],
     pack: str,
@@ -122,12 +117,12 @@ def _until_full(
     n_bytes = 0
     taken: set[bytes] = set()
     for block in blocks:
-        work = work_of(block, done_chunks, relied, taken, saved)
-        for payload in payloads_of(store, work, pack, effort, encoders):
+        clusters = clusters_of(block, done_chunks, relied, taken, saved)
+        for payload in payloads_of(store, clusters, pack, effort, encoders):
             n_bytes += memoryview(payload.data).nbytes
             yield payload
-        if work.jobs:
-            on_done(work.n_bytes)
+        if clusters:
+            on_done(sum(cluster.n_bytes for cluster in clusters))
         if n_bytes >= TARGET_BYTES:
             return
 
@@ -184,6 +179,8 @@ WINDOW = 32
 """Checkpoints whose tensors are compared at once; fewer where chunks are so long that they would not fit memory."""
 _N_BEFORE = 8
 """Checkpoints before a window whose stored tensors may be bases."""
+BLOCK_BYTES = 48 << 20
+"""Decoded bytes of a block of places. So many are held at once, besides their encoded bytes."""
 UNIT_BYTES = 1 << 30
 """Bytes of chunks that are encoded under one intent."""
 _MOST_ROUNDS = 4
@@ -417,7 +414,8 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
     for turn in range(_MOST_ROUNDS):
         written_before = written_bytes
         for window in _windows(store, done_chunks, p.read_refs(store.backend)):
-            for unit in units_of(_blocks(store, done_chunks, window), UNIT_BYTES):
+            blocks = in_batches(window, BLOCK_BYTES, lambda place: place.total_bytes)
+            for unit in in_batches(blocks, UNIT_BYTES, lambda block: sum(place.total_bytes for place in block)):
                 n_bytes = write_unit(store, done_chunks, unit, effort, note, encoders)
                 written_bytes += n_bytes
                 waiting_bytes += n_bytes
@@ -445,95 +443,40 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Window:
-    """Checkpoints whose tensors are compared at once."""
-
-    manifests: Sequence[Manifest]
-    """The checkpoints to optimize."""
-    before: Sequence[Manifest]
-    """Others, which are optimized already, and whose tensors may be bases."""
-    series: Mapping[str, Hashable]
-    """The series of each of them, by the digest of its manifest."""
-
-
 def _different(refs: Sequence[Ref]) -> list[Ref]:
     """Return the first ref of each content, in the order of `in_order`."""
     first = {ref.manifest.partition(".")[0]: ref for ref in reversed(in_order(refs))}
     return list(reversed(first.values()))
 
 
-def _windows(store: Store, done_chunks: DoneChunks, refs: Sequence[Ref]) -> Iterator[_Window]:
-    """Yield some refs' checkpoints at a time, each content once.
+def _windows(store: Store, done_chunks: DoneChunks, refs: Sequence[Ref]) -> Iterator[Iterator[Place]]:
+    """Yield the places of some refs' checkpoints at a time, each content once.
 
     Beside the latest checkpoints before these come the nearest ones by sketches, however far back.
     """
     chosen = _different(refs)
-    different = {ref.manifest.partition(".")[0]: ref for ref in chosen}
-    series = {digest: series_of(ref) for digest, ref in different.items()}
-    relatives = FarRelatives(store)
+    series = {ref.manifest.partition(".")[0]: series_of(ref) for ref in chosen}
+    relatives = Relatives(store)
     before: list[Manifest] = []
     n = max(2, min(WINDOW, 4 * BLOCK_BYTES // store.chunk_bytes))
+    n_before = min(_N_BEFORE, n)
     for begin in range(0, len(chosen), n):
-        manifests = [manifest_of(store, [ref]) for ref in chosen[begin : begin + n]]
-        there = [manifest for manifest in manifests if manifest is not None]
-        if there:
-            begun = {series[manifest.digest] for manifest in before}
-            first = {series[manifest.digest]: manifest for manifest in reversed(there)}
-            new = [
-                manifest
-                for each, manifest in first.items()
-                if each not in begun and not done_chunks.are_done(manifest.stored_digests).all()
-            ]
-            far = relatives.find(new, [*before, *there], most=min(_N_BEFORE, n))
-            yield _Window(manifests=there, before=[*far, *before], series=series)
-        for manifest in there:
-            relatives.note(different[manifest.digest], manifest)
-        before = [*before, *there][-min(_N_BEFORE, n) :]
-
-
-def _blocks(store: Store, done_chunks: DoneChunks, window: _Window) -> Iterator[Block]:
-    """Divide the chunks of some checkpoints that are not done into blocks, lazily."""
-    groups, plain = tracks_of(
-        window.manifests, window.before, done_chunks, partial(sketches_in, store), series=window.series
-    )
-    blocks = chain.from_iterable(_blocks_of(store, done_chunks, group) for group in groups)
-    return (block for block in chain(blocks, blocks_of_plain(plain)) if not done_chunks.are_done(block.flat).all())
-
-
-def _blocks_of(store: Store, done_chunks: DoneChunks, group: Group) -> Iterator[Block]:
-    """Divide a group into blocks; its tree is planted when the first one is taken."""
-    n_tensors, _, n_chunks, _ = group.digests.shape
-    tensors, chunk = sorted({n_tensors // 2, n_tensors // 4}), (n_chunks - 1) // 2
-    sampled = np.ascontiguousarray(group.digests[tensors, :, chunk])
-    saved_bytes = done_chunks.saved_bytes(sampled.reshape(-1, DIGEST_BYTES)).reshape(len(tensors), -1)
-    tree = plant(
-        _samples(store, sampled, int(group.sizes[chunk])),
-        group.itemsize,
-        is_float=group.is_float,
-        fixed_depth=group.fixed_depth,
-        is_shallow=group.is_shallow,
-        saved_shares=saved_bytes.mean(axis=0) / group.sizes[chunk],
-    )
-    yield from blocks_of_group(group, tree)
-
-
-def _samples(store: Store, digests: Digests, n_bytes: int) -> list[list[memoryview | None]]:
-    """Read samples from the middle of a tensor or two, in each version.
-
-    Args:
-        store: Store to optimize.
-        digests: The chunks to take them from, shape ``(n_tensors, n_versions, 32)``.
-        n_bytes: Size of each chunk.
-    """
-    wanted: Digests = unique_rows(digests.reshape(-1, DIGEST_BYTES))[0]
-    begin = max(0, n_bytes - SAMPLE_BYTES) // 2 // 8 * 8
-    n_at_once = max(1, BLOCK_BYTES // n_bytes)
-    cut: dict[bytes, memoryview] = {}
-    for at in range(0, len(wanted), n_at_once):
-        some = wanted[at : at + n_at_once]
-        found = read_by_digest(store, some, np.full(len(some), n_bytes))
-        # Copies, so that the whole chunks are freed.
-        cut |= {digest: memoryview(bytes(raw[begin : begin + SAMPLE_BYTES])) for digest, raw in found.items()}
-    versions = range(digests.shape[1])
-    return [[cut.get(each[version].tobytes()) for each in digests] for version in versions]
+        there: dict[str, Manifest] = {}
+        relations: dict[str, Relation] = {}
+        begun = {series[manifest.digest] for manifest in before}
+        for ref in chosen[begin : begin + n]:
+            manifest = manifest_of(store, [ref])
+            if manifest is None:
+                continue
+            if series_of(ref) not in begun and not done_chunks.are_done(manifest.stored_digests).all():
+                at_hand = {each.digest: each for each in [*before, *there.values()]}
+                relation = relatives.nearest(manifest, at_hand)
+                if relation is not None:
+                    relations[manifest.digest] = relation
+            begun.add(series_of(ref))
+            there[manifest.digest] = manifest
+            relatives.note(ref, manifest)
+        near = {*there, *(manifest.digest for manifest in before)}
+        far = {each.other.digest: each.other for each in relations.values() if each.other.digest not in near}
+        yield places_of(list(there.values()), [*before, *list(far.values())[:n_before]], done_chunks, relations)
+        before = [*before, *there.values()][-n_before:]

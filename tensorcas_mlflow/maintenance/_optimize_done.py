@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, distinct_digests, prefixes
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, distinct_digests
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import (
     EMPTY,
@@ -31,12 +31,11 @@ from tensorcas_mlflow.maintenance._inventory import (
     is_among,
     links_of,
 )
+from tensorcas_mlflow.maintenance._optimize_tree import SHALLOW_DEPTH
 from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, read_recipe_rows
 from tensorcas_mlflow.store import protocol as p
 
 _MOST_TABLES = 8
-SHALLOW_DEPTH = 1
-"""Maximum depth of a chunk of a checkpoint that is to be restored fast."""
 
 
 class DoneChunks:
@@ -93,8 +92,6 @@ class DoneChunks:
         # Else such a pack would stay for deltas against its chunks.
         needs_wasteful = links.with_dependents(in_wasteful[table.pack] if len(table) else np.zeros(0, dtype=bool))
         self._done = [_rows_of(table, is_optimized & ~needs_wasteful)]
-        self._saved_prefix = table.prefix[~is_optimized]
-        self._saved_bytes = table.entries["stored_bytes"][~is_optimized].astype(np.uint32)
         self.n_bytes = sum(self._tables.sizes.values())
         """Bytes of all packs."""
 
@@ -275,19 +272,6 @@ class DoneChunks:
         if self._every is None:
             self._every = self._tables.table()
         return self._every
-
-    def saved_bytes(self, digests: Digests) -> Any:
-        """Return for each chunk its stored bytes in a pack of a save; NaN if no such pack holds it.
-
-        These are for estimates: a chunk is found by the first bytes of its digest, so that few bytes of it are held.
-        """
-        wanted = prefixes(digests)
-        rows = self._saved_prefix.searchsorted(wanted)
-        n_bytes = np.full(len(digests), np.nan)
-        is_in = rows < len(self._saved_prefix)
-        is_in[is_in] = self._saved_prefix[rows[is_in]] == wanted[is_in]
-        n_bytes[is_in] = self._saved_bytes[rows[is_in]]
-        return n_bytes
 
     def there(self, packs: set[str]) -> set[str]:
         """Return the packs to rely on: they exist with the packs of their bases, and none is condemned.

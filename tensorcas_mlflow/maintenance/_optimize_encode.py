@@ -1,13 +1,12 @@
-"""Blocks of chunks that are read, encoded and written together."""
+"""Encoding of chunks anew: each in full or as a delta against its best neighbour, unless the saved copy is smaller."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,7 +25,11 @@ from tensorcas_mlflow.codecs import (
     Effort,
     Transform,
     can_shuffle,
+    choose_codings,
+    choose_transform,
     codec_numbered,
+    estimate_share,
+    is_sparse,
     typesize_of,
 )
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, FormatError, NotFoundError
@@ -42,95 +45,96 @@ from tensorcas_mlflow.layout import (
     is_possible,
     pack_key,
 )
-from tensorcas_mlflow.maintenance._optimize_done import SHALLOW_DEPTH, DoneChunks
-from tensorcas_mlflow.maintenance._optimize_tracks import Group, Plain
-from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, StoredVersion, Tree
+from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
+from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, choose_bases
 from tensorcas_mlflow.maintenance._workers import StoreAt
-from tensorcas_mlflow.store import LEAST_DELTA_BYTES, Store
+from tensorcas_mlflow.store import CLEARLY_SMALLER, LEAST_DELTA_BYTES, Store, passes_of
 from tensorcas_mlflow.store import protocol as p
 
-BLOCK_BYTES = 48 << 20
-"""Decoded bytes of a block. So many are held at once, besides their encoded bytes."""
+_log = logging.getLogger(__name__)
 
-_ALONE = Tree(stored=(StoredVersion(IN_FULL),), transforms=(), depths=(0,), shares=(1.0,))
+_MOST_STORED_BASES = 3
+"""Stored chunks that are read and compared with those to encode at a place: the latest that are no deltas of deltas."""
+_LEAST_ESTIMATED_BYTES = 8 << 10
+"""A shorter chunk is encoded to learn its size: too few words tell their entropy."""
+_FEW_WORDS = 4
+"""Deltas of few words are encoded to learn their size if at most one word in so many changes."""
+_PASSES_OF_INTEGERS = 2 / 3
+"""Cost of decoding a delta of integers: it is never grouped, which takes twice the time. Three make a chain."""
+_LEAST_GROUPED_BYTES = 32 << 10
+"""Groups have headers and codes of their own, too expensive for fewer bytes."""
+_TEXT_LEVEL = 19
+_LEAST_PART_BYTES = 1 << 20
+"""Decoded bytes of chunks for which a worker's task is worth its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """Chunks at the same places in several versions, and the storage of these versions."""
+class Place:
+    """Distinct chunks at one place of a tensor in several checkpoints: each may be the base of others."""
 
-    digests: Any
-    """Shape ``(n_versions, n_places, 32)``."""
-    sizes: Any
-    """Size of the chunks at each place."""
-    itemsizes: Any
-    is_text: Any
-    tree: Tree
+    digests: Sequence[bytes]
+    """The chunks; those to encode, once `clusters_of` has parted the others."""
+    versions: Sequence[int]
+    """Number of the first checkpoint of each."""
+    n_bytes: int
+    """Size of each."""
+    itemsize: int
+    is_float: bool = False
+    is_text: bool = False
+    """Whether it is text, or bytes that are no tensor."""
+    number: int = 0
+    """Position in its block."""
+    bases: Sequence[Base] = ()
+    """Chunks at the place that are stored and stay, and may be bases."""
+    is_shallow: Sequence[bool] = ()
+    """For each chunk whether it is to be read with few bases, for which it may grow."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of its chunks."""
+        return self.n_bytes * len(self.digests)
+
+
+class SavedCopy(NamedTuple):
+    """A stored copy of a chunk that is not done."""
+
+    pack: str
+    entry: Any
+    base: bytes | None
+    """Its base if it is a delta."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Places with chunks that are stored as deltas against each other."""
+
+    places: Sequence[Place]
+    saved: Mapping[bytes, SavedCopy]
+    """Copies of the chunks so far, by digest."""
+    outside: Mapping[bytes, tuple[Base, int]]
+    """Chunks that are done and may be bases, by digest; with their sizes."""
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all its chunks; equal ones count each time."""
-        return int(self.sizes.sum()) * len(self.digests)
-
-    @property
-    def flat(self) -> Any:
-        """Digests of all chunks, one after the other."""
-        return np.ascontiguousarray(self.digests).reshape(-1, DIGEST_BYTES)
+        """Bytes of the chunks to encode."""
+        return sum(place.total_bytes for place in self.places)
 
 
-def blocks_of_group(group: Group, tree: Tree) -> Iterator[Block]:
-    """Divide a group into blocks, each with all versions of some chunks."""
-    n_tensors, n_versions, n_chunks, _ = group.digests.shape
-    digests = group.digests.transpose(1, 0, 2, 3).reshape(n_versions, n_tensors * n_chunks, DIGEST_BYTES)
-    sizes = np.tile(group.sizes, n_tensors)
-    for part in _slices(sizes, BLOCK_BYTES // n_versions):
-        n = part.stop - part.start
-        yield Block(
-            digests=digests[:, part],
-            sizes=sizes[part],
-            itemsizes=np.full(n, group.itemsize),
-            is_text=np.zeros(n, dtype=bool),
-            tree=tree,
-        )
+T = TypeVar("T")
 
 
-def blocks_of_plain(plain: Plain) -> Iterator[Block]:
-    """Divide chunks without versions into blocks."""
-    for part in _slices(plain.sizes, BLOCK_BYTES):
-        yield Block(
-            digests=plain.digests[None, part],
-            sizes=plain.sizes[part],
-            itemsizes=plain.itemsizes[part],
-            is_text=plain.is_text[part],
-            tree=_ALONE,
-        )
-
-
-def units_of(blocks: Iterator[Block], n_bytes: int) -> Iterator[Sequence[Block]]:
-    """Yield sequences of blocks of about some bytes."""
-    unit: list[Block] = []
-    unit_bytes = 0
-    for block in blocks:
-        unit.append(block)
-        unit_bytes += block.n_bytes
-        if unit_bytes >= n_bytes:
-            yield unit
-            unit, unit_bytes = [], 0
-    if unit:
-        yield unit
-
-
-def _slices(sizes: Any, most_bytes: int) -> Iterator[slice]:
-    ends = np.cumsum(sizes)
-    begin = 0
-    while begin < len(ends):
-        before = int(ends[begin - 1]) if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
-        yield slice(begin, end)
-        begin = end
-
-
-_log = logging.getLogger(__name__)
+def in_batches(items: Iterable[T], n_bytes: int, bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield lists of some items, each of at least some bytes except the last one."""
+    batch: list[T] = []
+    batch_bytes = 0
+    for item in items:
+        batch.append(item)
+        batch_bytes += bytes_of(item)
+        if batch_bytes >= n_bytes:
+            yield batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def read_by_digest(store: Store, digests: Digests, sizes: Any) -> dict[bytes, memoryview]:
@@ -196,60 +200,119 @@ def read_bases(backend: Backend, bases: Iterable[tuple[Base, int]]) -> dict[byte
     return dict(each for each in backend.ordered_map(read, bases) if each is not None)
 
 
-_CLEARLY_SMALLER = 0.97
-"""Share of its size in full below which a chunk is stored as a delta."""
-_LEAST_GAIN = 0.97
-"""Share of its size below which a chunk is stored encoded. A raw chunk can be memory-mapped."""
-_TEXT_LEVEL = 19
-_LEAST_PART_BYTES = 1 << 20
-"""Decoded bytes of chunks for which a worker's task is worth its start."""
+def saved_copies(store: Store, digests: Digests) -> dict[bytes, SavedCopy]:
+    """Return a copy of each of some chunks, as the catalog knows it."""
+    places = store.catalog.find(digests)
+    found: dict[bytes, SavedCopy] = {}
+    for at in np.flatnonzero(places.found & is_possible(places.entries)).tolist():
+        entry = places.entries[at]
+        [base] = bases_of(entry.reshape(1)) if is_delta(entry) else [None]
+        digest = None if base is None else base.digest
+        found[digests[at].tobytes()] = SavedCopy(places.packs[int(places.pack[at])], entry, digest)
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Chunk to encode."""
+def clusters_of(
+    block: Sequence[Place],
+    done_chunks: DoneChunks,
+    relied: Set[str],
+    taken: set[bytes],
+    saved: Mapping[bytes, SavedCopy],
+) -> list[Cluster]:
+    """Find the chunks of a block that are not done, and the done ones that may be their bases or are so far.
+
+    Args:
+        block: Places.
+        done_chunks: Chunks that are done.
+        relied: Packs in which chunks that are done may be bases.
+        taken: Digests of the chunks in the pack of this block; this call adds those of the block.
+        saved: Copies of chunks that are not done; see `saved_copies`.
+    """
+    members = list(dict.fromkeys(digest for place in block for digest in place.digests))
+    bases = [copy.base for digest in members if (copy := saved.get(digest)) is not None and copy.base is not None]
+    wanted = _as_rows(dict.fromkeys([*members, *bases]))
+    packs, depth = done_chunks.find(wanted)
+    is_done = dict(zip(map(bytes, wanted), done_chunks.are_done(wanted).tolist(), strict=True))
+    is_made = done_chunks.are_made(wanted).tolist()
+    is_shallow = dict(zip(map(bytes, wanted), done_chunks.must_be_shallow(wanted).tolist(), strict=True))
+    outside = {
+        digest: Base(pack=name, digest=digest, depth=n)
+        for digest, name, n, made in zip(map(bytes, wanted), packs, depth.tolist(), is_made, strict=True)
+        if name is not None and name in relied and not made  # a chunk that a recipe makes is in no pack before long
+    }
+    places: list[Place] = []
+    place_of: dict[bytes, int] = {}
+    for number, place in enumerate(block):
+        new = [at for at, digest in enumerate(place.digests) if not is_done[digest] and digest not in taken]
+        near = [base for digest in place.digests if (base := outside.get(digest)) is not None and base.depth <= 1]
+        chosen = [place.digests[at] for at in new]
+        taken.update(chosen)
+        place_of.update(dict.fromkeys(chosen, len(places)))
+        if new:
+            places.append(
+                replace(
+                    place,
+                    digests=chosen,
+                    versions=[place.versions[at] for at in new],
+                    number=number,
+                    bases=near[-_MOST_STORED_BASES:],
+                    is_shallow=[is_shallow[digest] for digest in chosen],
+                )
+            )
+    return list(_joined(places, place_of, saved, outside))
+
+
+def _joined(
+    places: Sequence[Place],
+    place_of: Mapping[bytes, int],
+    saved: Mapping[bytes, SavedCopy],
+    outside: Mapping[bytes, Base],
+) -> Iterator[Cluster]:
+    """Join places with chunks that were saved as deltas against each other."""
+    first = list(range(len(places)))
+
+    def root(at: int) -> int:
+        while first[at] != at:
+            first[at] = at = first[first[at]]
+        return at
+
+    for digest, at in place_of.items():
+        copy = saved.get(digest)
+        if copy is not None and copy.base is not None and copy.base in place_of:
+            first[root(at)] = root(place_of[copy.base])
+    joined: dict[int, list[Place]] = {}
+    for at, place in enumerate(places):
+        joined.setdefault(root(at), []).append(place)
+    for some in joined.values():
+        mine = {digest: saved[digest] for place in some for digest in place.digests if digest in saved}
+        named = {base.digest: (base, place.n_bytes) for place in some for base in place.bases}
+        for copy in mine.values():
+            if copy.base is not None and copy.base in outside:
+                named.setdefault(copy.base, (outside[copy.base], int(copy.entry["raw_bytes"])))
+        yield Cluster(places=some, saved=mine, outside=named)
+
+
+def _as_rows(digests: Iterable[bytes]) -> Digests:
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+class _Made(NamedTuple):
+    """Encoding of a chunk, and the base that it needs."""
 
     digest: bytes
-    n_bytes: int
-    itemsize: int
-    is_text: bool
-    share: float
-    """Share of its size that it is likely to take."""
-    base: bytes | None
-    transform: Transform
-    begins_run: bool
-    is_shallow: bool
-    """Whether it is to be read with few bases, for which it may grow."""
-
-
-class SavedCopy(NamedTuple):
-    """A stored copy of a chunk that is not done."""
-
-    pack: str
-    entry: Any
-    base: bytes | None
-    """Its base if it is a delta."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Chunks of a block to encode."""
-
-    jobs: Sequence[_Job]
-    """Bases come before their deltas."""
-    outside: Mapping[bytes, Base]
-    """Chunks that are done and may be bases, by digest."""
-    saved: Mapping[bytes, SavedCopy]
-    """Copies of the chunks so far, by digest."""
+    codec: Codec
+    typesize: int
+    data: Buffer
+    base: bytes | None = None
 
     @property
-    def n_bytes(self) -> int:
-        """Bytes of the chunks to encode."""
-        return sum(job.n_bytes for job in self.jobs)
+    def row_bytes(self) -> int:
+        """Bytes of its payload, and of its row in the table of a pack."""
+        return _row_bytes(memoryview(self.data).nbytes, self.base)
 
 
-_Encoded = tuple[Codec, int, Buffer]
-"""Codec, element size and payload of a chunk."""
+def _row_bytes(n_stored: int, base: bytes | None) -> int:
+    return n_stored + TABLE_ENTRY.itemsize + (0 if base is None else TABLE_BASE_BYTES)
 
 
 class Encoders:
@@ -264,81 +327,38 @@ class Encoders:
         self._place = StoreAt.of(store)
         self._engine = engine
 
-    def encode(self, work: Work, effort: Effort) -> list[_Encoded | None]:
-        """Return for each chunk its encoding; None if it cannot be read."""
-        encoded: list[_Encoded | None] = [None] * len(work.jobs)
-        n_bytes = max(_LEAST_PART_BYTES, work.n_bytes // (2 * self._engine.n_workers))
-        parts = list(_parts_of(work, n_bytes))
-        items = ((Work(*_chosen(work, part)), effort) for part in parts)
-        for part, found in zip(
-            parts, map_in_order(self._engine, partial(_encode_in_worker, self._place), items), strict=True
-        ):
-            for at, each in zip(part, found, strict=True):
-                encoded[at] = each
-        return encoded
+    def encode(self, clusters: Sequence[Cluster], effort: Effort) -> Iterator[_Made]:
+        """Encode the chunks of clusters that can be read."""
+        n_bytes = sum(cluster.n_bytes for cluster in clusters) // (2 * self._engine.n_workers)
+        parts = in_batches(clusters, max(_LEAST_PART_BYTES, n_bytes), lambda cluster: cluster.n_bytes)
+        items = ((part, effort) for part in parts)
+        for made in map_in_order(self._engine, partial(_encode_in_worker, self._place), items):
+            yield from made
 
 
-def _parts_of(work: Work, n_bytes: int) -> Iterator[list[int]]:
-    """Divide chunks, by number, into parts of about some bytes; a delta is in the part of its base."""
-    group_of: dict[bytes, list[int]] = {}
-    groups: list[list[int]] = []
-    for at, job in enumerate(work.jobs):
-        group = None if job.base is None else group_of.get(job.base)
-        if group is None:
-            groups.append(group := [])
-        group.append(at)
-        group_of[job.digest] = group
-    part: list[int] = []
-    part_bytes = 0
-    for group in groups:
-        part += group
-        part_bytes += sum(work.jobs[at].n_bytes for at in group)
-        if part_bytes >= n_bytes:
-            yield part
-            part, part_bytes = [], 0
-    if part:
-        yield part
-
-
-def _chosen(work: Work, part: Sequence[int]) -> tuple[Sequence[_Job], Mapping[bytes, Base], Mapping[bytes, SavedCopy]]:
-    """Return some chunks of a work, those that are done and are bases of theirs, and no other copies."""
-    jobs = [work.jobs[at] for at in part]
-    bases = {job.base for job in jobs if job.base is not None}
-    return jobs, {digest: base for digest, base in work.outside.items() if digest in bases}, {}
-
-
-def _encode_in_worker(place: StoreAt, item: tuple[Work, Effort]) -> list[_Encoded | None]:
+def _encode_in_worker(place: StoreAt, item: tuple[Sequence[Cluster], Effort]) -> list[_Made]:
     """Read and encode a part of a block."""
-    work, effort = item
-    encoded = _encode_all(place.open_store(), work, effort)
-    return [None if each is None else (each[0], each[1], bytes(each[2])) for each in encoded]
+    return [made._replace(data=bytes(made.data)) for made in _encode_all(place.open_store(), *item)]
 
 
-def _encode_all(store: Store, work: Work, effort: Effort) -> Iterator[_Encoded | None]:
-    """Read, check and encode chunks; None for one that cannot be read."""
-    jobs, outside = work.jobs, work.outside
-    digests = np.frombuffer(b"".join(job.digest for job in jobs), np.uint8).reshape(-1, DIGEST_BYTES)
-    raws: dict[bytes, Buffer] = {**read_by_digest(store, digests, [job.n_bytes for job in jobs])}
-    named = {job.base: job.n_bytes for job in jobs if job.base is not None and job.base in outside}
-    raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])
-
-    def encode(job: _Job) -> _Encoded | None:
-        raw = raws.get(job.digest)
-        if raw is None:
-            return None
-        return _encode(raw, None if job.base is None else raws.get(job.base), job, effort)
-
-    return threads.ordered_map(encode, jobs)
+def _encode_all(store: Store, clusters: Sequence[Cluster], effort: Effort) -> Iterator[_Made]:
+    """Read, check and encode the chunks of clusters that can be read."""
+    sizes = {digest: place.n_bytes for cluster in clusters for place in cluster.places for digest in place.digests}
+    raws: dict[bytes, Buffer] = {**read_by_digest(store, _as_rows(sizes), list(sizes.values()))}
+    outside = {digest: named for cluster in clusters for digest, named in cluster.outside.items()}
+    bases = read_bases(store.backend, outside.values())
+    for made in threads.ordered_map(lambda cluster: _encode_cluster(store, cluster, raws, bases, effort), clusters):
+        yield from made
 
 
 def payloads_of(
-    store: Store, work: Work, pack: str, effort: Effort, encoders: Encoders | None = None
+    store: Store, clusters: Sequence[Cluster], pack: str, effort: Effort, encoders: Encoders | None = None
 ) -> Iterator[Payload]:
     """Read, check and encode chunks.
 
     Args:
         store: Store to optimize.
-        work: Chunks to encode.
+        clusters: Chunks to encode.
         pack: Name of the pack that the payloads go into.
         effort: Effort for each chunk.
         encoders: Workers that read and encode; by default this process does.
@@ -346,279 +366,211 @@ def payloads_of(
     Yields:
         Payloads, those of a version together and after all their bases, without chunks that cannot be read.
     """
-    encoded = _encode_all(store, work, effort) if encoders is None else encoders.encode(work, effort)
-    made = [
-        None if each is None else _Made(each, job.base if each[0] is DELTA else None)
-        for job, each in zip(work.jobs, encoded, strict=True)
-    ]
+    outside = {digest: base for cluster in clusters for digest, (base, _) in cluster.outside.items()}
+    where = {
+        digest: (version, place)
+        for cluster in clusters
+        for place in cluster.places
+        for digest, version in zip(place.digests, place.versions, strict=True)
+    }
+    bases: dict[bytes, Base | None] = {}
     depths: dict[bytes, int] = {}
-    before = -1
-    for at, each in _with_saved(store, work, made, effort):
-        job, (codec, typesize, data) = work.jobs[at], each.encoded
+    encoded = _encode_all(store, clusters, effort) if encoders is None else encoders.encode(clusters, effort)
+    chunks: list[_Made] = []
+    for made in encoded:
         base = None
-        if each.base is not None:
-            base = work.outside.get(each.base) or Base(pack=pack, digest=each.base, depth=depths[each.base])
-        depths[job.digest] = 0 if base is None else base.depth + 1
+        if made.base is not None:
+            base = outside.get(made.base) or Base(pack=pack, digest=made.base, depth=depths[made.base])
+        bases[made.digest], depths[made.digest] = base, 0 if base is None else base.depth + 1
+        chunks.append(made)
+
+    def order(made: _Made) -> tuple[bool, int, int, int]:
+        version, place = where[made.digest]
+        # Raw chunks are aligned, which takes room behind others. They have no bases.
+        return made.codec is not RAW, depths[made.digest], version, place.number
+
+    before = None
+    for made in sorted(chunks, key=order):
+        version, place = where[made.digest]
         yield Payload(
-            digest=job.digest,
-            raw_bytes=job.n_bytes,
-            codec=codec,
-            typesize=typesize,
-            data=data,
-            begins_row=job.begins_run or at != before + 1,
-            base=base,
+            digest=made.digest,
+            raw_bytes=place.n_bytes,
+            codec=made.codec,
+            typesize=made.typesize,
+            data=made.data,
+            # A small chunk is copied sooner than mapped, and its alignment may take more room than this run saves.
+            begins_row=place.n_bytes >= LEAST_DELTA_BYTES and before != (version, place.number - 1),
+            base=bases[made.digest],
             effort=int(effort),
         )
-        before = at
+        before = version, place.number
 
 
-class _Made(NamedTuple):
-    """Encoding of a chunk, and the base that it needs."""
-
-    encoded: _Encoded
-    base: bytes | None
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of its payload, and of its row in the table of a pack."""
-        return _row_bytes(memoryview(self.encoded[2]).nbytes, self.base)
-
-
-def _row_bytes(n_stored: int, base: bytes | None) -> int:
-    return n_stored + TABLE_ENTRY.itemsize + (0 if base is None else TABLE_BASE_BYTES)
-
-
-def _with_saved(store: Store, work: Work, made: Sequence[_Made | None], effort: Effort) -> Iterator[tuple[int, _Made]]:
-    """Leave chunks as they were saved where all that depend on each other take no more room so.
-
-    Yields:
-        Chunks by number, each after its base, and what to store of them.
-    """
-    bases, order = _saved_order(work, made)
-    saved_bytes = {
-        at: _row_bytes(int(work.saved[work.jobs[at].digest].entry["stored_bytes"]), base) for at, base in bases.items()
-    }
-    kept: set[int] = set()
-    in_full: dict[int, _Made] = {}
-    for members in _groups_of(work, made, bases):
-        stay = [at for at in members if at in bases]
-        now = sum(each.n_bytes for at in members if (each := made[at]) is not None)
-        least = sum(saved_bytes[at] for at in stay)
-        if not stay or least > now or any(work.jobs[at].is_shallow for at in members):
-            continue
-        # A base that nobody keeps is lost to these; they are stored in full.
-        others = {at: _encode_in_full(store, work.jobs[at], effort) for at in members if at not in bases}
-        if least + sum(each.n_bytes for each in others.values() if each is not None) <= now:
-            kept.update(members)
-            in_full |= {at: each for at, each in others.items() if each is not None}
-    copies = _read_saved(store, work, {at: bases[at] for at in order if at in kept and at in bases}, effort)
-    found = [(at, each) for at, each in enumerate(made) if at not in kept and each is not None]
-    found += [(at, copy) for at in order if at in kept and (copy := copies.get(at) or in_full.get(at)) is not None]
-    # Raw chunks are aligned, which takes room behind others. They have no bases.
-    yield from sorted(found, key=lambda each: each[1].encoded[0] is not RAW)
-
-
-def _saved_order(work: Work, made: Sequence[_Made | None]) -> tuple[dict[int, bytes | None], list[int]]:
-    """Find the chunks that can stay as they were saved.
+def _encode_cluster(
+    store: Store, cluster: Cluster, raws: Mapping[bytes, Buffer], bases: Mapping[bytes, Buffer], effort: Effort
+) -> list[_Made]:
+    """Encode the chunks of a cluster anew, or leave them as they were saved if they take no more room so.
 
     Returns:
-        The base of each of them, which is among the chunks or done; and the numbers of all chunks, each after its base.
+        The chunks that were read, each after its base.
     """
-    numbers = {job.digest: at for at, job in enumerate(work.jobs) if made[at] is not None}
-    bases: dict[int, bytes | None] = {}
-    depths: dict[int, int] = {}
-    after: dict[int, list[int]] = {}
-    ready: deque[int] = deque()
-    for digest, at in numbers.items():
-        copy = work.saved.get(digest)
-        if copy is None or copy.entry["raw_bytes"] != work.jobs[at].n_bytes:
-            ready.append(at)
-        elif copy.base is None or copy.base in work.outside:
-            bases[at] = copy.base
-            ready.append(at)
-        elif (base := numbers.get(copy.base)) is not None:
-            bases[at] = copy.base
-            after.setdefault(base, []).append(at)
+    made = [each for place in cluster.places for each in _encode_place(place, raws, bases, effort)]
+    if not cluster.saved or any(any(place.is_shallow) for place in cluster.places):
+        return made
+    places = {digest: place for place in cluster.places for digest in place.digests if digest in raws}
+    named = _saved_bases(cluster, places)
+    now = sum(each.row_bytes for each in made)
+    least = sum(_row_bytes(int(cluster.saved[each].entry["stored_bytes"]), base) for each, base in named.items())
+    if not named or least > now:
+        return made
+    # A chunk whose base nobody keeps is stored in full.
+    in_full = [_encode_plain(digest, raws[digest], places[digest], effort) for digest in places if digest not in named]
+    if least + sum(each.row_bytes for each in in_full) > now:
+        return made
+    kept = {each.digest: each for each in in_full}
+    for digest, base in named.items():
+        copy = _read_saved(
+            store, digest, cluster.saved[digest], None if base is None else raws.get(base, bases.get(base))
+        )
+        kept[digest] = copy or _encode_plain(digest, raws[digest], places[digest], effort)
+    return list(kept.values())
+
+
+def _saved_bases(cluster: Cluster, places: Mapping[bytes, Place]) -> dict[bytes, bytes | None]:
+    """Return the chunks that can stay as they were saved, each after its base, with their bases."""
+    depths = {digest: base.depth for digest, (base, _) in cluster.outside.items()}
+    waiting: dict[bytes, bytes | None] = {}
+    for digest, place in places.items():
+        copy = cluster.saved.get(digest)
+        if copy is None or copy.entry["raw_bytes"] != place.n_bytes:
+            depths[digest] = 0
         else:
-            ready.append(at)
-    order: list[int] = []
-    while ready:
-        at = ready.popleft()
-        named = bases.get(at)
-        if named is not None:
-            outside = work.outside.get(named)
-            depths[at] = 1 + (depths[numbers[named]] if outside is None else outside.depth)
-            if depths[at] > MAX_DEPTH:
-                del bases[at]
-        if at not in bases or named is None:
-            depths[at] = 0
-        order.append(at)
-        ready.extend(after.pop(at, ()))
-    for ring in after.values():  # two copies, each of which needs the other
-        for at in ring:
-            del bases[at]
-            order.append(at)
-    return bases, order
-
-
-def _groups_of(work: Work, made: Sequence[_Made | None], bases: Mapping[int, bytes | None]) -> Iterator[Sequence[int]]:
-    """Yield the readable chunks that depend on each other, in the new encodings or the saved ones."""
-    numbers = {job.digest: at for at, job in enumerate(work.jobs)}
-    first = list(range(len(made)))
-
-    def root(at: int) -> int:
-        while first[at] != at:
-            first[at] = at = first[first[at]]
-        return at
-
-    for at, each in enumerate(made):
-        for base in (None if each is None else each.base, bases.get(at)):
-            if base is not None and base in numbers:
-                first[root(at)] = root(numbers[base])
-    groups: dict[int, list[int]] = {}
-    for at, each in enumerate(made):
-        if each is not None:
-            groups.setdefault(root(at), []).append(at)
-    yield from groups.values()
-
-
-def _encode_in_full(store: Store, job: _Job, effort: Effort) -> _Made | None:
-    """Encode one chunk without a base; None if it cannot be read."""
-    raws = read_by_digest(store, np.frombuffer(job.digest, np.uint8).reshape(1, -1), [job.n_bytes])
-    return _Made(_encode_plain(raws[job.digest], job, effort), None) if raws else None
-
-
-def _read_saved(store: Store, work: Work, bases: Mapping[int, bytes | None], effort: Effort) -> dict[int, _Made]:
-    """Read payloads as they were saved, and check what they decode to; encode a chunk in full whose payload is bad."""
-    jobs = {at: work.jobs[at] for at in bases}
-    n_bytes = {job.digest: job.n_bytes for job in jobs.values()}
-    sizes = {job.digest: job.n_bytes for job in work.jobs}  # a base may be longer than its delta
-    n_bytes |= {base: sizes[base] for base in bases.values() if base is not None and base not in work.outside}
-    digests = np.frombuffer(b"".join(n_bytes), np.uint8).reshape(-1, DIGEST_BYTES)
-    raws: dict[bytes, Buffer] = {**read_by_digest(store, digests, list(n_bytes.values()))}
-    named = {base: jobs[at].n_bytes for at, base in bases.items() if base is not None and base in work.outside}
-    raws |= read_bases(store.backend, [(work.outside[base], size) for base, size in named.items()])
-    made: dict[int, _Made] = {}
-    for at, base in bases.items():
-        pack, entry, _ = work.saved[jobs[at].digest]
-        stored = memoryview(bytearray(int(entry["stored_bytes"])))
-        try:
-            store.backend.read_into(pack_key(pack), int(entry["offset"]), stored)
-            decode_chunk(entry, stored, None if base is None else raws.get(base))
-            made[at] = _Made((codec_numbered(int(entry["codec"])), int(entry["typesize"]), stored), base)
-        except (NotFoundError, FormatError):
-            if (raw := raws.get(jobs[at].digest)) is not None:
-                made[at] = _Made(_encode_plain(raw, jobs[at], effort), None)
-    return made
-
-
-def saved_copies(store: Store, digests: Digests) -> dict[bytes, SavedCopy]:
-    """Return a copy of each of some chunks, as the catalog knows it."""
-    places = store.catalog.find(digests)
-    found: dict[bytes, SavedCopy] = {}
-    for at in np.flatnonzero(places.found & is_possible(places.entries)).tolist():
-        entry = places.entries[at]
-        [base] = bases_of(entry.reshape(1)) if is_delta(entry) else [None]
-        digest = None if base is None else base.digest
-        found[digests[at].tobytes()] = SavedCopy(places.packs[int(places.pack[at])], entry, digest)
+            waiting[digest] = copy.base
+    found: dict[bytes, bytes | None] = {}
+    while waiting:
+        ready = [digest for digest, base in waiting.items() if base is None or base in depths]
+        if not ready:  # a base is lost, or two copies need each other
+            lost = [digest for digest, base in waiting.items() if base not in waiting] or list(waiting)[:1]
+            depths |= dict.fromkeys(lost, 0)
+            waiting = {digest: base for digest, base in waiting.items() if digest not in depths}
+        for digest in ready:
+            base = waiting.pop(digest)
+            depths[digest] = 0 if base is None else depths[base] + 1
+            if depths[digest] <= MAX_DEPTH:
+                found[digest] = base
+            else:
+                depths[digest] = 0
     return found
 
 
-def work_of(
-    block: Block, done_chunks: DoneChunks, relied: Set[str], taken: set[bytes], saved: Mapping[bytes, SavedCopy]
-) -> Work:
-    """Find the chunks of a block that are not done, and their bases.
-
-    Args:
-        block: Block to encode.
-        done_chunks: Chunks that are done.
-        relied: Packs in which chunks that are done may be bases.
-        taken: Digests of the chunks in the pack of this block; this call adds those of the block.
-        saved: Copies of chunks that are not done; see `saved_copies`.
-    """
-    n_versions, n_places, _ = block.digests.shape
-    packs, depth = done_chunks.find(block.flat)
-    is_shallow = done_chunks.must_be_shallow(block.flat).tolist()
-    outside: dict[bytes, Base] = {}
-    texts = [[block.digests[version, place].tobytes() for place in range(n_places)] for version in range(n_versions)]
-    for version in range(n_versions):
-        for place, digest in enumerate(texts[version]):
-            at = version * n_places + place
-            name = packs[at]
-            if name is not None and name in relied:
-                outside[digest] = Base(pack=name, digest=digest, depth=int(depth[at]))
-    jobs: list[_Job] = []
-    depth_of = {digest: base.depth for digest, base in outside.items()}
-    depths = block.tree.depths
-    sizes, itemsizes, is_text = block.sizes.tolist(), block.itemsizes.tolist(), block.is_text.tolist()
-    for version in sorted(range(n_versions), key=lambda each: (depths[each], each)):
-        stored = block.tree.stored[version]
-        before = None
-        for place, digest in enumerate(texts[version]):
-            if packs[version * n_places + place] is not None or digest in taken:
-                continue
-            base = None
-            if stored.base != IN_FULL and sizes[place] >= LEAST_DELTA_BYTES:
-                base = texts[stored.base][place]
-                most = depths[version]
-                if is_shallow[version * n_places + place]:  # a checkpoint that is restored fast may share single chunks
-                    most = min(most, SHALLOW_DEPTH)
-                # A chunk that another tensor made deep, or that nobody holds, is no base; nor is the chunk itself.
-                if base == digest or depth_of.get(base, MAX_DEPTH) >= most:
-                    base = None
-            taken.add(digest)
-            depth_of[digest] = 0 if base is None else depth_of[base] + 1
-            jobs.append(
-                _Job(
-                    digest=digest,
-                    n_bytes=sizes[place],
-                    itemsize=itemsizes[place],
-                    is_text=is_text[place],
-                    share=block.tree.shares[version],
-                    base=base,
-                    transform=block.tree.transforms[stored.hop] if base is not None else Transform.PLAIN,
-                    begins_run=before != place - 1,
-                    is_shallow=bool(is_shallow[version * n_places + place]),
-                )
-            )
-            before = place
-    mine = {job.digest: copy for job in jobs if (copy := saved.get(job.digest)) is not None}
-    others = sorted({copy.base for copy in mine.values() if copy.base is not None} - outside.keys())
-    if others:
-        packs, depth = done_chunks.find(np.frombuffer(b"".join(others), np.uint8).reshape(-1, DIGEST_BYTES))
-        for at, (digest, name) in enumerate(zip(others, packs, strict=True)):
-            if name is not None and name in relied:
-                outside[digest] = Base(pack=name, digest=digest, depth=int(depth[at]))
-    return Work(jobs, outside, mine)
+def _read_saved(store: Store, digest: bytes, copy: SavedCopy, base: Buffer | None) -> _Made | None:
+    """Read a payload as it was saved, and check what it decodes to; None if it is bad."""
+    entry = copy.entry
+    stored = memoryview(bytearray(int(entry["stored_bytes"])))
+    try:
+        store.backend.read_into(pack_key(copy.pack), int(entry["offset"]), stored)
+        decode_chunk(entry, stored, base)
+    except (NotFoundError, FormatError):
+        return None
+    return _Made(digest, codec_numbered(int(entry["codec"])), int(entry["typesize"]), stored, copy.base)
 
 
-def _encode(raw: Buffer, base: Buffer | None, job: _Job, effort: Effort) -> _Encoded:
-    if base is None:
-        return _encode_plain(raw, job, effort)
-    delta = DELTA.encode_as(raw, job.itemsize, base, job.transform, effort)
-    if len(delta) <= job.share * job.n_bytes:
-        return DELTA, job.itemsize, delta
-    plain = _encode_plain(raw, job, effort)
-    if len(delta) < _CLEARLY_SMALLER * memoryview(plain[2]).nbytes:
-        return DELTA, job.itemsize, delta
-    return plain
+def _encode_place(
+    place: Place, raws: Mapping[bytes, Buffer], bases: Mapping[bytes, Buffer], effort: Effort
+) -> Iterator[_Made]:
+    """Encode the chunks of a place that were read, each after its base."""
+    stored = [base for base in place.bases if base.digest in bases]
+    new = [digest for digest in place.digests if digest in raws]
+    nodes = [*(base.digest for base in stored), *new]
+    data = [*(bases[base.digest] for base in stored), *(raws[digest] for digest in new)]
+    if len(nodes) < 2:
+        yield from (_encode_plain(digest, raws[digest], place, effort) for digest in new)
+        return
+    shallow = dict(zip(place.digests, place.is_shallow, strict=True))
+    is_shallow = [shallow.get(digest, False) for digest in nodes]
+    fixed = [*(base.depth for base in stored), *[-1] * len(new)]
+    full = np.array([_size_in_full(raw, place) for raw in data])
+    sizes = np.full((len(nodes), len(nodes)), np.inf)
+    for at in range(len(stored), len(nodes)):
+        for of in range(len(nodes)):
+            if of != at:
+                sizes[of, at] = _size_as_delta(data[at], data[of], place)
+    passes = passes_of(sizes / place.n_bytes) if place.is_float else np.full(sizes.shape, _PASSES_OF_INTEGERS)
+    tree = choose_bases(full, sizes, passes, fixed=fixed, is_shallow=is_shallow)
+    for at in _bases_first(tree)[len(stored) :]:
+        of = tree[at]
+        if of == IN_FULL:
+            yield _encode_plain(nodes[at], data[at], place, effort)
+        else:
+            yield _encode_delta(nodes[at], data[at], nodes[of], data[of], place, effort, full[at], is_shallow[at])
 
 
-def _encode_plain(raw: Buffer, job: _Job, effort: Effort) -> _Encoded:
+def _bases_first(tree: Sequence[int]) -> list[int]:
+    """Return the numbers of versions, those in full first, and each after its base."""
+
+    def depth(at: int) -> int:
+        return 0 if tree[at] == IN_FULL else 1 + depth(tree[at])
+
+    return sorted(range(len(tree)), key=depth)
+
+
+def _size_in_full(raw: Buffer, place: Place) -> float:
+    if place.n_bytes < _LEAST_ESTIMATED_BYTES:
+        return min(len(PLANES.encode_as(raw, place.itemsize, None)), place.n_bytes)
+    return place.n_bytes * min(1.0, estimate_share(raw, place.itemsize))
+
+
+def _size_as_delta(raw: Buffer, base: Buffer, place: Place) -> float:
+    if place.n_bytes < _LEAST_ESTIMATED_BYTES:
+        return len(DELTA.encode_as(raw, place.itemsize, base, Transform.PLAIN))
+    if place.is_float and is_sparse(raw, place.itemsize, base, _FEW_WORDS):
+        return len(DELTA.encode_as(raw, place.itemsize, base, Transform.SPARSE))
+    return place.n_bytes * estimate_share(raw, place.itemsize, base=base)
+
+
+def _encode_delta(
+    digest: bytes,
+    raw: Buffer,
+    base_digest: bytes,
+    base: Buffer,
+    place: Place,
+    effort: Effort,
+    full: float,
+    is_shallow: bool,
+) -> _Made:
+    """Encode a chunk as a delta, or in full if that is not clearly larger."""
+    transform, unit = Transform.PLAIN, 1
+    if place.is_float and place.n_bytes >= _LEAST_GROUPED_BYTES:
+        codings = choose_codings(raw, place.itemsize, base=base)
+        transform, unit = choose_transform(raw, place.itemsize, base, codings)
+        if is_shallow and transform is Transform.GROUPED:  # it takes twice the time of the others
+            transform, unit = Transform.PLAIN, 1
+    delta = DELTA.encode_as(raw, place.itemsize, base, transform, effort, unit=unit)
+    made = _Made(digest, DELTA, place.itemsize, delta, base_digest)
+    if len(delta) < CLEARLY_SMALLER * full and place.itemsize > 1:
+        return made
+    plain = _encode_plain(digest, raw, place, effort)
+    return made if len(delta) < CLEARLY_SMALLER * memoryview(plain.data).nbytes else plain
+
+
+def _encode_plain(digest: bytes, raw: Buffer, place: Place, effort: Effort) -> _Made:
     """Try the codecs that may fit, and return the smallest result; raw if that gains little."""
-    made: list[_Encoded] = []
-    if job.is_text:
-        made.append((ZSTD, 1, ZSTD.encode_at(raw, _TEXT_LEVEL) if effort is Effort.SMALL else ZSTD.encode(raw, 1)))
-    elif job.n_bytes >= 32:
-        typesize = typesize_of(job.itemsize)
-        if job.itemsize in WORD_BYTES:
-            made.append((PLANES, typesize, PLANES.encode_as(raw, job.itemsize, None, effort)))
-        elif can_shuffle(job.n_bytes, job.itemsize):
-            made.append((SHUFFLE_ZSTD, typesize, SHUFFLE_ZSTD.encode(raw, job.itemsize)))
+    n_bytes, itemsize = place.n_bytes, place.itemsize
+    made: list[_Made] = []
+    if place.is_text:
+        frame = ZSTD.encode_at(raw, _TEXT_LEVEL) if effort is Effort.SMALL else ZSTD.encode(raw, 1)
+        made.append(_Made(digest, ZSTD, 1, frame))
+    elif n_bytes >= 32:
+        typesize = typesize_of(itemsize)
+        if itemsize in WORD_BYTES:
+            made.append(_Made(digest, PLANES, typesize, PLANES.encode_as(raw, itemsize, None, effort)))
+        elif can_shuffle(n_bytes, itemsize):
+            made.append(_Made(digest, SHUFFLE_ZSTD, typesize, SHUFFLE_ZSTD.encode(raw, itemsize)))
         frame = ZSTD.encode(raw, 1)
-        if effort is Effort.SMALL and (not made or len(frame) < len(made[0][2])):
+        if effort is Effort.SMALL and (not made or len(frame) < len(made[0].data)):
             frame = ZSTD.encode_at(raw, _TEXT_LEVEL)
-        made.append((ZSTD, typesize, frame))
-    made.append((RAW, 1, raw))
-    best = min(made, key=lambda each: memoryview(each[2]).nbytes)
-    return best if memoryview(best[2]).nbytes < _LEAST_GAIN * job.n_bytes else (RAW, 1, raw)
+        made.append(_Made(digest, ZSTD, typesize, frame))
+    best = min(made, key=lambda each: len(each.data), default=None)
+    if best is None or len(best.data) >= CLEARLY_SMALLER * n_bytes:  # a raw chunk can be memory-mapped
+        return _Made(digest, RAW, 1, raw)
+    return best

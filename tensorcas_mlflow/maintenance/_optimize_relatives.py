@@ -1,14 +1,17 @@
-"""Checkpoints far back in a store whose tensors may be bases, found by sketches."""
+"""Related checkpoints, far back in a store or with other names of tensors, found by sketches."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tensorcas_mlflow.errors import FormatError, NotFoundError
-from tensorcas_mlflow.layout import Manifest, Ref
+from tensorcas_mlflow.layout import Columns, Manifest, Ref
 from tensorcas_mlflow.maintenance._inventory import manifest_of
-from tensorcas_mlflow.store import Sketched, Sketches, Store, compute_sketches
+from tensorcas_mlflow.store import Sketched, Sketches, Store, compute_sketches, pairs_of
 
 _MOST_READ_BYTES = 8 << 20
 """Bound of the chunks read for the sketches of one checkpoint that was saved without any; the largest tensors count."""
@@ -30,10 +33,43 @@ def compute_sketched(store: Store, name: str, manifest: Manifest) -> Sketched | 
     return found
 
 
-class FarRelatives:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """A checkpoint, and the nearest one before it by sketches."""
+
+    query: Sketched
+    """The sketches of the checkpoint."""
+    other: Manifest
+    sketched: Sketched
+    """The sketches of the other one."""
+
+    def pairs(self, columns: Columns, strangers: Collection[int], others: Collection[int]) -> dict[int, int]:
+        """Pair rows with the related rows of the other checkpoint.
+
+        Args:
+            columns: The rows of the checkpoint.
+            strangers: Those to pair.
+            others: The rows of the other one that they may be versions of.
+        """
+        one, other = _some_of(self.query, strangers), _some_of(self.sketched, others)
+        return pairs_of(one, columns, other, self.other.columns)
+
+
+def _some_of(sketched: Sketched, rows: Collection[int]) -> Sketched:
+    at = np.isin(sketched.rows, list(rows))
+    return replace(
+        sketched,
+        rows=sketched.rows[at],
+        n_bytes=sketched.n_bytes[at],
+        n_elements=sketched.n_elements[at],
+        words=sketched.words[at],
+    )
+
+
+class Relatives:
     """Last checkpoint of each series that an optimization has passed, by its sketches.
 
-    A wrong guess costs time: the trees of versions are chosen by the sizes of deltas.
+    A wrong guess costs time and bytes: bases are chosen by the sizes of deltas.
     """
 
     def __init__(self, store: Store) -> None:
@@ -59,48 +95,40 @@ class FarRelatives:
         series = series_of(ref)
         found = Sketched.stored(ref.manifest, manifest)
         self._unread.pop(series, None)
-        if found is None:
-            self._unread[series] = ref
-            if len(self._unread) > MOST_UNREAD:
-                del self._unread[next(iter(self._unread))]
-        else:
+        self._refs[manifest.digest] = ref
+        if found is not None:
             self._known.note(repr(series), found)
-            self._refs[manifest.digest] = ref
+            return
+        self._unread[series] = ref
+        if len(self._unread) > MOST_UNREAD:
+            del self._unread[next(iter(self._unread))]
 
-    def find(self, manifests: Iterable[Manifest], near: Collection[Manifest], *, most: int) -> list[Manifest]:
-        """Find the nearest checkpoint of each of some others, unless it is at hand.
+    def nearest(self, manifest: Manifest, at_hand: Mapping[str, Manifest]) -> Relation | None:
+        """Find the nearest of the checkpoints so far.
 
         Args:
-            manifests: Checkpoints with chunks to encode.
-            near: Checkpoints that are compared with them anyway.
-            most: Maximum number of results.
+            manifest: A checkpoint with chunks to encode.
+            at_hand: Manifests, by digest, that need not be read.
 
         Raises:
             BackendError: The storage failed.
         """
-        found: dict[str, Manifest] = {each.digest: each for each in near}
-        n_near = len(found)
-        for manifest in manifests:
-            if len(found) - n_near >= most:
-                break
-            query = compute_sketched(self._store, "", manifest)
-            if query is None:
-                continue
-            self._read()
-            match = self._known.nearest(query)
-            ref = None if match is None else self._refs.get(match.sketched.manifest.partition(".")[0])
-            if ref is not None and ref.manifest.partition(".")[0] not in found:
-                relative = manifest_of(self._store, [ref])
-                if relative is not None:
-                    found[relative.digest] = relative
-        return list(found.values())[n_near:]
+        query = compute_sketched(self._store, "", manifest)
+        if query is None:
+            return None
+        self._sketch_unread()
+        match = self._known.nearest(query)
+        if match is None:
+            return None
+        digest = match.sketched.manifest.partition(".")[0]
+        other = at_hand.get(digest) or manifest_of(self._store, [self._refs[digest]])
+        return None if other is None else Relation(query=query, other=other, sketched=match.sketched)
 
-    def _read(self) -> None:
+    def _sketch_unread(self) -> None:
         """Sketch the checkpoints that were saved without sketches."""
         for series, ref in self._unread.items():
             manifest = manifest_of(self._store, [ref])
             each = None if manifest is None else compute_sketched(self._store, ref.manifest, manifest)
-            if manifest is not None and each is not None:
+            if each is not None:
                 self._known.note(repr(series), each)
-                self._refs[manifest.digest] = ref
         self._unread = {}

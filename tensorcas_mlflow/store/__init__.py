@@ -30,7 +30,14 @@ from tensorcas_mlflow.base.lazy_names import lazy_names
 if TYPE_CHECKING:
     from tensorcas_mlflow.layout import Ref, RefTarget
     from tensorcas_mlflow.store._batch import PendingBatch
-    from tensorcas_mlflow.store._choose import LEAST_DELTA_BYTES, Policy
+    from tensorcas_mlflow.store._choose import (
+        CLEARLY_SMALLER,
+        LEAST_DELTA_BYTES,
+        MAX_PASSES,
+        Policy,
+        is_float,
+        passes_of,
+    )
     from tensorcas_mlflow.store._derivations import LEAST_DERIVED_BYTES, MOST_DERIVED_BYTES, Derived
     from tensorcas_mlflow.store._payload import (
         MANIFEST_FILE,
@@ -43,7 +50,7 @@ if TYPE_CHECKING:
     )
     from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
     from tensorcas_mlflow.store._recipes import find_derived, recipe_of
-    from tensorcas_mlflow.store._relatives import Likely, find_likely
+    from tensorcas_mlflow.store._relatives import Likely, find_likely, pairs_of
     from tensorcas_mlflow.store._save import PendingSave
     from tensorcas_mlflow.store._shards import (
         Box,
@@ -55,23 +62,23 @@ if TYPE_CHECKING:
         withdraw_shards,
     )
     from tensorcas_mlflow.store._shared import find_shared
-    from tensorcas_mlflow.store._sketches import Sketched, Sketches, compute_sketches, sketches_in
+    from tensorcas_mlflow.store._sketches import Sketched, Sketches, compute_sketches
     from tensorcas_mlflow.store._sources import TensorCopy
     from tensorcas_mlflow.store._store import Store, stores_below
 
 _NAMES = {
     "tensorcas_mlflow.layout": "Ref RefTarget",
     "_batch": "PendingBatch",
-    "_choose": "LEAST_DELTA_BYTES Policy",
+    "_choose": "CLEARLY_SMALLER LEAST_DELTA_BYTES MAX_PASSES Policy is_float passes_of",
     "_derivations": "LEAST_DERIVED_BYTES MOST_DERIVED_BYTES Derived",
     "_payload": ("MANIFEST_FILE PAYLOAD_FILE copy_payload payload_bytes payload_pieces read_payload write_payload"),
     "_pending": "abandon_pending has_pending hold_pending take_pending",
     "_recipes": "find_derived recipe_of",
-    "_relatives": "Likely find_likely",
+    "_relatives": "Likely find_likely pairs_of",
     "_save": "PendingSave",
     "_shards": "Box JoinedRows Shard StoredShards join_shards store_shards withdraw_shards",
     "_shared": "find_shared",
-    "_sketches": "Sketched Sketches compute_sketches sketches_in",
+    "_sketches": "Sketched Sketches compute_sketches",
     "_sources": "TensorCopy",
     "_store": "Store stores_below",
 }

@@ -63,8 +63,6 @@ CLEARLY_SMALLER = 0.97
 they take less than this share of the chunk: raw chunks can be memory-mapped."""
 _LEAST_SAMPLE_BYTES = 32 << 10
 """A shorter sample proves nothing; every chunk is tried."""
-_LEAST_GROUPED_BYTES = 32 << 10
-"""Groups have headers and codes of their own, too expensive for fewer bytes."""
 _GROUPED_SHARE = 0.96
 """If a delta takes more than this share of the chunk's size without a base, groups save nothing and take time."""
 MAX_SAVED_DEPTH = 32

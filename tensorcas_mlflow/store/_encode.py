@@ -25,7 +25,7 @@ from tensorcas_mlflow.layout import (
     is_delta,
 )
 from tensorcas_mlflow.native import core
-from tensorcas_mlflow.store._bases import NAMED, BasePlan, FoundBases
+from tensorcas_mlflow.store._base_plans import NAMED, BasePlan, FoundBases
 from tensorcas_mlflow.store._choose import (
     CLEARLY_SMALLER,
     LEAST_DELTA_BYTES,

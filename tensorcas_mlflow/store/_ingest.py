@@ -37,7 +37,8 @@ from tensorcas_mlflow.file_formats import (
     Tensor,
 )
 from tensorcas_mlflow.layout import Condemnation, Manifest, Mask, Row, new_pack_name, sketched_rows
-from tensorcas_mlflow.store._bases import Ancestry, BasePlan, Parents, matching_row
+from tensorcas_mlflow.store._base_plans import Ancestry, BasePlan
+from tensorcas_mlflow.store._bases import Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._derivations import Derived
 from tensorcas_mlflow.store._encode import encode_chunks, new_chooser

@@ -14,7 +14,7 @@ from tensorcas_mlflow.base.tensors import Offsets, chunk_ends, pieces_of, ranges
 from tensorcas_mlflow.chunk_io import ChunkReader
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import Columns, Manifest, Mask, Row, Rows
-from tensorcas_mlflow.store._bases import BasePlan
+from tensorcas_mlflow.store._base_plans import BasePlan
 from tensorcas_mlflow.store._choose import MAX_SAVED_DEPTH, is_float, sample_number
 from tensorcas_mlflow.store._shifts import (
     LEAST_TABLE_BYTES,

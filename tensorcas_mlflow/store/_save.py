@@ -46,7 +46,8 @@ from tensorcas_mlflow.layout import (
     read_condemned,
     ref_bytes,
 )
-from tensorcas_mlflow.store._bases import BasePlan, MovedParts, Parents
+from tensorcas_mlflow.store._base_plans import BasePlan
+from tensorcas_mlflow.store._bases import MovedParts, Parents
 from tensorcas_mlflow.store._choose import Chooser, Policy
 from tensorcas_mlflow.store._derivations import places_of_inputs, with_derived
 from tensorcas_mlflow.store._encode import encode_chunks, encode_moved, new_chooser

@@ -543,26 +543,6 @@ def compute_sketches(
     return Sketched.of(name, columns, rows, words) if words.any() else None
 
 
-def sketches_in(store: SketchedStore, manifest: Manifest, rows: Any) -> Any:
-    """Return the sketches of tensors of a stored manifest: those in its blob, or else new ones from its chunks.
-
-    Args:
-        store: The store.
-        manifest: The manifest.
-        rows: Numbers of rows of `Manifest.stored` that `sketched_rows` returns, or some of them, ascending.
-
-    Returns:
-        The words of each, shape ``(n, 32)``; zeros if a chunk cannot be read.
-    """
-    found = read_sketches(manifest.sketches, manifest.columns)
-    if found is not None and not manifest.derived:
-        return found[1][found[0].searchsorted(rows)]
-    try:
-        return _words_of(store, manifest, rows)
-    except (NotFoundError, FormatError):
-        return np.zeros((len(rows), N_WORDS), dtype=np.uint16)
-
-
 def _words_of(store: SketchedStore, manifest: Manifest, rows: Any) -> Any:
     """Return the sketches of rows of `Manifest.stored` from their chunks."""
     columns, sizes = manifest.stored, manifest.stored_sizes

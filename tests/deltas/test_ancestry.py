@@ -11,7 +11,7 @@ from tensorcas_mlflow.chunk_io import _catalog
 from tensorcas_mlflow.chunk_io._catalog import RecentChunks
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.store._bases import Ancestry
+from tensorcas_mlflow.store._base_plans import Ancestry
 from tests.deltas.made import (
     CHUNK_BYTES,
     a_chunk,

@@ -17,7 +17,7 @@ from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import RefTarget, is_delta
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store, _bases
-from tensorcas_mlflow.store._bases import BasePlan
+from tensorcas_mlflow.store._base_plans import BasePlan
 from tensorcas_mlflow.store._choose import MAX_SAVED_DEPTH
 from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store.protocol import begin_generation, condemned_bytes, read_pack_table

@@ -58,11 +58,8 @@ MUTANTS = (
         fault="a base that has rotted in the pack a delta would name, and is sound in another",
         test="test_a_copy_that_has_rotted_is_no_base_though_another_is_sound",
         definition="_encode_all",
-        before="raws |= read_bases(store.backend, [(outside[base], n_bytes) for base, n_bytes in named.items()])",
-        after="""
-            found = np.frombuffer(b"".join(named), np.uint8).reshape(-1, DIGEST_BYTES)
-            raws |= read_by_digest(store, found, list(named.values()))
-        """,
+        before="bases = read_bases(store.backend, outside.values())",
+        after="bases = read_by_digest(store, _as_rows(outside), [n_bytes for _, n_bytes in outside.values()])",
     ),
     Mutant(
         fault="a step that is replaced, and collected, while an optimize reads what there is",
@@ -95,9 +92,9 @@ MUTANTS = (
     Mutant(
         fault="a chunk that the latest step shares with a deep version of another tensor",
         test="test_chunk_shared_with_a_deep_version_of_another_tensor_takes_one_base_at_most",
-        definition="work_of",
-        before="min(most, SHALLOW_DEPTH)",
-        after="most",
+        definition="choose_bases",
+        before="np.where(shallow, SHALLOW_DEPTH, MAX_DEPTH)",
+        after="np.full(n, MAX_DEPTH)",
     ),
     Mutant(
         fault="a store of deltas that is copied",

@@ -9,7 +9,7 @@ import pytest
 
 from tensorcas_mlflow.layout import is_delta
 from tensorcas_mlflow.store import _save, protocol
-from tensorcas_mlflow.store._bases import BasePlan
+from tensorcas_mlflow.store._base_plans import BasePlan
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.protocol.explored import MORE_PREEMPTIONS
 from tests.protocol.interleave import memory_of

@@ -10,11 +10,13 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.codecs import RAW, Codec, PlaneCoding, Transform, can_shuffle, is_sparse, typesize_of
-from tensorcas_mlflow.store._choose import _LEAST_GROUPED_BYTES, CLEARLY_SMALLER, LEAST_DELTA_BYTES, EncodingChoice
+from tensorcas_mlflow.store._choose import CLEARLY_SMALLER, LEAST_DELTA_BYTES, EncodingChoice
 from tests.reference.delta import DELTA, fit_decay
 from tests.reference.planes import PLANES, Alike, codings_for, note_sample
 from tests.reference.words import UNIT_WORDS, WORDS, stretches_of, subtract, words_in
 from tests.reference.zstd import SHUFFLE_ZSTD, SMALL_BYTES, ZSTD
+
+_LEAST_GROUPED_BYTES = 32 << 10
 
 CODECS: Mapping[int, Codec] = {codec.number: codec for codec in (RAW, ZSTD, SHUFFLE_ZSTD, DELTA, PLANES)}
 

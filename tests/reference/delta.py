@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.codecs import DECAYED_BYTES, RAW, Codec, Effort, PlaneCoding, Transform
+from tensorcas_mlflow.codecs import RAW, Codec, Effort, PlaneCoding, Transform
 from tensorcas_mlflow.errors import FormatError
 from tests.reference.nudged import decode_nudged, encode_nudged
 from tests.reference.planes import (
@@ -44,6 +44,8 @@ from tests.reference.words import (
 )
 from tests.reference.zstd import ZSTD
 
+DECAYED_BYTES = 4
+"""Word size for which decay can be found: coarser words round the loss away."""
 _INNER = {codec.number: codec for codec in (RAW, ZSTD, PLANES)}
 
 _DECAY_SAMPLE_WORDS = 4096

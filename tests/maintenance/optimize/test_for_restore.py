@@ -12,7 +12,7 @@ import pytest
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import CheckpointNotFoundError
 from tensorcas_mlflow.layout import Ref, RefTarget
-from tensorcas_mlflow.maintenance import OptimizeReport, _optimize, _optimize_encode, plan_optimize, verify
+from tensorcas_mlflow.maintenance import OptimizeReport, _optimize, plan_optimize, verify
 from tensorcas_mlflow.maintenance._optimize import restored_fast
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import declare
@@ -216,7 +216,7 @@ def test_deep_copies_that_a_save_under_way_keeps_go_with_the_next_optimization(
 ) -> None:
     store = copy_of(optimized)
     monkeypatch.setattr(_optimize, "TARGET_BYTES", 4 * CHUNK_BYTES)  # packs lighter than the one with the deep copies
-    monkeypatch.setattr(_optimize_encode, "BLOCK_BYTES", 8 * CHUNK_BYTES)
+    monkeypatch.setattr(_optimize, "BLOCK_BYTES", 8 * CHUNK_BYTES)
     packs = set(tables(store.backend))
     intent = declare(store.backend, f"{'0' * 64}.{'1' * 8}", np.empty((0, 32), np.uint8), packs)
     for_restore(store.backend)

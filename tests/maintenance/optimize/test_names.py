@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,10 @@ import pytest
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
-from tensorcas_mlflow.maintenance._optimize_names import Key, Kin
-from tensorcas_mlflow.maintenance._optimize_relatives import FarRelatives
-from tensorcas_mlflow.store import Store, _bases, _sketching, sketches_in
+from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
+from tensorcas_mlflow.maintenance._optimize_relatives import Relatives
+from tensorcas_mlflow.maintenance._optimize_tracks import places_of
+from tensorcas_mlflow.store import Store, _bases, _sketching
 from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash, When
 from tests.maintenance.optimize.hooks import Interrupted
 from tests.maintenance.optimize.test_beside_others import CHANGES, copy_of
@@ -102,43 +102,18 @@ def test_damaged_chunk_of_a_relative_costs_only_bytes(store: Store) -> None:
 
 
 def test_copy_beside_its_original_stays_a_tensor_of_its_own(store: Store) -> None:
-    kin = Kin(lambda manifest, rows: np.full((len(rows), 32), 7, np.uint16))
     save(store, weights(0), "base")
     save(store, weights(1) | weights(2, names="average.#"), "tuned")
-    owners = []
-    for ref in store.checkpoints():
-        manifest = store.manifest(ref)
-        rows = [row for row in range(len(manifest.rows)) if manifest.columns.n_bytes[row] >= CHUNK_BYTES]
-        specs = [manifest.rows[row].spec for row in rows]
-        keys = [Key(spec.name, spec.dtype, spec.shape, CHUNK_BYTES) for spec in specs]
-        owners.append((kin.add(manifest, rows, keys, [False] * len(rows)), keys))
+    base, tuned = sorted(store.checkpoints(), key=lambda ref: ref.run_id or "")
+    manifests, relatives = [store.manifest(base), store.manifest(tuned)], Relatives(store)
+    relatives.note(base, manifests[0])
+    relation = relatives.nearest(manifests[1], {})
+    assert relation is not None
 
-    assert all(owned == keys for owned, keys in owners)
+    places = list(places_of(manifests, [], DoneChunks(store.backend, 1), {manifests[1].digest: relation}))
 
-
-def test_search_looks_each_tensor_up_a_few_times_among_many_of_one_size() -> None:
-    store, n_lookups = Store.init_backend(MemoryBackend(), chunk_bytes=4 * CHUNK_BYTES), 0
-
-    class CountedName(str):
-        __slots__ = ()
-
-        def __hash__(self) -> int:
-            nonlocal n_lookups
-            n_lookups += 1
-            return super().__hash__()
-
-    first = np.random.default_rng(0).normal(0, 0.02, (100, 4096)).astype(np.float32)
-    kin, owners = Kin(partial(sketches_in, store)), []
-    for name, layers in (("layers.#", first), ("model.#", first * np.float32(1.0001))):
-        save(store, {name.replace("#", str(at)): layer for at, layer in enumerate(layers)}, name)
-        [ref] = (ref for ref in store.checkpoints() if ref.run_id == name)
-        manifest = store.manifest(ref)
-        rows = list(range(len(manifest.rows)))
-        keys = [Key(CountedName(row.spec.name), "float32", (4096,), 4 * CHUNK_BYTES) for row in manifest.rows]
-        owners.append([owner.name for owner in kin.add(manifest, rows, keys, [False] * len(rows))])
-
-    assert [name.replace("layers", "model") for name in owners[1]] == [row.spec.name for row in manifest.rows]
-    assert n_lookups < 30 * len(keys)
+    n_of_base = len(manifests[0].digests)
+    assert sorted(len(place.digests) for place in places) == [1] * n_of_base + [2] * n_of_base
 
 
 def unrelated(seed: int) -> Tensors:
@@ -282,7 +257,7 @@ def test_search_reads_chunks_of_a_bounded_number_of_checkpoints_without_sketches
     monkeypatch.setattr(_bases, "find_relative", lambda *_: None)
     monkeypatch.setattr(_sketching, "is_worth_sketching", lambda *_, **__: False)
     made = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
-    relatives = FarRelatives(made)
+    relatives = Relatives(made)
     for seed in range(1, 6):
         save(made, unrelated(seed), f"unrelated {seed}")
     for ref in sorted(made.checkpoints(), key=lambda ref: ref.run_id or ""):
@@ -291,7 +266,7 @@ def test_search_reads_chunks_of_a_bounded_number_of_checkpoints_without_sketches
     tuned = made.ref(RefTarget(run_id="tuned", step=0).key)
     assert tuned is not None
     with calls_of("compute_sketches") as calls:
-        found = relatives.find([made.manifest(tuned)], [], most=8)
+        found = relatives.nearest(made.manifest(tuned), {})
 
-    assert found == []
+    assert found is None
     assert len(calls) == 1 + 2

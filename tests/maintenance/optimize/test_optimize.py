@@ -14,7 +14,7 @@ from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import DirectAccessError
 from tensorcas_mlflow.layout import RefTarget, bases_of, is_delta, pack_key
-from tensorcas_mlflow.maintenance import _optimize, _optimize_encode, disk_bytes, plan_optimize, plan_repair, verify
+from tensorcas_mlflow.maintenance import _optimize, disk_bytes, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.maintenance._optimize import in_order
 from tensorcas_mlflow.store import Store
 from tests.maintenance.optimize.trainings import (
@@ -267,7 +267,7 @@ def test_a_damaged_chunk_stays_as_it_is_and_the_rest_is_optimized(store: Store) 
 @pytest.fixture
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Portions of which a small store has several, as a large one has of the usual ones."""
-    monkeypatch.setattr(_optimize_encode, "BLOCK_BYTES", 5 * CHUNK_BYTES)
+    monkeypatch.setattr(_optimize, "BLOCK_BYTES", 5 * CHUNK_BYTES)
     monkeypatch.setattr(_optimize, "WINDOW", 4)
     monkeypatch.setattr(_optimize, "UNIT_BYTES", 30 * CHUNK_BYTES)
     monkeypatch.setattr(_optimize, "COLLECT_BYTES", 20 * CHUNK_BYTES)
