@@ -150,9 +150,9 @@ class LocalAgainstADict(AgainstADict):
 
 
 TestMemoryWalk = AgainstADict.TestCase
-TestMemoryWalk.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMemoryWalk.settings = settings(max_examples=60, stateful_step_count=30)
 TestLocalWalk = LocalAgainstADict.TestCase
-TestLocalWalk.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestLocalWalk.settings = settings(max_examples=25, stateful_step_count=25)
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_blocks_just_below_powers_of_two_are_those_of_gguf() -> None:
         check_gives_the_reference(np.ldexp(values, exponent))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(hnp.arrays(np.uint32, (4, 256), elements=st.integers(0, (1 << 32) - 1)), st.integers(0, 31))
 def test_blocks_of_any_finite_numbers_are_those_of_gguf(bits: Any, place: int) -> None:
     values = bits.view(np.float32)

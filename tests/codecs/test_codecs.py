@@ -172,7 +172,7 @@ def test_junk_raises_a_format_error_or_fills_the_buffer(codec: Codec, junk: byte
 
 
 @pytest.mark.parametrize("codec", [ZSTD, SHUFFLE_ZSTD], ids=lambda codec: codec.name)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_a_damaged_payload_raises_a_format_error_or_fills_the_buffer(codec: Codec, data: st.DataObject) -> None:
     raw = b"tensor " * 200

@@ -49,7 +49,6 @@ def test_a_delta_and_its_base_restore_the_chunk(transform: Transform, effort: Ef
 
 @pytest.mark.parametrize("transform", Transform)
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_delta_restores_any_bytes(transform: Transform, itemsize: int, data: st.DataObject) -> None:
     base = data.draw(st.binary(min_size=1, max_size=300))
@@ -387,7 +386,6 @@ def test_units_of_a_delta_are_as_the_format_page_says() -> None:
 
 
 @pytest.mark.parametrize("unit", [1, 2, 4])
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_delta_of_any_unit_restores_the_chunk(unit: int, data: st.DataObject) -> None:
     base = data.draw(st.binary(min_size=1, max_size=300))
@@ -463,7 +461,7 @@ def test_a_delta_refuses_more_classes_of_units_than_a_byte_holds() -> None:
         decoded(stored, bytes(8))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_delta_raises_a_format_error_or_fills_the_buffer(data: st.DataObject) -> None:
     base, raw = half(BEFORE[:700]).tobytes() + b"z", half(AFTER[:700]).tobytes() + b"y"

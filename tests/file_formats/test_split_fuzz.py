@@ -169,7 +169,7 @@ def test_the_samples_are_what_they_are_called() -> None:
     }
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=250, derandomize=True, database=None)
 @given(damaged_files())
 def test_a_damaged_file_of_any_format_comes_back(file: tuple[str, bytes]) -> None:
     check(file[1])

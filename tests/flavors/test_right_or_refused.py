@@ -628,14 +628,14 @@ def check_nests(data: st.DataObject) -> None:
     assert described(live) == (before if filled is None else described(model))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_nests_of_arrays_and_values_come_back_or_are_unchanged(data: st.DataObject) -> None:
     check_nests(data)
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=1000)
+@settings(max_examples=1000)
 @given(st.data())
 def test_many_nests_of_arrays_and_values_come_back_or_are_unchanged(data: st.DataObject) -> None:
     check_nests(data)

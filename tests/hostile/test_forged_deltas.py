@@ -275,7 +275,7 @@ def test_intent_that_names_an_invalid_pack_is_damage(name: Any) -> None:
 # --- payloads
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_payload_fills_its_buffer_or_is_refused(data: st.DataObject) -> None:
     codec = data.draw(st.sampled_from([DELTA, PLANES]))

@@ -136,7 +136,7 @@ def checkpoint(store: Store, text: str) -> Ref:
         return save.commit(target)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=25, derandomize=True, database=None)
 @given(texts)
 def test_hostile_name_is_only_text_in_a_page(text: str) -> None:
     store = Store.init_backend(MemoryBackend())
@@ -153,7 +153,7 @@ def test_hostile_name_is_only_text_in_a_page(text: str) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=1500, deadline=None, derandomize=True, database=None)
+@settings(max_examples=1500, derandomize=True, database=None)
 @given(texts)
 def test_hostile_names_are_only_text_in_every_page(text: str) -> None:
     store = Store.init_backend(MemoryBackend())

@@ -323,7 +323,7 @@ def test_table_of_a_later_release_is_left_alone() -> None:
     assert listing(store)[0] == truth(store)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_table_however_damaged_ends_in_our_errors(data: st.DataObject) -> None:
     table = bytearray(ref_table_bytes(some_table()))

@@ -148,7 +148,7 @@ def test_every_changed_byte_of_a_segment_is_seen(table: Table) -> None:
             read_segment(KEY, bytes(changed))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_search_in_changed_bytes_finds_no_other_place(data: st.DataObject) -> None:
     whole = segment_bytes(DELTAS)

@@ -137,7 +137,7 @@ def test_a_check_gives_each_chunk_its_verdict(store: tuple[BadSectors, Table]) -
     assert checked.gone == {f"{5:032x}"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_shards_merged_in_any_order_give_the_result_of_one_check(
     store: tuple[BadSectors, Table], decode: bool, whole: tuple[list[int], list[object]], data: st.DataObject

@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         fault="a save that is silent for less than the grace",
         test="test_a_save_is_waited_for_as_long_as_the_grace_and_no_longer",
-        definition="survey",
+        definition="_read_intents",
         before="is_given_up or info.modified_s <= before",
         after="True",
     ),
@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         fault="a save of a step whose damaged ref a collector is about to give up",
         test="test_a_step_that_is_saved_anew_while_its_damaged_ref_is_given_up_stays",
-        definition="_execute",
+        definition="_drop_damaged_ref",
         before="backend.withdraw(key, info.token)",
         after="backend.delete(key)",
     ),

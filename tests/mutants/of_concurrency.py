@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         fault="a collection in a store with an intent of a later release",
         test="test_blob_of_a_later_release_is_refused_before_any_change[intent-collect]",
-        definition="survey",
+        definition="_read_intents",
         before="NewerFormatError",
         after="()",
     ),

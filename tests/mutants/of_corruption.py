@@ -51,7 +51,7 @@ MUTANTS = (
         fault="a digest in an intent changes",
         test="test_an_intent_of_which_a_digest_has_changed_is_refused",
         definition="parse_intent",
-        before='record.get("digest", short_digest(tail)) != short_digest(tail)',
+        before='record.get("digest") != short_digest(tail)',
         after="False",
     ),
     Mutant(
@@ -85,7 +85,7 @@ MUTANTS = (
     Mutant(
         fault="stored bytes change, and are looked at without being decoded",
         test="test_the_parts_together_find_every_damaged_chunk_once[False]",
-        definition="_fault_in",
+        definition="_changed",
         before="actual == wanted",
         after="True",
     ),

@@ -129,7 +129,7 @@ MUTANTS = (
     Mutant(
         fault="a power cut that leaves an intent without bytes",
         test="test_an_intent_that_lost_its_bytes_in_a_cut_does_not_keep_collections_waiting",
-        definition="survey",
+        definition="_read_intents",
         before="silent or _is_blank(backend, info.key)",
         after="silent",
     ),

@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         fault="a collection while a save is about to store deltas",
         test="test_a_pack_that_a_save_under_way_may_write_deltas_against_is_kept",
-        definition="survey",
-        before="pinned |= intent.bases",
+        definition="_Saves.keep",
+        before="self.bases.update(intent.bases)",
         after="",
     ),
     Mutant(
@@ -135,8 +135,8 @@ MUTANTS = (
         fault="a bad sector in a delta beside damage in the pack of its base",
         test="test_the_base_of_a_delta_that_could_not_be_read_stays",
         definition="mend_packs",
-        before="anchored(backend, checked) & checked.damaged()",
-        after="anchored(backend, checked) & frozenset()",
+        before="done.left and _has_deltas(checked)",
+        after="False",
     ),
     Mutant(
         fault="a repair where a collection has left deltas without their bases",

@@ -79,8 +79,8 @@ MUTANTS = (
         fault="a condemned list that names what is no pack",
         test="test_damaged_bytes_are_read_or_refused_with_our_own_errors[condemned list]",
         definition="_parse_list",
-        before="filter(is_pack_name, packs)",
-        after="packs",
+        before="all(map(is_pack_name, packs))",
+        after="True",
     ),
     Mutant(
         fault="a file of the chunk cache whose extents are not its payload",

@@ -117,7 +117,7 @@ def test_every_kind_of_array_is_read_back_bit_for_bit(store: Store) -> None:
             assert loaded[name].flags.writeable
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(array=npst.arrays(st.one_of(npst.scalar_dtypes(), npst.array_dtypes(max_size=3)), npst.array_shapes(min_dims=0)))
 def test_an_array_is_refused_or_read_back_bit_for_bit(store: Store, array: np.ndarray) -> None:
     try:

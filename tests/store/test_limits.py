@@ -19,7 +19,7 @@ from tensorcas_mlflow.tensorcas_store import TensorCasStore
 
 CHUNK_BYTES = 4096
 TENSORS = {"w": np.arange(2000, dtype=np.float32)}
-OFTEN = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+OFTEN = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 edges = st.sampled_from([0, 1, -1, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 10**30])
 texts = st.one_of(

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorcas_flavors import _facts
@@ -64,7 +64,6 @@ def drawn(part: Any, met: dict[int, int]) -> Any:
     return type(part), part
 
 
-@settings(deadline=None)
 @given(objects())
 def test_shared_parts_of_an_object_are_shared_after_loading(model: Any) -> None:
     rows = {name: np.array(row, order="C") for name, row in ADAPTER.extract(model).items()}

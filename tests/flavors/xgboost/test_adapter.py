@@ -662,7 +662,7 @@ DAMAGED = ADAPTER.extract(BOOSTERS["categorical"]())
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_damaged_skeleton_is_refused_or_stays_consistent(data: st.DataObject) -> None:
     skeleton = bytearray(DAMAGED[SKELETON].tobytes())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -683,7 +683,7 @@ wrong = st.sampled_from([None, 0, -1, 2**40, "", "trees", [], [1], ["id"], {}, n
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_forged_parts_are_refused_or_make_a_document(data: st.DataObject) -> None:
     parts = parse(write({"document": PARTS["document"], "layout": PARTS["layout"]}))
     columns = {name: array for name, array in DAMAGED.items() if name != SKELETON}

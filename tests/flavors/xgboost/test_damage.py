@@ -284,7 +284,7 @@ def mutate(tensors: dict[str, Array], data: st.DataObject) -> dict[str, Array]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_damaged_tensors_are_refused_or_make_a_model(kind: str, data: st.DataObject) -> None:
     tensors = mutate(taken(kind), data)
     asked: list[Callable[[], object]] = [

@@ -65,7 +65,7 @@ def test_the_ubjson_of_a_model_equals_its_json(model: bytes) -> None:
 
 
 @given(documents)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_document_is_read_back_and_written_to_the_same_bytes(document: Any) -> None:
     written = write(document)
 
@@ -73,7 +73,7 @@ def test_any_document_is_read_back_and_written_to_the_same_bytes(document: Any) 
 
 
 @given(st.binary(max_size=60) | st.text("{}[$#LliUdDSZTF\0\x01\x02", max_size=60).map(str.encode))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_any_bytes_are_refused_or_round_trip(data: bytes) -> None:
     try:
         document = parse(data)
@@ -84,7 +84,7 @@ def test_any_bytes_are_refused_or_round_trip(data: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_damaged_model_is_refused_or_written_back(model: bytes, data: st.DataObject) -> None:
     damaged = bytearray(model)
     for _ in range(data.draw(st.integers(1, 4))):
