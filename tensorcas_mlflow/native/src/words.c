@@ -1,6 +1,6 @@
 /* The loops of codecs 3 and 4: words into byte planes and back, differences from a base, groups by its magnitude.
  *
- * `codecs/_words.py` documents each function, and its numpy code does the same more slowly: every numpy step is a pass over
+ * `tests/reference/words.py` documents each function, and its numpy code does the same more slowly: every numpy step is a pass over
  * memory that releases the interpreter's lock and takes it again, so threads mostly wait for each other. Here a chunk is one
  * pass without the lock.
  *
