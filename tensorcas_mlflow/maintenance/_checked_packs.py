@@ -31,7 +31,7 @@ class CheckedPack:
     damage: str | None = None
     """Reason why it is damaged; None if it is not."""
     bad: Entries = field(default_factory=lambda: NO_ENTRIES)
-    """Chunks in its table that were read, and do not hash to their digests."""
+    """Chunks in its table, or in the guess of one, whose bytes were read and are not as they were written."""
     failure: str | None = None
     """Reason why it could not be read whole. Nobody knows what the rest holds, so a repair leaves the pack alone."""
     unread: Entries = field(default_factory=lambda: NO_ENTRIES)
@@ -195,13 +195,12 @@ class CheckedPacks:
                     size=sizes[name],
                     entries=np.delete(table, not_good[name]) if not_good[name] else table,
                     damage=reasons.get(name),
+                    bad=table[bad[name]],
                     failure=failures.get(name),
                     has_table=without is None,
                 )
                 if without is None:
-                    judged = replace(
-                        judged, bad=table[bad[name]], unread=table[unread[name]], baseless=table[baseless[name]]
-                    )
+                    judged = replace(judged, unread=table[unread[name]], baseless=table[baseless[name]])
                 self.packs[name] = judged
 
 

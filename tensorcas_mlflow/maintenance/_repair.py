@@ -222,7 +222,7 @@ class RepairReport:
     n_quarantined: int
     """Damaged packs, and stretches of logs, that the repair put into quarantine."""
     n_healed: int
-    """Chunks that the repair took from other stores, or decoded with another copy of their base."""
+    """Chunks that the repair took from other stores, decoded with another copy of their base, or encoded anew."""
     n_fenced: int
     """Saves under way that relied on a lost chunk; they begin again."""
     left: Mapping[str, str]

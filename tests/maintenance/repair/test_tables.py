@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.layout import FOOTER_BYTES, make_table, pack_key, segment_bytes
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.store.protocol import read_pack_table
+from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.maintenance.repair.damaging import (
     CHUNK_BYTES,
     flip,
@@ -18,6 +19,7 @@ from tests.maintenance.repair.damaging import (
     pack_of,
     repair,
     save,
+    target,
 )
 
 
@@ -30,6 +32,17 @@ def test_a_pack_with_a_damaged_table_gives_back_what_hashes_right(store: Store, 
     assert report.is_whole
     assert key not in keys(store.backend, "packs")
     assert loads(store, "ab", 0)
+
+
+def test_a_table_with_a_wrong_digest_of_stored_bytes_loses_no_chunk() -> None:
+    store, steps = new_store(), np.arange(CHUNK_BYTES // 4, dtype=np.int32) // 3
+    with store.write_checkpoint({"steps": steps}) as pending:
+        ref = pending.commit(target(0))
+    [(name, size)] = list_packs(store.backend)
+    flip(store.backend, pack_key(name), size - FOOTER_BYTES - 68 + 32)  # the second field of the only row
+
+    assert repair(store).is_whole
+    assert np.array_equal(store.read_tensors(store.manifest(ref))["steps"], steps)
 
 
 def test_wrong_row_of_a_table_restores_no_chunk(store: Store) -> None:
