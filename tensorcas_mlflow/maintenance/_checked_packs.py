@@ -12,7 +12,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.progress import Watcher, counted, ignore
-from tensorcas_mlflow.errors import BackendError, CorruptError
+from tensorcas_mlflow.errors import BackendError, CorruptError, StarvedError
 from tensorcas_mlflow.layout import Entries, Table, make_table, pack_key, with_bases
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES, PackTables, links_of
@@ -94,7 +94,15 @@ class CheckedPacks:
         self._judge(tables, watch)
         if without:
             clues = self._clues(without.keys())
-            self._judge({name: clues.of(name, sizes[name]) for name in without}, watch, without=without)
+            guesses: dict[str, Entries] = {}
+            for name in without:
+                try:
+                    guesses[name] = clues.of(name, sizes[name], is_given_up=self.is_given_up(name))
+                except BackendError as error:
+                    if isinstance(error, StarvedError):
+                        raise
+                    self.packs[name] = CheckedPack(size=sizes[name], entries=NO_ENTRIES, failure=error.reason)
+            self._judge(guesses, watch, without=without)
 
     def table(self, names: frozenset[str] | None = None) -> Table:
         """Return all good chunks of some packs, or of all; a delta only if its base is among them."""
