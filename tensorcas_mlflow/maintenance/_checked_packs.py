@@ -13,7 +13,7 @@ from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.progress import Watcher, counted, ignore
 from tensorcas_mlflow.errors import BackendError, CorruptError, StarvedError
-from tensorcas_mlflow.layout import Entries, Table, make_table, pack_key, with_bases
+from tensorcas_mlflow.layout import Entries, Table, is_delta, make_table, pack_key, with_bases
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES, PackTables, links_of
 from tensorcas_mlflow.maintenance._salvage import Clues
@@ -146,14 +146,26 @@ class CheckedPacks:
         Returns:
             Names of those packs.
         """
-        good = self.good()
-        for name, pack in self.packs.items():
-            if len(pack.unread) and np.isin(as_keys(_digests_of([pack.unread])), good).all():
-                bad = np.concatenate([pack.bad, pack.unread])
-                damage = pack.damage or pack.failure
-                self.packs[name] = replace(pack, damage=damage, bad=bad, unread=NO_ENTRIES, failure=None)
-                self._replaced.add(name)
+        for name in self.replaceable():
+            pack = self.packs[name]
+            bad = np.concatenate([pack.bad, pack.unread])
+            damage = pack.damage or pack.failure
+            self.packs[name] = replace(pack, damage=damage, bad=bad, unread=NO_ENTRIES, failure=None)
+            self._replaced.add(name)
         return frozenset(self._replaced)
+
+    def replaceable(self) -> frozenset[str]:
+        """Return the packs with unreadable chunks, each of which is good in another pack."""
+        good = self.good()
+        with_unread = {name: pack for name, pack in self.packs.items() if len(pack.unread)}
+        return frozenset(
+            name for name, pack in with_unread.items() if np.isin(as_keys(_digests_of([pack.unread])), good).all()
+        )
+
+    def has_deltas(self) -> bool:
+        """Tell whether some chunk is stored as a delta, as far as tables can be read."""
+        packs = self.packs.values()
+        return any(is_delta(each).any() for pack in packs for each in (pack.entries, pack.unread, pack.baseless))
 
     def _judge(self, tables: dict[str, Entries], watch: Watcher, *, without: dict[str, str] | None = None) -> None:
         """Check all chunks of some packs.

@@ -200,9 +200,9 @@ def mend_packs(
         if failure is not None:
             done.left[pack_key(name)] = _unread(name, failure)
     doomed: frozenset[str] = frozenset()
-    if done.left and _has_deltas(checked):
+    if done.left and checked.has_deltas():
         # One that cannot be read may be needed later, and with it any pack that may hold its base.
-        done.left |= {pack_key(name): _MAY_BE_BASE for name in checked.damaged()}
+        done.left |= {pack_key(name): MAY_BE_BASE for name in checked.damaged()}
     else:
         damaged = sorted(checked.damaged())
         doomed = frozenset(
@@ -234,12 +234,7 @@ def mend_packs(
     return done
 
 
-def _has_deltas(checked: CheckedPacks) -> bool:
-    packs = checked.packs.values()
-    return any(is_delta(each).any() for pack in packs for each in (pack.entries, pack.unread, pack.baseless))
-
-
-_MAY_BE_BASE = "a delta that cannot be read may need it: repair again when all can be read, or is given up"
+MAY_BE_BASE = "a delta that cannot be read may need it: repair again when all can be read, or is given up"
 _NOT_COPIED = "not all of its good chunks could be copied: repair again"
 
 

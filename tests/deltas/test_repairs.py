@@ -146,8 +146,10 @@ def test_the_base_of_a_delta_that_could_not_be_read_stays(store: Store) -> None:
     flip(store, bases, C)
     bad = BadSectors(store.backend, deltas, chunk=B)
     bad.is_bad = True
-    report = plan_repair(Store.open_backend(bad)).execute()
+    plan = plan_repair(Store.open_backend(bad))
+    report = plan.execute()
 
+    assert [finding.is_mended for finding in plan.findings if finding.key.startswith("packs/")] == [False, False]
     assert set(report.left) == {f"packs/{bases}.pack", f"packs/{deltas}.pack"}
     assert is_right(store, ref, B)
 

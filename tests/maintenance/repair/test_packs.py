@@ -333,6 +333,33 @@ def test_chunks_healed_from_a_backup_outlive_the_next_collection(store: Store, b
     assert loads(Store.open_backend(disk), "ab", 0)
 
 
+def test_a_plan_is_not_empty_that_replaces_a_pack_which_cannot_be_read(store: Store) -> None:
+    disk = BadSector(store)
+    raw = tensors("a")["a"].tobytes()
+    copy = full_payload(digest(raw), raw, 1, begins_row=True)
+    store.backend.put_new(pack_key("9" * 32), PackWriter().pieces([copy]))
+    plan = plan_repair(Store.open_backend(disk))
+
+    assert [(finding.key, finding.is_mended) for finding in plan.findings if "packs/" in finding.key] == [
+        (disk.pack, True)
+    ]
+    assert not plan.is_empty
+    assert plan.execute().packs_gone == (disk.pack,)
+
+
+def test_a_plan_that_may_replace_an_unreadable_pack_from_a_backup_is_not_empty(store: Store, backup: Store) -> None:
+    disk = BadSector(store)
+    for step in (0, 1):
+        ref = store.ref(target(step).key)
+        if ref is not None:
+            store.drop(ref)
+    plan = plan_repair(Store.open_backend(disk), sources=[backup])
+
+    assert plan.losses == ()
+    assert not plan.is_empty
+    assert plan.execute().packs_gone == (disk.pack,)
+
+
 class LateBadSector(BadSector):
     """A disk whose sector goes bad once a list condemns the pack."""
 
