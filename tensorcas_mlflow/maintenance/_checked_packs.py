@@ -12,8 +12,8 @@ import numpy as np
 from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.progress import Watcher, counted, ignore
-from tensorcas_mlflow.errors import BackendError, CorruptError
-from tensorcas_mlflow.layout import Entries, Table, make_table, pack_key, with_bases
+from tensorcas_mlflow.errors import BackendError, CorruptError, StarvedError
+from tensorcas_mlflow.layout import Entries, Table, is_delta, make_table, pack_key, with_bases
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES, PackTables, links_of
 from tensorcas_mlflow.maintenance._salvage import Clues
@@ -31,7 +31,7 @@ class CheckedPack:
     damage: str | None = None
     """Reason why it is damaged; None if it is not."""
     bad: Entries = field(default_factory=lambda: NO_ENTRIES)
-    """Chunks in its table that were read, and do not hash to their digests."""
+    """Chunks in its table, or in the guess of one, whose bytes were read and are not as they were written."""
     failure: str | None = None
     """Reason why it could not be read whole. Nobody knows what the rest holds, so a repair leaves the pack alone."""
     unread: Entries = field(default_factory=lambda: NO_ENTRIES)
@@ -94,7 +94,15 @@ class CheckedPacks:
         self._judge(tables, watch)
         if without:
             clues = self._clues(without.keys())
-            self._judge({name: clues.of(name, sizes[name]) for name in without}, watch, without=without)
+            guesses: dict[str, Entries] = {}
+            for name in without:
+                try:
+                    guesses[name] = clues.of(name, sizes[name], is_given_up=self.is_given_up(name))
+                except BackendError as error:
+                    if isinstance(error, StarvedError):
+                        raise
+                    self.packs[name] = CheckedPack(size=sizes[name], entries=NO_ENTRIES, failure=error.reason)
+            self._judge(guesses, watch, without=without)
 
     def table(self, names: frozenset[str] | None = None) -> Table:
         """Return all good chunks of some packs, or of all; a delta only if its base is among them."""
@@ -138,14 +146,26 @@ class CheckedPacks:
         Returns:
             Names of those packs.
         """
-        good = self.good()
-        for name, pack in self.packs.items():
-            if len(pack.unread) and np.isin(as_keys(_digests_of([pack.unread])), good).all():
-                bad = np.concatenate([pack.bad, pack.unread])
-                damage = pack.damage or pack.failure
-                self.packs[name] = replace(pack, damage=damage, bad=bad, unread=NO_ENTRIES, failure=None)
-                self._replaced.add(name)
+        for name in self.replaceable():
+            pack = self.packs[name]
+            bad = np.concatenate([pack.bad, pack.unread])
+            damage = pack.damage or pack.failure
+            self.packs[name] = replace(pack, damage=damage, bad=bad, unread=NO_ENTRIES, failure=None)
+            self._replaced.add(name)
         return frozenset(self._replaced)
+
+    def replaceable(self) -> frozenset[str]:
+        """Return the packs with unreadable chunks, each of which is good in another pack."""
+        good = self.good()
+        with_unread = {name: pack for name, pack in self.packs.items() if len(pack.unread)}
+        return frozenset(
+            name for name, pack in with_unread.items() if np.isin(as_keys(_digests_of([pack.unread])), good).all()
+        )
+
+    def has_deltas(self) -> bool:
+        """Tell whether some chunk is stored as a delta, as far as tables can be read."""
+        packs = self.packs.values()
+        return any(is_delta(each).any() for pack in packs for each in (pack.entries, pack.unread, pack.baseless))
 
     def _judge(self, tables: dict[str, Entries], watch: Watcher, *, without: dict[str, str] | None = None) -> None:
         """Check all chunks of some packs.
@@ -195,13 +215,12 @@ class CheckedPacks:
                     size=sizes[name],
                     entries=np.delete(table, not_good[name]) if not_good[name] else table,
                     damage=reasons.get(name),
+                    bad=table[bad[name]],
                     failure=failures.get(name),
                     has_table=without is None,
                 )
                 if without is None:
-                    judged = replace(
-                        judged, bad=table[bad[name]], unread=table[unread[name]], baseless=table[baseless[name]]
-                    )
+                    judged = replace(judged, unread=table[unread[name]], baseless=table[baseless[name]])
                 self.packs[name] = judged
 
 

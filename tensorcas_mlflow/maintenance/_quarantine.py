@@ -44,11 +44,11 @@ def _blocks(backend: Backend, key: str, size: int, *, is_given_up: bool) -> Iter
         except (BackendError, CorruptError) as error:
             if isinstance(error, StarvedError) or not is_given_up:
                 raise
-            block = _with_holes(backend, key, start, len(block))
+            block = read_with_holes(backend, key, start, len(block))
         yield block
 
 
-def _with_holes(backend: Backend, key: str, start: int, n_bytes: int) -> bytearray:
+def read_with_holes(backend: Backend, key: str, start: int, n_bytes: int) -> bytearray:
     """Read a stretch page by page, with zeros for the pages that the storage does not give."""
     pages = bytearray()
     for at in range(start, start + n_bytes, _PAGE_BYTES):

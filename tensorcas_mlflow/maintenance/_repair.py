@@ -32,7 +32,7 @@ from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._inventory import DigestSet, read_holders, stands
 from tensorcas_mlflow.maintenance._quarantine import keep_bytes, noted_refs
 from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, rows_of_recipe
-from tensorcas_mlflow.maintenance._repair_packs import mend_packs
+from tensorcas_mlflow.maintenance._repair_packs import MAY_BE_BASE, mend_packs
 from tensorcas_mlflow.maintenance._repair_recipes import find_recipe, mend_recipes, read_for_repair
 from tensorcas_mlflow.maintenance._repair_records import (
     FormatFix,
@@ -201,7 +201,7 @@ class Finding:
     remedy: str
     """The action of a repair against it, or another remedy."""
     is_mended: bool = True
-    """True if a repair mends it."""
+    """True if a repair mends it, or does so if other stores have what it needs."""
     is_harmless: bool = False
     """True if it goes away without a repair."""
 
@@ -222,7 +222,7 @@ class RepairReport:
     n_quarantined: int
     """Damaged packs, and stretches of logs, that the repair put into quarantine."""
     n_healed: int
-    """Chunks that the repair took from other stores, or decoded with another copy of their base."""
+    """Chunks that the repair took from other stores, decoded with another copy of their base, or encoded anew."""
     n_fenced: int
     """Saves under way that relied on a lost chunk; they begin again."""
     left: Mapping[str, str]
@@ -494,21 +494,35 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
         if ref is not None:
             remedy = f"replaced by that of {ref.source.uri}: {ref.ref.label}, saved {ref.ref.created}"
         found.append(Finding(key=key, reason=fault.reason, remedy=remedy, is_mended=ref is not None))
-    for name in sorted(seen.packs.packs):
-        pack = seen.packs.packs[name]
-        if pack.failure is not None:
-            remedy = f"left alone; `--abandon {pack_key(name)}` gives up its unreadable parts"
-            found.append(Finding(key=pack_key(name), reason=pack.failure, remedy=remedy, is_mended=False))
-        elif pack.damage:
-            what = count_text(len(pack.bad), "damaged chunk") if pack.has_table else "damaged table"
-            remedy = f"{count_text(len(pack.entries), 'good chunk')} to a new pack, this one to quarantine"
-            found.append(Finding(key=pack_key(name), reason=f"{what}: {pack.damage}", remedy=remedy))
+    found += _findings_of_packs(seen.packs, seen.sources)
     for key, reason in seen.index.bad.items():
         found.append(Finding(key=key, reason=reason, remedy="rebuilt from packs; nothing is lost"))
     if seen.index.missing:
         reason = f"it does not name {count_text(len(seen.index.missing), 'pack')}"
         found.append(Finding(key="index", reason=reason, remedy="rebuilt from packs; nothing is lost"))
     return found
+
+
+def _findings_of_packs(packs: CheckedPacks, sources: Sources) -> Iterator[Finding]:
+    failing = {name for name, pack in packs.packs.items() if pack.failure is not None}
+    replaceable = packs.replaceable()
+    may_go = replaceable if sources.is_empty else {name for name in failing if len(packs.packs[name].unread)}
+    stay = failing - may_go
+    is_held = bool(stay) and packs.has_deltas()
+    for name in sorted(failing | {name for name, pack in packs.packs.items() if pack.damage}):
+        pack = packs.packs[name]
+        if name in stay:
+            remedy = f"left alone; `--abandon {pack_key(name)}` gives up its unreadable parts"
+        elif is_held:
+            remedy = f"left alone: {MAY_BE_BASE}"
+        elif name in failing - replaceable:
+            remedy = "replaced if the other stores have all of its unreadable chunks; else left alone"
+        else:
+            remedy = f"{count_text(len(pack.entries), 'good chunk')} to a new pack, this one to quarantine"
+        what = count_text(len(pack.bad), "damaged chunk") if pack.has_table else "damaged table"
+        reason = pack.failure or f"{what}: {pack.damage}"
+        is_mended = not (is_held or name in stay)
+        yield Finding(key=pack_key(name), reason=reason, remedy=remedy, is_mended=is_mended)
 
 
 def _losses_of_logs(damages: Sequence[LogDamage]) -> list[Problem]:

@@ -16,7 +16,14 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Digests, as_keys, unique_rows
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NotFoundError
+from tensorcas_mlflow.errors import (
+    BackendError,
+    BlobNotFoundError,
+    CorruptError,
+    FormatError,
+    NotFoundError,
+    StarvedError,
+)
 from tensorcas_mlflow.layout import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -25,12 +32,13 @@ from tensorcas_mlflow.layout import (
     Payload,
     Table,
     is_delta,
+    is_possible,
     list_blobs,
     pack_key,
 )
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check_chunks, read_chunks, shard_of
-from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS
+from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, NO_ENTRIES
 from tensorcas_mlflow.maintenance._quarantine import keep_pack
 from tensorcas_mlflow.maintenance._repair_records import read_lists
 from tensorcas_mlflow.maintenance._sources import Sources
@@ -158,7 +166,7 @@ class Mended:
     n_quarantined: int = 0
     """Packs put into quarantine."""
     n_healed: int = 0
-    """Chunks taken from sources, or decoded with another copy of their base."""
+    """Chunks taken from sources, decoded with another copy of their base, or encoded anew."""
     n_fenced: int = 0
     """Saves under way that relied on a lost chunk."""
     gone: set[str] = field(default_factory=set)
@@ -192,9 +200,9 @@ def mend_packs(
         if failure is not None:
             done.left[pack_key(name)] = _unread(name, failure)
     doomed: frozenset[str] = frozenset()
-    if done.left and _has_deltas(checked):
+    if done.left and checked.has_deltas():
         # One that cannot be read may be needed later, and with it any pack that may hold its base.
-        done.left |= {pack_key(name): _MAY_BE_BASE for name in checked.damaged()}
+        done.left |= {pack_key(name): MAY_BE_BASE for name in checked.damaged()}
     else:
         damaged = sorted(checked.damaged())
         doomed = frozenset(
@@ -207,6 +215,7 @@ def mend_packs(
         backend.put_new(condemned, [p.condemned_bytes(doomed, frozenset())])
         # Deltas against these packs that are committed all the same were written by now, and are copied too.
         done.n_fenced = _fence(backend, lambda intent: intent.bases & doomed)
+        done.n_healed += _write(store, checked, _encoded_anew(backend, checked, doomed))
     done.n_healed += heal(store, checked, sources, needed)
     if doomed:
         safe = _copy(store, checked, doomed, old)
@@ -225,12 +234,7 @@ def mend_packs(
     return done
 
 
-def _has_deltas(checked: CheckedPacks) -> bool:
-    packs = checked.packs.values()
-    return any(is_delta(each).any() for pack in packs for each in (pack.entries, pack.unread, pack.baseless))
-
-
-_MAY_BE_BASE = "a delta that cannot be read may need it: repair again when all can be read, or is given up"
+MAY_BE_BASE = "a delta that cannot be read may need it: repair again when all can be read, or is given up"
 _NOT_COPIED = "not all of its good chunks could be copied: repair again"
 
 
@@ -296,6 +300,27 @@ def _are_still_bad(backend: Backend, name: str, bad: Entries) -> bool:
     if any(fault.verdict is Verdict.GONE for fault in faults.values()):
         raise BlobNotFoundError(pack_key(name))
     return len(faults) == len(bad)
+
+
+def _encoded_anew(backend: Backend, checked: CheckedPacks, doomed: frozenset[str]) -> Iterator[Payload]:
+    """Encode in full, each once, the chunks that decode although their bytes have changed, and the deltas on them."""
+    good, had = checked.good(), set[bytes]()
+    bases = p.Bases(backend)
+    for name, pack in checked.packs.items():
+        bad = pack.bad[is_possible(pack.bad)] if name in doomed else NO_ENTRIES
+        entries = np.concatenate([bad, pack.entries[is_delta(pack.entries)]])
+        for entry in entries[~np.isin(as_keys(np.ascontiguousarray(entries["digest"])), good)]:
+            if entry["digest"].tobytes() in had:
+                continue
+            try:
+                stored = _stored(backend, pack_key(name), entry)
+                payload = bases.in_full(entry, stored, begins_row=False, base=bases.of(entry))
+            except StarvedError:
+                raise
+            except (NotFoundError, FormatError, BackendError):
+                continue
+            had.add(payload.digest)
+            yield payload
 
 
 def _copy(store: Store, checked: CheckedPacks, doomed: frozenset[str], old: frozenset[str]) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
+from contextlib import suppress
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.codecs import CODECS
-from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError
+from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError, StarvedError
 from tensorcas_mlflow.layout import (
     ENTRY,
     MAX_SEGMENT_BYTES,
@@ -25,10 +26,12 @@ from tensorcas_mlflow.layout import (
     read_segment,
 )
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES
+from tensorcas_mlflow.maintenance._quarantine import read_with_holes
 
 _TAIL_BYTES = 4 << 20
-"""Bytes at the end of a pack in which rows of its table are looked for: some 60,000."""
+"""Bytes at the end of a pack in which rows of its table are looked for: some 60,000; more if these are all rows."""
 _NEAR_BYTES = 256 << 10
+_N_FIRST = 64
 
 
 class Clues:
@@ -53,14 +56,23 @@ class Clues:
                     continue
                 self._hints.setdefault(name, []).append(hints.entries[hints.pack == number])
 
-    def of(self, name: str, size: int) -> Entries:
-        """Return possible entries of a pack: from segments, hints, and the rest of its own table."""
+    def of(self, name: str, size: int, *, is_given_up: bool) -> Entries:
+        """Return possible entries of a pack: from segments, hints, and the rest of its own table.
+
+        Args:
+            name: Name of the pack.
+            size: Its bytes.
+            is_given_up: Whether to do without what cannot be read of its table.
+
+        Raises:
+            BackendError: Its table cannot be read.
+        """
         parts = [NO_ENTRIES]
         for table in self._segments:
             if name in table.packs:
                 parts.append(table.entries[table.pack == table.packs.index(name)])
         parts += self._hints.get(name, [])
-        parts.append(_rows_of_table(self._backend, name, size))
+        parts.append(_rows_of_table(self._backend, name, size, is_given_up=is_given_up))
         return _possible(np.concatenate(parts), size)
 
 
@@ -68,18 +80,26 @@ def _segments(backend: Backend) -> Iterator[Table]:
     for info in list_segments(backend):
         try:
             yield read_segment(info.key, backend.get(info.key, max_bytes=MAX_SEGMENT_BYTES))
+        except StarvedError:
+            raise
         except (BlobNotFoundError, CorruptError, NewerFormatError, BackendError):
             continue
 
 
-def _rows_of_table(backend: Backend, name: str, size: int) -> Entries:
+def _rows_of_table(backend: Backend, name: str, size: int, *, is_given_up: bool) -> Entries:
     """Read the bytes at the end of a pack as rows of a table."""
-    block = _read(backend, name, max(len(PACK_MAGIC), size - _TAIL_BYTES), size)
-    # If the end is cut off, or more bytes follow it, rows begin elsewhere than the size says. The bytes near the end
-    # tell where: farther ahead lie chunks, which may look like rows.
-    near = block[-_NEAR_BYTES:]
-    phase = max(range(TABLE_ENTRY.itemsize), key=lambda phase: len(_possible(_rows(near, phase), size)))
-    return _possible(_rows(block, phase), size)
+    n_bytes = _TAIL_BYTES
+    while True:
+        start = max(len(PACK_MAGIC), size - n_bytes)
+        block = _read(backend, name, start, size, is_given_up=is_given_up)
+        # If the end is cut off, or more bytes follow it, rows begin elsewhere than the size says. The bytes near the
+        # end tell where: farther ahead lie chunks, which may look like rows.
+        near = block[-_NEAR_BYTES:]
+        phase = max(range(TABLE_ENTRY.itemsize), key=lambda phase: len(_possible(_rows(near, phase), size)))
+        rows = _rows(block, phase)
+        if start == len(PACK_MAGIC) or len(_possible(rows[:_N_FIRST], size)) == 0:
+            return _possible(rows, size)
+        n_bytes *= 4
 
 
 def _rows(block: bytes, phase: int) -> Entries:
@@ -94,11 +114,17 @@ def _rows(block: bytes, phase: int) -> Entries:
     return rows
 
 
-def _read(backend: Backend, name: str, start: int, stop: int) -> bytes:
+def _read(backend: Backend, name: str, start: int, stop: int, *, is_given_up: bool) -> bytes:
     block = bytearray(max(0, stop - start))
     try:
         backend.read_into(pack_key(name), start, memoryview(block))
-    except (BlobNotFoundError, CorruptError, BackendError):
+    except (BlobNotFoundError, CorruptError):
+        return b""
+    except BackendError as error:
+        if isinstance(error, StarvedError) or not is_given_up:
+            raise
+        with suppress(BlobNotFoundError):
+            return bytes(read_with_holes(backend, pack_key(name), start, len(block)))
         return b""
     return bytes(block)
 

@@ -51,6 +51,11 @@ class Sources:
         self._manifests: dict[int, dict[str, list[str]]] = {}
         """For each store the names of its manifests, by their digest."""
 
+    @property
+    def is_empty(self) -> bool:
+        """True if there is no other store."""
+        return not self._others
+
     def manifest(self, name: str, refs: Iterable[Ref]) -> FoundManifest | None:
         """Find a manifest that hashes to its name.
 

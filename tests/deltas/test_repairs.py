@@ -13,8 +13,19 @@ from tensorcas_mlflow.errors import ChunkNotFoundError
 from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import RepairReport, plan_repair
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.store.protocol import condemned_bytes, declare
-from tests.deltas.made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, packs_of, put_pack, save_chunks
+from tensorcas_mlflow.store.protocol import condemned_bytes, declare, full_payload
+from tests.deltas.made import (
+    CHUNK_BYTES,
+    BadSectors,
+    a_chunk,
+    flip,
+    lose,
+    packs_of,
+    put_pack,
+    put_payloads,
+    save_chunks,
+)
+from tests.maintenance.repair.damaging import flip_ignored_bit
 
 A, B, C, D, E = (a_chunk(seed) for seed in range(5))
 
@@ -56,6 +67,19 @@ def test_a_delta_that_a_collection_has_left_without_its_base_is_no_damage(store:
     assert repair(store).is_whole
     assert packs_of(store.backend) == before
     assert is_right(store, ref, B, C)
+
+
+def test_deltas_on_a_base_that_decodes_although_its_bytes_have_changed_are_not_lost(store: Store) -> None:
+    packs = [put_payloads(store, [full_payload(digest(A), A, 4, begins_row=False)])]
+    packs.append(put_pack(store, (B, A, packs[0])))
+    put_pack(store, (C, B, packs[1]))
+    refs = {chunk: save_chunks(store, step, chunk) for step, chunk in enumerate((A, B, C))}
+    flip_ignored_bit(store.backend, packs[0], A)
+    report = repair(store)
+
+    assert report.packs_gone == (f"packs/{packs[0]}.pack",)
+    assert report.is_whole
+    assert all(is_right(store, refs[chunk], chunk) for chunk in (A, B, C))
 
 
 def test_delta_without_its_base_stays_until_the_base_comes_back(store: Store) -> None:
@@ -122,8 +146,10 @@ def test_the_base_of_a_delta_that_could_not_be_read_stays(store: Store) -> None:
     flip(store, bases, C)
     bad = BadSectors(store.backend, deltas, chunk=B)
     bad.is_bad = True
-    report = plan_repair(Store.open_backend(bad)).execute()
+    plan = plan_repair(Store.open_backend(bad))
+    report = plan.execute()
 
+    assert [finding.is_mended for finding in plan.findings if finding.key.startswith("packs/")] == [False, False]
     assert set(report.left) == {f"packs/{bases}.pack", f"packs/{deltas}.pack"}
     assert is_right(store, ref, B)
 

@@ -132,10 +132,17 @@ MUTANTS = (
         after="False",
     ),
     Mutant(
+        fault="a base that decodes although its bytes have changed",
+        test="test_deltas_on_a_base_that_decodes_although_its_bytes_have_changed_are_not_lost",
+        definition="_encoded_anew",
+        before="pack.entries[is_delta(pack.entries)]",
+        after="NO_ENTRIES",
+    ),
+    Mutant(
         fault="a bad sector in a delta beside damage in the pack of its base",
         test="test_the_base_of_a_delta_that_could_not_be_read_stays",
         definition="mend_packs",
-        before="done.left and _has_deltas(checked)",
+        before="done.left and checked.has_deltas()",
         after="False",
     ),
     Mutant(

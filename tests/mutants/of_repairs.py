@@ -13,6 +13,20 @@ MUTANTS = (
         after="_owed(checked, frozenset({name})) if name in replaced else _kept(checked, name)[:0]",
     ),
     Mutant(
+        fault="a chunk that decodes although its bytes have changed, in a repair",
+        test="test_a_chunk_that_decodes_although_its_bytes_have_changed_is_not_lost",
+        definition="_encoded_anew",
+        before="pack.bad[is_possible(pack.bad)] if name in doomed else NO_ENTRIES",
+        after="NO_ENTRIES",
+    ),
+    Mutant(
+        fault="a disk that fails as the rest of a damaged table is read",
+        test="test_a_pack_stays_if_its_damaged_table_cannot_be_read_again",
+        definition="_read",
+        before="isinstance(error, StarvedError) or not is_given_up",
+        after="isinstance(error, StarvedError)",
+    ),
+    Mutant(
         fault="a machine that reads a good chunk wrongly once",
         test="test_damage_that_a_second_look_does_not_see_is_left_alone",
         definition="_put_aside",

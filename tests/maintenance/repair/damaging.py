@@ -9,7 +9,8 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.layout import Ref, RefTarget, decode_chunk, pack_key
 from tensorcas_mlflow.maintenance import RepairReport, open_damaged_backend, plan_repair
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
@@ -87,6 +88,23 @@ def flip_chunk(backend: Backend, letter: str, pack: str | None = None) -> str:
         if entry["digest"].tobytes() == digest(tensors(letter)[letter]):
             flip(backend, f"packs/{name}.pack", int(entry["offset"]) + 7)
     return name
+
+
+def flip_ignored_bit(backend: Backend, pack: str, chunk: Any) -> None:
+    """Damage a bit of an encoded chunk that its decoder ignores, so that it decodes all the same."""
+    [entry] = [each for each in read_pack_table(backend, pack) if each["digest"].tobytes() == digest(chunk)]
+    start, n_bytes = int(entry["offset"]), int(entry["stored_bytes"])
+    data = bytearray(backend.get(pack_key(pack)))
+    for at in range(start, start + n_bytes):
+        data[at] ^= 16
+        try:
+            decode_chunk(entry, memoryview(data)[start : start + n_bytes])
+        except FormatError:
+            data[at] ^= 16
+        else:
+            overwrite(backend, pack_key(pack), bytes(data))
+            return
+    raise AssertionError("the decoder reads every bit")
 
 
 def repair(store: Store, *sources: Store, abandon: tuple[str, ...] = ()) -> RepairReport:

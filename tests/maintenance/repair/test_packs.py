@@ -15,12 +15,13 @@ from tensorcas_mlflow.errors import BackendError, CorruptChunkError, FencedError
 from tensorcas_mlflow.layout import PackWriter, Payload, RefTarget, pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.store.protocol import condemned_bytes, full_payload
+from tensorcas_mlflow.store.protocol import condemned_bytes, full_payload, list_packs
 from tests.maintenance.repair.damaging import (
     CHUNK_BYTES,
     afresh,
     flip,
     flip_chunk,
+    flip_ignored_bit,
     keys,
     loads,
     new_store,
@@ -82,6 +83,20 @@ def test_a_damaged_pack_is_kept_as_it_was(store: Store) -> None:
 
     assert keys(store.backend, "quarantine") == [f"quarantine/{name}.pack"]
     assert store.backend.get(f"quarantine/{name}.pack") == damaged
+
+
+def test_a_chunk_that_decodes_although_its_bytes_have_changed_is_not_lost() -> None:
+    store, steps = new_store(), np.arange(CHUNK_BYTES // 4, dtype=np.int32) // 3
+    with store.write_checkpoint({"steps": steps}) as pending:
+        ref = pending.commit(target(0))
+    [(name, _)] = list_packs(store.backend)
+    flip_ignored_bit(store.backend, name, steps)
+    report = repair(store)
+
+    assert report.packs_gone == (pack_key(name),)
+    assert report.is_whole
+    assert np.array_equal(store.read_tensors(store.manifest(ref))["steps"], steps)
+    assert verify(afresh(store), full=True).problems == ()
 
 
 def test_the_next_save_of_the_same_tensors_makes_the_old_step_load_again(store: Store) -> None:
@@ -211,7 +226,7 @@ def test_damage_that_a_second_look_does_not_see_is_left_alone(store: Store) -> N
 
 
 def test_a_good_pack_in_quarantine_is_put_back_by_hand(store: Store) -> None:
-    report = plan_repair(Store.open_backend(Unsteady(store, n_wrong=2))).execute()
+    report = plan_repair(Store.open_backend(Unsteady(store, n_wrong=3))).execute()
     [pack] = report.packs_gone
     store.backend.put_new(pack, [store.backend.get(pack.replace("packs", "quarantine"))])
 
@@ -316,6 +331,33 @@ def test_chunks_healed_from_a_backup_outlive_the_next_collection(store: Store, b
     assert report.packs_gone == (disk.pack,)
     assert report.n_healed == 1
     assert loads(Store.open_backend(disk), "ab", 0)
+
+
+def test_a_plan_is_not_empty_that_replaces_a_pack_which_cannot_be_read(store: Store) -> None:
+    disk = BadSector(store)
+    raw = tensors("a")["a"].tobytes()
+    copy = full_payload(digest(raw), raw, 1, begins_row=True)
+    store.backend.put_new(pack_key("9" * 32), PackWriter().pieces([copy]))
+    plan = plan_repair(Store.open_backend(disk))
+
+    assert [(finding.key, finding.is_mended) for finding in plan.findings if "packs/" in finding.key] == [
+        (disk.pack, True)
+    ]
+    assert not plan.is_empty
+    assert plan.execute().packs_gone == (disk.pack,)
+
+
+def test_a_plan_that_may_replace_an_unreadable_pack_from_a_backup_is_not_empty(store: Store, backup: Store) -> None:
+    disk = BadSector(store)
+    for step in (0, 1):
+        ref = store.ref(target(step).key)
+        if ref is not None:
+            store.drop(ref)
+    plan = plan_repair(Store.open_backend(disk), sources=[backup])
+
+    assert plan.losses == ()
+    assert not plan.is_empty
+    assert plan.execute().packs_gone == (disk.pack,)
 
 
 class LateBadSector(BadSector):
