@@ -2,7 +2,7 @@
  *
  * `encode_group` encodes the chunks of one group into one buffer, without the interpreter's lock; it reads and decodes the base
  * of a delta just before it encodes the delta. The functions below it encode one chunk with one codec. All make the decisions
- * that the Python code in `codecs` and `store/_choose.py` makes.
+ * that `tests/reference` makes.
  *
  * A worker holds the Zstandard contexts and the scratch memory of one call. Workers are kept for later calls, so a context is
  * set up once.
@@ -310,7 +310,7 @@ static void choose_codings(Worker *worker, const uint8_t *words, const uint8_t *
 }
 
 /* Tell whether the bytes of a plane are as different as those of noise: about as many pairs are equal as chance makes equal.
- * Fewer pairs are equal in a ramp of indices, and more in bytes that repeat or have a code; `codecs._planes.is_noise`. */
+ * Fewer pairs are equal in a ramp of indices, and more in bytes that repeat or have a code. */
 static int is_noise(const uint8_t *plane, size_t length) {
     uint32_t counts[4][256] = {{0}};
     uint64_t n = length, equal = 0;
@@ -323,8 +323,7 @@ static int is_noise(const uint8_t *plane, size_t length) {
     return 256 * equal >= n * n + NOISE_AT_LEAST * n && 256 * equal <= n * n + NOISE_AT_MOST * n;
 }
 
-/* One plane of the sampled small chunks of a group: other chunks of the group need no trials that these show to be useless;
- * `codecs._planes.Alike`. */
+/* One plane of the sampled small chunks of a group: other chunks of the group need no trials that these show to be useless. */
 typedef struct {
     int is_kept;        /* no sample's plane became smaller */
     double least, most; /* shares of their sizes that frames without matches take, a tenth wider; none if matches helped */
@@ -1000,7 +999,7 @@ static Encoded encode_plain(Worker *worker, const Encoding *encoding, const uint
     return (Encoded){PLANES, (uint8_t)encoding->itemsize, size};
 }
 
-/* Encode a chunk as chosen for its tensor; see `store._choose.encode_chosen`. */
+/* Encode a chunk as chosen for its tensor; see `EncodingChoice` in `store/_choose.py`. */
 static Encoded encode_chosen(Worker *worker, const Encoding *encoding, const uint8_t *raw, size_t n_bytes, const uint8_t *base,
                              uint8_t *out) {
     if (base == NULL || !encoding->has_delta || n_bytes < LEAST_DELTA_BYTES)
@@ -1039,12 +1038,12 @@ typedef struct __attribute__((packed)) {
 
 _Static_assert(sizeof(Entry) == 116, "an entry is as layout.ENTRY describes it");
 
-/* The copy of a base that a delta names; `store._bases.NAMED`. */
+/* The copy of a base that a delta names; `store._base_plans.NAMED`. */
 typedef struct __attribute__((packed)) {
     uint8_t pack[16], digest[32], depth;
 } Named;
 
-_Static_assert(sizeof(Named) == 49, "a named base is as store._bases.NAMED describes it");
+_Static_assert(sizeof(Named) == 49, "a named base is as store._base_plans.NAMED describes it");
 
 typedef struct {
     size_t n_chunks;
@@ -1085,7 +1084,7 @@ static const Alike *alike_of(const AllAlike *alike, size_t itemsize) {
     return is_word(itemsize) && alike->n_samples[log2_of(itemsize)] ? alike->planes[log2_of(itemsize)] : NULL;
 }
 
-/* Try the codings of a sample's planes; `codecs._planes.alike_of`. */
+/* Try the codings of a sample's planes. */
 static void note_sample(Worker *worker, AllAlike *alike, const uint8_t *raw, size_t n_bytes, size_t itemsize, uint8_t *planes) {
     if (itemsize == 1 || !is_word(itemsize) || n_bytes < LEAST_SHUFFLED_BYTES)
         return;
