@@ -146,7 +146,7 @@ _MOST_HELD = 4096
 
 
 NAMED = np.dtype([("pack", "u1", (PACK_NAME_BYTES,)), ("digest", "u1", (DIGEST_BYTES,)), ("depth", "u1")])
-"""Name of a base, as a pack's table has it, and the base's depth; zeros for none (``native/src/encode.c``)."""
+"""Name of a base, as a pack's table has it, and the base's depth; zeros for none (``native/src/encode.h``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ _ENCODING = np.dtype(
         ("unused", "V6"),
     ]
 )
-"""A choice, in the form that the compiled encoder reads (``native/src/encode.c``)."""
+"""A choice, in the form that the compiled encoder reads (``native/src/encode.h``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Hostile arguments for the encoder (``encode.c``). Every payload it makes must decode to its chunk."""
+"""Hostile arguments for the encoder (``encode_methods.c``). Every payload it makes must decode to its chunk."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
 extern PyMethodDef tc_word_methods[];   /* words.c */
 extern PyMethodDef tc_hash_methods[];   /* hash.c */
 extern PyMethodDef tc_decode_methods[]; /* decode.c */
-extern PyMethodDef tc_encode_methods[]; /* encode.c */
+extern PyMethodDef tc_encode_methods[]; /* encode_methods.c */
 extern PyMethodDef tc_header_methods[]; /* header.c */
 extern PyMethodDef tc_cut_methods[];    /* cuts.c */
 extern PyMethodDef tc_deflate_methods[]; /* deflate.c */

@@ -1,6 +1,8 @@
 /* The loops of codecs 3 and 4: words into byte planes and back, differences from a base, groups by its magnitude.
  *
- * `tests/reference/words.py` does the same in numpy, where each step is a pass over memory. Here a chunk is one pass.
+ * `tests/reference/words.py` documents each function, and its numpy code does the same more slowly: every numpy step is a pass over
+ * memory that releases the interpreter's lock and takes it again, so threads mostly wait for each other. Here a chunk is one
+ * pass without the lock.
  *
  * The functions for Python check their arguments against the lengths of the buffers first, those of words.h all the rest. So
  * neither the content of a chunk nor a mistake of a caller can make these loops touch other memory, as long as no other thread

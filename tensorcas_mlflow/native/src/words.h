@@ -1,4 +1,4 @@
-/* Words and their byte planes, for codecs 3 and 4 (`codecs/_words.py` says what each function does).
+/* Words and their byte planes, for codecs 3 and 4 (`tests/reference/words.py` says what each function does).
  *
  * The functions need neither Python nor its lock. Buffers do not overlap. */
 #ifndef TC_WORDS_H
