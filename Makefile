@@ -1,4 +1,5 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+export PYTHON
 BIN := .venv/bin
 STAMP := .venv/.installed
 ALL_STAMP := .venv/.all-installed

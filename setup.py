@@ -35,8 +35,9 @@ class BuildCore(build_ext):
             super().run()
         except (CompileError, LinkError) as error:
             raise SystemExit(
-                f"tensorcas-mlflow needs a C compiler to build its core ({error}): install one (Debian: `apt install "
-                "gcc libzstd-dev`, macOS: `xcode-select --install`), or install a wheel"
+                f"tensorcas-mlflow needs a C compiler and Python's headers to build its core ({error}): install them "
+                "(Debian: `apt install gcc libzstd-dev python3-dev`, macOS: `xcode-select --install`), "
+                "or install a wheel"
             ) from error
 
     def build_extension(self, ext: Extension) -> None:

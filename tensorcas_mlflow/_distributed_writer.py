@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import mlflow
 import torch
@@ -46,9 +46,6 @@ from tensorcas_mlflow.store import (
     store_shards,
     withdraw_shards,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _GROUP_BYTES = 512 << 20
 """Bytes of tensors of other devices that are copied to this machine's memory at a time."""

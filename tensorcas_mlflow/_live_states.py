@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -15,10 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tensorcas_mlflow.adapter import adapter_named
 from tensorcas_mlflow.errors import AdapterError
-
-if TYPE_CHECKING:
-    pass
-
 
 FLAVOR = "pytorch"
 """Name of the adapter of saved states."""

@@ -182,14 +182,39 @@ def test_the_wheel_has_the_compiled_core(wheel: Path) -> None:
     assert wheel.name.split("-")[2:4] == ["cp311", "abi3"]
 
 
-def test_a_build_without_a_compiler_names_the_packages_to_install(tmp_path: Path) -> None:
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path]
-    env = {**os.environ, "CC": "/nonexistent/cc"}
-    done = subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=600, check=False)
+NO_HEADERS = """#!/bin/sh
+for word; do
+    shift
+    case "$word" in -I*) ;; *) set -- "$@" "$word" ;; esac
+done
+exec cc "$@"
+"""
 
+
+def build_with(compiler: Path, out: Path) -> str:
+    """Try to build the core; return the errors."""
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(out), "--build-temp", str(out)]
+    env = {**os.environ, "CC": str(compiler)}
+    done = subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode != 0
-    assert "needs a C compiler" in done.stderr
-    assert "apt install gcc libzstd-dev" in done.stderr
+    return done.stderr
+
+
+def test_a_build_without_a_compiler_names_the_packages_to_install(tmp_path: Path) -> None:
+    errors = build_with(Path("/nonexistent/cc"), tmp_path)
+
+    assert "needs a C compiler" in errors
+    assert "apt install gcc libzstd-dev" in errors
+
+
+def test_a_build_without_the_headers_of_python_names_their_package(tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text(NO_HEADERS)
+    compiler.chmod(0o755)
+    errors = build_with(compiler, tmp_path)
+
+    assert "Python's headers" in errors
+    assert "python3-dev" in errors
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.text import content_text, count_text, freed_text, size_text
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import CheckpointNotFoundError, DirectAccessError
-from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Mask, PackWriter, Payload, Ref, pack_key
+from tensorcas_mlflow.layout import TARGET_BYTES, Base, Manifest, Mask, PackWriter, Payload, Ref, pack_key
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._gc import GcPlan, plan_gc
 from tensorcas_mlflow.maintenance._inventory import Inventory, disk_bytes, manifest_of
@@ -75,19 +75,18 @@ def write_unit(
     """
     members = {digest for block in blocks for place in block for digest in place.digests}
     digests = np.frombuffer(b"".join(sorted(members)), np.uint8).reshape(-1, DIGEST_BYTES)
-    is_done = done_chunks.are_done(digests)
-    saved = saved_copies(store, digests[~is_done])
+    saved = saved_copies(store, digests[~done_chunks.are_done(digests)])
     bases_saved = [copy.base for copy in saved.values() if copy.base is not None]
-    needed = np.concatenate(
-        [digests[is_done], np.frombuffer(b"".join(bases_saved), np.uint8).reshape(-1, DIGEST_BYTES)]
-    )
-    packs, _ = done_chunks.find(needed)
-    bases = done_chunks.with_bases(name for name in packs if name is not None)
-    with p.protected(store.backend, digests[~is_done], bases):
-        relied = frozenset(done_chunks.there(bases))
-        written_bytes = 0
-        waiting = iter(blocks)
-        while (block := next(waiting, None)) is not None:
+    saved_rows = np.frombuffer(b"".join(bases_saved), np.uint8).reshape(-1, DIGEST_BYTES)
+    written_bytes = 0
+    waiting = iter(blocks)
+    while (block := next(waiting, None)) is not None:
+        # An intent for each pack: a delta may have its base in the pack before.
+        is_done = done_chunks.are_done(digests)
+        packs, _ = done_chunks.find(np.concatenate([digests[is_done], saved_rows]))
+        bases = done_chunks.with_bases(name for name in packs if name is not None)
+        with p.protected(store.backend, digests[~is_done], bases):
+            relied = frozenset(done_chunks.there(bases))
             name, writer = p.new_pack_name(store.backend), PackWriter()
             some = chain([block], waiting)
             payloads = _until_full(store, done_chunks, some, relied, saved, name, effort, on_done, encoders)
@@ -98,8 +97,8 @@ def write_unit(
             store.catalog.publish(name, writer.entries())
             done_chunks.add(name, writer.entries())
             written_bytes += writer.n_bytes
-        store.catalog.fold()
-        return written_bytes
+    store.catalog.fold()
+    return written_bytes
 
 
 def _until_full(
@@ -115,11 +114,13 @@ def _until_full(
 ) -> Iterator[Payload]:
     """Yield the payloads of one pack: whole blocks, so that no delta has its base in the next pack."""
     n_bytes = 0
-    taken: set[bytes] = set()
+    taken: dict[bytes, tuple[Base, int] | None] = {}
     for block in blocks:
         clusters = clusters_of(block, done_chunks, relied, taken, saved)
         for payload in payloads_of(store, clusters, pack, effort, encoders):
             n_bytes += memoryview(payload.data).nbytes
+            depth = 0 if payload.base is None else payload.base.depth + 1
+            taken[payload.digest] = Base(pack=pack, digest=payload.digest, depth=depth), payload.raw_bytes
             yield payload
         if clusters:
             on_done(sum(cluster.n_bytes for cluster in clusters))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -113,6 +114,8 @@ class Cluster:
     """Copies of the chunks so far, by digest."""
     outside: Mapping[bytes, tuple[Base, int]]
     """Chunks that are done and may be bases, by digest; with their sizes."""
+    earlier: Mapping[bytes, tuple[Base, int]]
+    """The same of chunks in earlier blocks of the pack: the bases of copies so far. No pack has them yet."""
 
     @property
     def n_bytes(self) -> int:
@@ -216,7 +219,7 @@ def clusters_of(
     block: Sequence[Place],
     done_chunks: DoneChunks,
     relied: Set[str],
-    taken: set[bytes],
+    taken: dict[bytes, tuple[Base, int] | None],
     saved: Mapping[bytes, SavedCopy],
 ) -> list[Cluster]:
     """Find the chunks of a block that are not done, and the done ones that may be their bases or are so far.
@@ -225,7 +228,8 @@ def clusters_of(
         block: Places.
         done_chunks: Chunks that are done.
         relied: Packs in which chunks that are done may be bases.
-        taken: Digests of the chunks in the pack of this block; this call adds those of the block.
+        taken: Chunks of the pack so far, by digest, as bases with their sizes; None for one that could not be read.
+            This call adds those of the block, with None.
         saved: Copies of chunks that are not done; see `saved_copies`.
     """
     members = list(dict.fromkeys(digest for place in block for digest in place.digests))
@@ -246,7 +250,7 @@ def clusters_of(
         new = [at for at, digest in enumerate(place.digests) if not is_done[digest] and digest not in taken]
         near = [base for digest in place.digests if (base := outside.get(digest)) is not None and base.depth <= 1]
         chosen = [place.digests[at] for at in new]
-        taken.update(chosen)
+        taken.update(dict.fromkeys(chosen))
         place_of.update(dict.fromkeys(chosen, len(places)))
         if new:
             places.append(
@@ -259,7 +263,7 @@ def clusters_of(
                     is_shallow=[is_shallow[digest] for digest in chosen],
                 )
             )
-    return list(_joined(places, place_of, saved, outside))
+    return list(_joined(places, place_of, saved, outside, taken))
 
 
 def _joined(
@@ -267,6 +271,7 @@ def _joined(
     place_of: Mapping[bytes, int],
     saved: Mapping[bytes, SavedCopy],
     outside: Mapping[bytes, Base],
+    taken: Mapping[bytes, tuple[Base, int] | None],
 ) -> Iterator[Cluster]:
     """Join places with chunks that were saved as deltas against each other."""
     first = list(range(len(places)))
@@ -286,10 +291,13 @@ def _joined(
     for some in joined.values():
         mine = {digest: saved[digest] for place in some for digest in place.digests if digest in saved}
         named = {base.digest: (base, place.n_bytes) for place in some for base in place.bases}
+        earlier: dict[bytes, tuple[Base, int]] = {}
         for copy in mine.values():
             if copy.base is not None and copy.base in outside:
                 named.setdefault(copy.base, (outside[copy.base], int(copy.entry["raw_bytes"])))
-        yield Cluster(places=some, saved=mine, outside=named)
+            elif copy.base is not None and (written := taken.get(copy.base)) is not None:
+                earlier[copy.base] = written
+        yield Cluster(places=some, saved=mine, outside=named, earlier=earlier)
 
 
 def _as_rows(digests: Iterable[bytes]) -> Digests:
@@ -343,7 +351,8 @@ def _encode_in_worker(place: StoreAt, item: tuple[Sequence[Cluster], Effort]) ->
 
 def _encode_all(store: Store, clusters: Sequence[Cluster], effort: Effort) -> Iterator[_Made]:
     """Read, check and encode the chunks of clusters that can be read."""
-    sizes = {digest: place.n_bytes for cluster in clusters for place in cluster.places for digest in place.digests}
+    sizes = {digest: n_bytes for cluster in clusters for digest, (_, n_bytes) in cluster.earlier.items()}
+    sizes |= {digest: place.n_bytes for cluster in clusters for place in cluster.places for digest in place.digests}
     raws: dict[bytes, Buffer] = {**read_by_digest(store, _as_rows(sizes), list(sizes.values()))}
     outside = {digest: named for cluster in clusters for digest, named in cluster.outside.items()}
     bases = read_bases(store.backend, outside.values())
@@ -366,7 +375,11 @@ def payloads_of(
     Yields:
         Payloads, those of a version together and after all their bases, without chunks that cannot be read.
     """
-    outside = {digest: base for cluster in clusters for digest, (base, _) in cluster.outside.items()}
+    outside = {
+        digest: base
+        for cluster in clusters
+        for digest, (base, _) in chain(cluster.outside.items(), cluster.earlier.items())
+    }
     where = {
         digest: (version, place)
         for cluster in clusters
@@ -418,7 +431,7 @@ def _encode_cluster(
     if not cluster.saved or any(any(place.is_shallow) for place in cluster.places):
         return made
     places = {digest: place for place in cluster.places for digest in place.digests if digest in raws}
-    named = _saved_bases(cluster, places)
+    named = _saved_bases(cluster, places, raws)
     now = sum(each.row_bytes for each in made)
     least = sum(_row_bytes(int(cluster.saved[each].entry["stored_bytes"]), base) for each, base in named.items())
     if not named or least > now:
@@ -436,9 +449,12 @@ def _encode_cluster(
     return list(kept.values())
 
 
-def _saved_bases(cluster: Cluster, places: Mapping[bytes, Place]) -> dict[bytes, bytes | None]:
+def _saved_bases(
+    cluster: Cluster, places: Mapping[bytes, Place], raws: Mapping[bytes, Buffer]
+) -> dict[bytes, bytes | None]:
     """Return the chunks that can stay as they were saved, each after its base, with their bases."""
     depths = {digest: base.depth for digest, (base, _) in cluster.outside.items()}
+    depths |= {digest: base.depth for digest, (base, _) in cluster.earlier.items() if digest in raws}
     waiting: dict[bytes, bytes | None] = {}
     for digest, place in places.items():
         copy = cluster.saved.get(digest)

@@ -24,5 +24,5 @@ try:
 except ImportError as error:
     raise ImportError(
         f"tensorcas-mlflow has no compiled core for this Python ({error}): install a wheel for this machine, or a C "
-        "compiler (Debian: gcc and libzstd-dev), and then the package once more"
+        "compiler (Debian: gcc, libzstd-dev and python3-dev), and then the package once more"
     ) from error

@@ -14,8 +14,6 @@ from tests.golden.stores import copied
 
 EXPECTED = json.loads((Path(__file__).parent / "v2_hdf5/expected.json").read_text())
 
-# Each file takes minutes without the compiled core; `tests/codecs/test_hdf5_chunks.py` has both.
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:

@@ -10,17 +10,22 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PROGRAM = """
+PYTHON_PATH = os.pathsep.join(filter(None, [str(CHECKOUT), *sys.path]))
+MOST_S = 5
+LOAD = """
 import importlib.util, sys
-import numpy as np
 
-folder, path, first = sys.argv[1:]
+path = sys.argv[1]
 if path:
     spec = importlib.util.spec_from_file_location("tensorcas_mlflow.native._core", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.ZSTD_VERSION == ""
+"""
+PROGRAM = """
+import numpy as np
 
+folder, first = sys.argv[2:]
 from tensorcas_mlflow import TensorCasStore
 from tensorcas_mlflow.native import core
 
@@ -60,17 +65,10 @@ def core_without_zstd(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_cores_with_and_without_libzstd_read_what_the_other_has_written(tmp_path: Path, core_without_zstd: str) -> None:
     for core, first in (("", "0"), (core_without_zstd, "2"), ("", "4")):
-        run(sys.executable, "-c", PROGRAM, str(tmp_path / "store"), core, first)
+        run(sys.executable, "-c", LOAD + PROGRAM, core, str(tmp_path / "store"), first)
 
 
 FRAMES = """
-import importlib.util, sys
-import numpy as np
-
-spec = importlib.util.spec_from_file_location("tensorcas_mlflow.native._core", sys.argv[1])
-module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-
 from tests.native.test_decode import SAMPLES, run_core, run_python
 
 n_refused = 0
@@ -87,6 +85,42 @@ print(n_refused)
 
 
 def test_core_without_libzstd_refuses_the_payloads_that_the_reference_refuses(core_without_zstd: str) -> None:
-    python_path = os.pathsep.join(filter(None, [str(CHECKOUT), *sys.path]))
+    assert int(run(sys.executable, "-c", LOAD + FRAMES, core_without_zstd, PYTHONPATH=PYTHON_PATH)) > 500
 
-    assert int(run(sys.executable, "-c", FRAMES, core_without_zstd, PYTHONPATH=python_path)) > 500
+
+@pytest.mark.parametrize("way", ["decode", "encode_group"])
+def test_interrupt_ends_a_long_call_of_a_core_without_libzstd(way: str, core_without_zstd: str) -> None:
+    program = LOAD + "from tests.native.interrupted import main\nmain(sys.argv[2], 1)"
+
+    assert float(run(sys.executable, "-c", program, core_without_zstd, way, PYTHONPATH=PYTHON_PATH)) < MOST_S
+
+
+STOPPED = """
+import signal
+from tensorcas_mlflow.native import core
+
+class Stopped(Exception):
+    pass
+
+def stop(*_):
+    raise Stopped
+
+signal.signal(signal.SIGALRM, stop)
+for call in (
+    lambda: core.compress(bytes(1 << 20), 3),
+    lambda: core.encode_best(bytes(1 << 20), 4),
+    lambda: core.choose_codings(bytes(1 << 20), 4, None),
+    lambda: core.choose_transform(bytes(1 << 20), 4, bytes(1 << 20), bytes(4), True),
+):
+    for _ in range(5):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            while True:
+                call()
+        except Stopped:
+            pass
+"""
+
+
+def test_exception_of_a_handler_ends_a_short_call_of_a_core_without_libzstd(core_without_zstd: str) -> None:
+    run(sys.executable, "-c", LOAD + STOPPED, core_without_zstd)

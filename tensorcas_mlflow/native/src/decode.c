@@ -7,8 +7,7 @@
  *
  * `tc_check_batch` checks the tables against each other and against the lengths of all buffers; `tc_decode` relies on that.
  * Stored bytes are hostile: every length in them is checked before it is used. The caller finds out the reason of a failure by
- * decoding the chunk once more in Python (`chunk_io/_decode.py`). `codecs/_planes.py`, `_delta.py` and `_zstd.py` describe
- * the payloads. */
+ * decoding the chunk once more, link by link (`chunk_io/_decode.py`). The format page describes the payloads. */
 #define _GNU_SOURCE
 #include "decode.h"
 

@@ -228,12 +228,12 @@ typedef struct __attribute__((packed)) {
 
 _Static_assert(sizeof(TcEntry) == 116, "an entry is as layout.ENTRY describes it");
 
-/* The copy of a base that a delta names; `store._bases.NAMED`. */
+/* The copy of a base that a delta names; `store._base_plans.NAMED`. */
 typedef struct __attribute__((packed)) {
     uint8_t pack[16], digest[32], depth;
 } TcNamed;
 
-_Static_assert(sizeof(TcNamed) == 49, "a named base is as store._bases.NAMED describes it");
+_Static_assert(sizeof(TcNamed) == 49, "a named base is as store._base_plans.NAMED describes it");
 
 /* The chunks of one group, and where their payloads go. */
 typedef struct {

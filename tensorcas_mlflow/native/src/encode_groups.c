@@ -75,7 +75,7 @@ static const TcAlike *alike_of(const AllAlike *alike, size_t itemsize) {
     return tc_is_word(itemsize) && alike->n_samples[tc_log2_of(itemsize)] ? alike->planes[tc_log2_of(itemsize)] : NULL;
 }
 
-/* Try the codings of a sample's planes; `codecs._planes.alike_of`. */
+/* Try the codings of a sample's planes. */
 static void note_sample(TcWorker *worker, AllAlike *alike, const uint8_t *raw, size_t n_bytes, size_t itemsize, uint8_t *planes) {
     if (itemsize == 1 || !tc_is_word(itemsize) || n_bytes < LEAST_SHUFFLED_BYTES)
         return;

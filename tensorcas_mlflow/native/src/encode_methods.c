@@ -208,8 +208,11 @@ static int begin_call(Call *call, Py_ssize_t itemsize) {
     return call->out != NULL;
 }
 
+/* Raise a MemoryError, unless the handler of a signal has raised something: without libzstd, frames are made in Python. */
+static PyObject *no_memory(void) { return PyErr_Occurred() != NULL ? NULL : PyErr_NoMemory(); }
+
 static PyObject *payload_of(Call *call, size_t size) {
-    return call->worker->has_failed || size == NOT_SMALLER ? PyErr_NoMemory()
+    return call->worker->has_failed || size == NOT_SMALLER ? no_memory()
                                                            : PyBytes_FromStringAndSize((char *)call->out, (Py_ssize_t)size);
 }
 
@@ -348,7 +351,7 @@ static PyObject *py_choose_codings(PyObject *module, PyObject *args) {
         tc_choose_codings(call.worker, call.raw.buf, call.base.buf, (size_t)call.raw.len / (size_t)width, (size_t)width,
                           SHARE_SAMPLE_WORDS, codings);
         Py_END_ALLOW_THREADS;
-        result = call.worker->has_failed ? PyErr_NoMemory() : PyBytes_FromStringAndSize((char *)codings, width);
+        result = call.worker->has_failed ? no_memory() : PyBytes_FromStringAndSize((char *)codings, width);
     }
     end_call(&call);
     return result;
@@ -371,7 +374,7 @@ static PyObject *py_choose_transform(PyObject *module, PyObject *args) {
         tc_choose_transform(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)width, call.base.buf, call.codings.buf,
                             at_any_cost, &transform, &unit);
         Py_END_ALLOW_THREADS;
-        result = call.worker->has_failed ? PyErr_NoMemory() : Py_BuildValue("in", transform, (Py_ssize_t)unit);
+        result = call.worker->has_failed ? no_memory() : Py_BuildValue("in", transform, (Py_ssize_t)unit);
     }
     end_call(&call);
     return result;

@@ -56,7 +56,7 @@ void tc_choose_codings(TcWorker *worker, const uint8_t *words, const uint8_t *ba
 }
 
 /* Tell whether the bytes of a plane are as different as those of noise: about as many pairs are equal as chance makes equal.
- * Fewer pairs are equal in a ramp of indices, and more in bytes that repeat or have a code; `codecs._planes.is_noise`. */
+ * Fewer pairs are equal in a ramp of indices, and more in bytes that repeat or have a code. */
 static int is_noise(const uint8_t *plane, size_t length) {
     uint32_t counts[4][256] = {{0}};
     uint64_t n = length, equal = 0;

@@ -114,6 +114,8 @@ int tc_decompress(TcFrames *frames, const uint8_t *stored, size_t n_stored, uint
 
 #else
 
+#include "watch.h"
+
 const char *tc_zstd_version(void) { return ""; }
 
 /* Contexts are objects of the package zstandard, one set for each thread that the interpreter knows. */
@@ -125,21 +127,32 @@ TcFrames *tc_new_frames(void) { return calloc(1, sizeof(TcFrames)); }
 
 void tc_free_frames(TcFrames *frames) { free(frames); }
 
-/* Call a function of `native/_frames.py`; the interpreter's lock is held. Return NULL without an exception if it fails: out of
- * memory, or interrupted. The signal of an interruption is sent once more, for the caller of the core. */
+/* Call a function of `native/_frames.py`; the interpreter's lock is held. Return NULL with an exception set if it fails. */
 static PyObject *call(const char *name, PyObject *arguments) {
     PyObject *module = arguments == NULL ? NULL : PyImport_ImportModule("tensorcas_mlflow.native._frames");
     PyObject *function = module == NULL ? NULL : PyObject_GetAttrString(module, name);
     PyObject *result = function == NULL ? NULL : PyObject_CallObject(function, arguments);
-    if (result == NULL) {
-        if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
-            PyErr_SetInterrupt();
-        PyErr_Clear();
-    }
     Py_XDECREF(function);
     Py_XDECREF(module);
     Py_XDECREF(arguments);
     return result;
+}
+
+/* Take the interpreter's lock; return 0 without it if the call of the core stops for an exception. */
+static int enter(PyGILState_STATE *state) {
+    *state = PyGILState_Ensure();
+    if (PyErr_Occurred() == NULL)
+        return 1;
+    PyGILState_Release(*state);
+    return 0;
+}
+
+/* Release the lock. A status tells the caller that there is no memory. An exception that the handler of a signal has raised stays
+ * set, and ends the call of the core. */
+static void leave(PyGILState_STATE state) {
+    if (PyErr_Occurred() != NULL && (PyErr_ExceptionMatches(PyExc_MemoryError) || !tc_stop()))
+        PyErr_Clear();
+    PyGILState_Release(state);
 }
 
 static PyObject *view_of(const uint8_t *data, size_t n_bytes, int flags) {
@@ -149,43 +162,44 @@ static PyObject *view_of(const uint8_t *data, size_t n_bytes, int flags) {
 
 size_t tc_compress(TcFrames *frames, int way, uint8_t *out, size_t room, const uint8_t *data, size_t n_bytes, size_t step) {
     (void)frames;
-    PyGILState_STATE state = PyGILState_Ensure();
+    PyGILState_STATE state;
     size_t size = TC_NO_FRAME_MEMORY;
+    if (!enter(&state))
+        return size;
     PyObject *view = view_of(data, n_bytes, PyBUF_READ);
     PyObject *frame = view == NULL ? NULL : call("compress", Py_BuildValue("(iOn)", way, view, (Py_ssize_t)step));
     if (frame != NULL) {
         char *bytes = NULL;
         Py_ssize_t n_made = 0;
-        if (PyBytes_AsStringAndSize(frame, &bytes, &n_made) < 0)
-            PyErr_Clear();
-        else if ((size_t)n_made > room)
+        if (PyBytes_AsStringAndSize(frame, &bytes, &n_made) == 0 && (size_t)n_made > room)
             size = TC_NO_FRAME;
-        else {
+        else if (bytes != NULL) {
             memcpy(out, bytes, (size_t)n_made);
             size = (size_t)n_made;
         }
         Py_DECREF(frame);
     }
     Py_XDECREF(view);
-    PyErr_Clear();
-    PyGILState_Release(state);
+    leave(state);
     return size;
 }
 
 int tc_decompress(TcFrames *frames, const uint8_t *stored, size_t n_stored, uint8_t *out, size_t n_bytes) {
     (void)frames;
-    PyGILState_STATE state = PyGILState_Ensure();
+    PyGILState_STATE state;
     int status = CHUNK_NO_MEMORY;
-    PyObject *frame = view_of(stored, n_stored, PyBUF_READ), *to = view_of(out, n_bytes, PyBUF_WRITE);
-    PyObject *is_good = frame == NULL || to == NULL ? NULL : call("decompress", Py_BuildValue("(OO)", frame, to));
+    if (!enter(&state))
+        return status;
+    PyObject *frame = view_of(stored, n_stored, PyBUF_READ);
+    PyObject *to = frame == NULL ? NULL : view_of(out, n_bytes, PyBUF_WRITE);
+    PyObject *is_good = to == NULL ? NULL : call("decompress", Py_BuildValue("(OO)", frame, to));
     if (is_good != NULL) {
         status = is_good == Py_True ? CHUNK_GOOD : CHUNK_MALFORMED;
         Py_DECREF(is_good);
     }
     Py_XDECREF(frame);
     Py_XDECREF(to);
-    PyErr_Clear();
-    PyGILState_Release(state);
+    leave(state);
     return status;
 }
 

@@ -46,6 +46,12 @@ int tc_stops(void) {
     return has_raised;
 }
 
+int tc_stop(void) {
+    if (current != NULL && !is_helper)
+        atomic_store_explicit(&current->stops, 1, memory_order_relaxed);
+    return !is_helper;
+}
+
 TcWatch *tc_watch(void) { return current; }
 
 void tc_work_for(TcWatch *watch) {

@@ -24,6 +24,10 @@ int tc_come_back(TcWatch *watch);
  * signals. Whatever the bytes that a call works on, it asks again within a step of bounded size. */
 int tc_stops(void);
 
+/* Stop the call that this thread works for, because the interpreter has an exception for its caller, and the lock is held. Return
+ * 0 in a thread of the pool, which has no caller. */
+int tc_stop(void);
+
 /* The watch of the call that this thread works for; NULL outside of calls that watch. */
 TcWatch *tc_watch(void);
 

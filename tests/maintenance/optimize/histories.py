@@ -83,6 +83,15 @@ def equal(rng: Rng, n_steps: int = 4) -> Iterator[State]:
         yield {"w": weights, "c": np.full(20_000, step, np.int64)}
 
 
+def moving(rng: Rng, n_steps: int = 10) -> Iterator[State]:
+    """A table that gets new rows in the middle of others."""
+    table = rng.normal(0, 1, (8_000, 64)).astype(np.float32)
+    for _ in range(n_steps):
+        yield {"table": table.copy()}
+        at = np.sort(rng.choice(len(table), 10, replace=False))
+        table = np.insert(table, at, rng.normal(0, 1, (10, 64)).astype(np.float32), axis=0)
+
+
 HISTORIES = {each.__name__: each for each in (sparse, embedding, drifting, adam, trees, unrelated, quantized, equal)}
 
 

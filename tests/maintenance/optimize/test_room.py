@@ -12,9 +12,9 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.maintenance import plan_optimize, verify
+from tensorcas_mlflow.maintenance import _optimize, plan_optimize, verify
 from tensorcas_mlflow.store import Store, protocol
-from tests.maintenance.optimize.histories import HISTORIES, bytes_on_disk, drifting, save_history
+from tests.maintenance.optimize.histories import HISTORIES, bytes_on_disk, drifting, moving, save_history
 from tests.maintenance.optimize.trainings import n_bytes_of, optimize, same
 
 
@@ -128,6 +128,22 @@ def test_a_history_that_goes_on_after_each_optimization_never_takes_more_room(ki
             before, after = optimize_on_disk(tmp_path)
             assert after <= before, step
     check_steps(tmp_path, states)
+
+
+@pytest.mark.parametrize("pack_bytes", [256 << 10, 1 << 30])
+def test_rows_that_move_stay_deltas_though_their_bases_are_encoded_in_other_blocks(
+    pack_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With large tables, a chunk and its base are far from each other, and old packs are collected on the way."""
+    monkeypatch.setattr(_optimize, "BLOCK_BYTES", 256 << 10)
+    monkeypatch.setattr(_optimize, "TARGET_BYTES", pack_bytes)
+    monkeypatch.setattr(_optimize, "COLLECT_BYTES", 1 << 20)
+    saved = save_history(tmp_path, moving(np.random.default_rng(0)), "balanced")
+    before, after = optimize_on_disk(tmp_path)
+
+    assert after <= before + (8 << 10)  # files of more packs
+    check_steps(tmp_path, saved)
+    assert plan_optimize(Store.open(tmp_path)).n_chunks == 0
 
 
 @pytest.mark.parametrize("kind", ["sparse", "embedding", "adam"])
