@@ -348,7 +348,7 @@ class _Walk:
             self.graph.objects.append(part)
         if is_ensemble(part):
             self.graph.ensembles[path] = part
-        parameters = _parameters(type(part))
+        parameters = _parameters(type(part))  # type: ignore[arg-type]  # mypy takes classes for unhashable
         prefix, starred = (f"{path}/", f"{pattern}/") if path else ("", "")
         children = []
         for component, is_position, value, child_place in _children(part, place):
