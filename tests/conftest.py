@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # What the import of frameworks makes lives until the end: looking for garbage in it takes seconds.
 gc.disable()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it runs in the background so, and every program of a test would ignore interrupts too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # No test asserts on wall time.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
