@@ -119,12 +119,16 @@ Raises:
 class LocalFile(ByteSource):
     """A file of this machine, memory-mapped where possible."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, descriptor: int | None = None) -> None:
         """Open and map a file.
 
         The map is private: writing to the memory of `view` never reaches the file. The map outlives a deletion or a
         replacement of the file. If another process truncates the file, touching the lost pages kills the process
         (SIGBUS); `read_into` reads the file itself, and raises.
+
+        Args:
+            path: The file.
+            descriptor: An open file without a path, whose name for errors is then ``path``. It stays the caller's.
 
         Raises:
             BackendError: The file is missing or unreadable, or is a pipe or the like.
@@ -133,7 +137,8 @@ class LocalFile(ByteSource):
         self._mapped: mmap.mmap | None = None
         try:
             # O_NONBLOCK: opening a pipe would otherwise wait for a writer.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            self._descriptor = os.open(path, flags) if descriptor is None else os.dup(descriptor)
             weakref.finalize(self, os.close, self._descriptor)
             status = os.fstat(self._descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -344,7 +349,9 @@ class SourceStream:
 
 
 def spool(tape: Tape) -> ByteSource:
-    """Copy what is left of a tape into a temporary file without a name, from which the tape goes on.
+    """Copy what is left of a tape into a temporary file, from which the tape goes on.
+
+    The file has no name, so a process that is killed leaves nothing behind.
 
     Raises:
         FormatError: The file cannot be written; the tape has all bytes.
@@ -353,11 +360,11 @@ def spool(tape: Tape) -> ByteSource:
     opened: list[LocalFile] = []
 
     def reopen() -> SourceStream:
-        opened.append(LocalFile(file.name))
+        opened.append(LocalFile("a temporary copy", descriptor=file.fileno()))
         return SourceStream(opened[0])
 
     try:
-        file = tempfile.NamedTemporaryFile(buffering=0)  # noqa: SIM115 - errors of its block are others
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - errors of its block are others
     except OSError as error:
         raise FormatError(f"it cannot be copied: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptError, MalformedFileError
-from tensorcas_mlflow.file_formats import Tensor, _hdf5_file, list_source
+from tensorcas_mlflow.file_formats import Tape, Tensor, _hdf5_file, list_source
+from tensorcas_mlflow.file_formats._source import spool
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import verify
 from tensorcas_mlflow.store import Store
@@ -185,10 +187,30 @@ def test_a_full_disk_of_temporary_files_costs_no_byte(tmp_path: Path, monkeypatc
             written.append(super().write(memoryview(block)[:5000]))
             return written[0]
 
-    monkeypatch.setattr("tempfile.NamedTemporaryFile", lambda **_: Full(tmp_path / "copy", "w"))
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full(tmp_path / "copy", "w+"))
 
     assert check_stored(sample("gzip")) == 0
     assert written == [5000]
+
+
+def test_a_process_that_is_killed_while_it_copies_a_file_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    names: list[list[str]] = []
+
+    class Looking(io.BytesIO):
+        def readinto(self, buffer: Any, /) -> int:
+            names.append(os.listdir(tmp_path))
+            return super().readinto(buffer[: 16 << 10])
+
+    data = sample("contiguous")
+    copy = spool(Tape(Looking(data)))
+
+    assert copy.size == len(data)
+    assert bytes(copy.read(0, len(data))) == data
+    assert len(names) > 3
+    assert not any(names)
 
 
 def test_a_machine_without_a_folder_of_temporary_files_costs_no_byte(
