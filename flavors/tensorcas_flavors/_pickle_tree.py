@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
 from tensorcas_flavors._pickling import MAGIC, is_pickle
@@ -79,12 +78,19 @@ def named_modules(skeleton: Array) -> set[str]:
     """List the top-level modules whose classes and functions a skeleton's pickle names. Nothing is unpickled.
 
     Of a damaged pickle, modules after the damage are missing. A pickle made to mislead may name others.
+
+    Raises:
+        MemoryError: This machine has too little memory for the rest of the pickle.
     """
     if not is_pickle(skeleton):
         return set()
     reader = _PickleReader(io.BytesIO(skeleton[len(MAGIC) :].tobytes()))
-    with suppress(Exception):
+    try:
         reader.load()
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - damage may raise anything
+        pass
     modules = {name.partition(":")[0].partition(".")[0] for name in reader.names}
     return {module for module in modules if module.isidentifier()}
 

@@ -6,6 +6,8 @@ import pickle
 import subprocess
 import sys
 from collections import OrderedDict
+from decimal import Decimal
+from fractions import Fraction
 from importlib.metadata import version
 from typing import Any
 
@@ -13,7 +15,8 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from tensorcas_flavors import _pickling
+from tensorcas_flavors import _pickle_tree, _pickling
+from tensorcas_flavors._pickle_tree import named_modules
 from tensorcas_flavors._pickling import MAGIC, dump_skeleton, is_pickle, load_skeleton, pinned_packages
 from tensorcas_mlflow.errors import AdapterError
 
@@ -172,3 +175,21 @@ def test_a_module_of_another_distributions_name_is_pinned() -> None:
 
 def test_a_module_without_a_distribution_is_left_out_of_the_requirements() -> None:
     assert pinned_packages({"my_own_training_script"}) == []
+
+
+def test_modules_of_a_pickle_are_named_up_to_its_damage() -> None:
+    skeleton = dump_skeleton("test", [Fraction(1), Decimal(2)], take_nothing)
+
+    assert named_modules(skeleton) == {"fractions", "decimal"}
+    assert named_modules(skeleton[: bytes(skeleton).index(b"decimal")]) == {"fractions"}
+
+
+def test_modules_of_a_pickle_are_refused_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_no_memory(self: object) -> None:
+        raise MemoryError
+
+    skeleton = dump_skeleton("test", Fraction(1), take_nothing)
+    monkeypatch.setattr(_pickle_tree._PickleReader, "load", has_no_memory)
+
+    with pytest.raises(MemoryError):
+        named_modules(skeleton)
