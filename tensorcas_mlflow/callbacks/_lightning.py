@@ -33,8 +33,9 @@ class CheckpointHooks:
         every_n_train_steps: Log when ``trainer.global_step`` is a multiple of this.
         every_n_epochs: Log at the end of every n-th epoch, after its validation. With neither: every epoch.
         save_weights_only: Leave out the content needed only to resume.
-        options: See `CallbackOptions`. A metric of the rule ``keep`` may be any that a ``ModelCheckpoint`` could
-            monitor; it is logged at the step.
+        options: ``name``, ``run_id``, ``keep``, ``blocking``, ``overwrite``, ``log_metrics`` and ``policy``; see
+            `CallbackOptions`. A metric of the rule ``keep`` may be any that a ``ModelCheckpoint`` could monitor; it is
+            logged at the step.
 
     Raises:
         ValueError: An interval is less than 1, or there is no such policy.

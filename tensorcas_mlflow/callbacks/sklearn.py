@@ -59,7 +59,8 @@ def fit_with_checkpoints(
         parameter: The growing parameter of the estimator; None for ``partial_fit``.
         batch_size: Rows of one call of ``partial_fit``; None passes them all at once.
         fit_params: Further arguments of every ``fit`` or ``partial_fit``. Nothing in them is cut into batches.
-        options: See `CallbackOptions`.
+        options: ``name``, ``run_id``, ``keep``, ``blocking``, ``overwrite``, ``log_metrics`` and ``policy``; see
+            `CallbackOptions`.
 
     Returns:
         The estimator.

@@ -47,8 +47,9 @@ class TensorCasCallback(transformers.TrainerCallback):
     Args:
         every_n_steps: Log when ``state.global_step`` is a multiple of this.
         every_n_epochs: Log at the end of every n-th epoch. With neither: when the Trainer saves.
-        options: See `CallbackOptions`. A metric of the rule ``keep`` may be any logged by the Trainer, such as
-            ``eval_loss``; it is logged at the step.
+        options: ``name``, ``run_id``, ``keep``, ``blocking``, ``overwrite``, ``log_metrics`` and ``policy``; see
+            `CallbackOptions`. A metric of the rule ``keep`` may be any logged by the Trainer, such as ``eval_loss``; it
+            is logged at the step.
 
     Raises:
         ValueError: An interval is less than 1, or there is no such policy.

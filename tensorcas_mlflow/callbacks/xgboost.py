@@ -28,7 +28,8 @@ class TensorCasCallback(xgboost.callback.TrainingCallback):
 
     Args:
         every_n_rounds: Log when the number of rounds is a multiple of this; None for the end only.
-        options: See `CallbackOptions`. Write a metric of the rule ``keep`` in MLflow's form for evaluations, such as
+        options: ``name``, ``run_id``, ``keep``, ``blocking``, ``overwrite``, ``log_metrics`` and ``policy``; see
+            `CallbackOptions`. Write a metric of the rule ``keep`` in MLflow's form for evaluations, such as
             ``validation-rmse``; it is logged at the step.
 
     Raises:
