@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tensorcas_mlflow.backends._records import key_of, short_digest
+from tensorcas_mlflow.backends._records import folder_of, key_of, short_digest
 from tensorcas_mlflow.backends._rows import (
     MENDED,
     NAME,
     NO_DIGEST,
-    REFS,
     WRITTEN,
     Commit,
     Row,
     Rows,
-    checked,
     is_record,
 )
 from tensorcas_mlflow.errors import CorruptError
@@ -42,19 +39,18 @@ def damages_in(rows: Rows, *, is_quick: bool = False) -> Iterator[Damage]:
         is_quick: Whether to look at no record: what is found then tells whether all of it is one state. Damage of a
             record shows when that is read, and costs nothing else.
     """
-    found: list[Row] = []
-    for check in (_damages_of_rows, *(() if is_quick else (_damages_of_records,)), _damages_of_commits):
+    found: dict[str, Row] = {}
+    whole = _damages_of_records, _damages_of_commits
+    for check in (_damages_of_rows, *((_gaps,) if is_quick else whole)):
         try:
             yield from check(rows, found)
         except FAILURES as error:
             yield Damage(NAME, reason_of(error))
-    for row in () if is_quick else found:
+    for key, row in found.items():
         try:
-            data = rows.data(row)
-            if row.key.startswith(f"{REFS}/"):
-                rows.check_last(row.key, data)
+            rows.data(key, row)
         except FAILURES as error:
-            yield Damage(row.key, reason_of(error))
+            yield Damage(key, reason_of(error))
     try:
         look = "quick_check" if is_quick else "integrity_check"
         lines = [bytes(line) for (line,) in rows.connection.execute(f"PRAGMA {look}(10)")]
@@ -63,78 +59,87 @@ def damages_in(rows: Rows, *, is_quick: bool = False) -> Iterator[Damage]:
     yield from (Damage(NAME, f"SQLite says: {line.decode(errors='replace')}") for line in lines if line != b"ok")
 
 
-def _damages_of_rows(rows: Rows, found: list[Row]) -> Iterator[Damage]:
-    """Check each row, and that none is missing; append the whole ones to a list."""
-    folders: Counter[tuple[str, str]] = Counter()
-    for packed, *facts in rows.connection.execute("SELECT * FROM blobs"):
+def _damages_of_rows(rows: Rows, found: dict[str, Row]) -> Iterator[Damage]:
+    """Check that no row is missing."""
+    for folder in _folders(rows):
+        if not folder:
+            yield Damage(NAME, "it has a blob without a key")
+            continue
         try:
-            row = checked(packed, None, *facts)
+            rows.known.checked.discard(folder)
+            rows.check_folder(folder)
         except CorruptError as error:
             yield Damage(NAME, reason_of(error))
-            continue
-        found.append(row)
-        folder = row.key.partition("/")[0]
-        folders[folder, "n"] += 1
-        folders[folder, "total"] += row.check
-    for name, n_rows, total in rows.connection.execute("SELECT * FROM folders"):
-        folder = bytes(name).decode("ascii", "replace")
-        if (folders.pop((folder, "n"), 0), folders.pop((folder, "total"), 0)) != (n_rows, total):
-            yield Damage(NAME, f"blobs below {folder!r} are missing")
-    for folder in {folder for folder, _ in folders}:
-        yield Damage(NAME, f"it does not count the blobs below {folder!r}")
 
 
-def _damages_of_records(rows: Rows, found: list[Row]) -> Iterator[Damage]:
-    """Check that each record is whole, and that those which the rows and other records need are there."""
+def _folders(rows: Rows) -> list[str]:
+    """Return the first segments of all keys, and of those that are counted."""
+    names = rows.connection.execute("SELECT name FROM state WHERE name != x''").fetchall()
+    keys = rows.connection.execute("SELECT key FROM blobs").fetchall()
+    return sorted({folder_of(bytes(name)) for (name,) in [*names, *keys]})
+
+
+def _damages_of_records(rows: Rows, found: dict[str, Row]) -> Iterator[Damage]:
+    """Check that each record is whole, and that those which others need are there; collect the rows by their keys."""
     numbers: set[int] = set()
-    wanted = {row.record for row in found}
-    for number, *facts in rows.connection.execute("SELECT * FROM records"):
+    wanted: set[int] = set()
+    for number, *facts in rows.connection.execute('SELECT number, base, size, "check", data FROM records'):
         numbers.add(number)
+        if facts == [None] * 4 and number > 0:
+            continue
         if not is_record(number, *facts):
             yield Damage(NAME, f"record {number} is damaged")
-        elif facts[0] is not None:
+        elif facts[0]:
             wanted.add(facts[0])
     for number in sorted(wanted - numbers):
         yield Damage(NAME, f"record {number} is missing")
+    for folder in _folders(rows):
+        damages: list[CorruptError] = []
+        found.update(rows.below(folder, damages))
+        yield from (Damage(NAME, reason_of(error)) for error in damages)
 
 
-def _damages_of_commits(rows: Rows, found: list[Row]) -> Iterator[Damage]:
-    """Check that each commit follows from the one before, and that the last ones of the keys are what is there."""
-    last: dict[bytes, int] = {}
-    gaps, others = chain_of(rows, last)
-    yield from (Damage(NAME, reason) for reason in (*gaps, *others))
-    keys = {row.key for row in found}
-    missing = (key_of(key) for key, what in last.items() if what == WRITTEN and key_of(key) not in keys)
-    yield from (Damage(key, "it was committed and is missing") for key in missing)
-
-
-def chain_of(rows: Rows, last: dict[bytes, int]) -> tuple[list[str], list[str]]:
-    """Follow the commits; return what is missing, and what is damaged.
+def _damages_of_commits(rows: Rows, found: dict[str, Row]) -> Iterator[Damage]:
+    """Check that each commit follows from the one before, and that the last ones of the keys are what is there.
 
     What a repair has found among the commits before it is no damage any more.
-
-    Args:
-        rows: A connection, in a transaction.
-        last: Takes what the last commit of each key has done.
     """
-    state = rows.state()
+    last: dict[bytes, Commit] = {}
     number, hash_, all_before = 0, NO_DIGEST, NO_DIGEST
-    gaps: list[str] = []
-    others: list[str] = []
+    damages: list[Damage] = []
     for commit in rows.commits():
         if commit.what == MENDED and commit.after == all_before:
-            number, hash_, gaps, others = commit.number - 1, commit.before or NO_DIGEST, [], []
+            number, hash_, damages = commit.number - 1, commit.before or NO_DIGEST, []
         if commit.number != number + 1:
-            gaps.append(f"commits {number + 1} to {commit.number - 1} are missing")
+            damages.append(Damage(NAME, f"commits {number + 1} to {commit.number - 1} are missing"))
         elif commit.hash != commit.hash_after(hash_):
-            others.append(f"commit {commit.number} is not what was committed")
+            damages.append(Damage(NAME, f"commit {commit.number} is not what was committed"))
         number, hash_, all_before = commit.number, commit.hash, with_commit(all_before, commit)
-        last[commit.key] = commit.what
-    if number != state.commits:
-        gaps.append(f"it ends with commit {number} and not {state.commits}")
-    elif hash_ != state.hash:
-        others.append(f"commit {number} is another one than the last")
-    return gaps, others
+        if commit.key:
+            last[commit.key] = commit
+    yield from damages
+    rows.state()
+    for packed, commit in last.items():
+        key = key_of(packed)
+        row = found.get(key)
+        if (None if row is None else row.commit or row.record) != (commit.number if commit.what == WRITTEN else None):
+            yield Damage(key, "its last commit is not what the database has there")
+
+
+def _gaps(rows: Rows, found: dict[str, Row]) -> Iterator[Damage]:
+    gap = gap_of(rows)
+    if gap is not None:
+        yield Damage(NAME, gap)
+
+
+def gap_of(rows: Rows) -> str | None:
+    """Say which commits are missing behind the last repair; None for none."""
+    query = "SELECT coalesce(max(number), 1) FROM records WHERE number > 0 AND what = ?"
+    [(first,)] = rows.connection.execute(query, (MENDED,))
+    [(n_commits,)] = rows.connection.execute("SELECT count(*) FROM records WHERE number >= ?", (first,))
+    last, _ = rows.state()
+    is_whole = n_commits == max(0, last - first + 1)
+    return None if is_whole else f"of the commits {first} to {last} only {n_commits} are there"
 
 
 def with_commit(all_before: bytes, commit: Commit) -> bytes:

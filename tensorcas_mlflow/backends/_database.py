@@ -11,15 +11,16 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import quote
 from zlib import crc32
 
-from tensorcas_mlflow.backends._checks import chain_of, damages_in
+from tensorcas_mlflow.backends._checks import damages_in, gap_of
 from tensorcas_mlflow.backends._local import HOST, STAGING, _alone_in
 from tensorcas_mlflow.backends._locked_file import LockedFile
+from tensorcas_mlflow.backends._records import NewBlob
 from tensorcas_mlflow.backends._rows import (
     APPLICATION_ID,
     NAME,
@@ -27,6 +28,7 @@ from tensorcas_mlflow.backends._rows import (
     VERSION,
     Change,
     DamagedError,
+    Draft,
     Known,
     Rows,
 )
@@ -175,22 +177,23 @@ class Database:
         self.path = f"{folder}{os.sep}{NAME}"
         self._folder = folder
         self._wal, self._shm = self._beside(WAL), self._beside(SHM)
+        self._head, self._unsynced = self._beside(HEAD), self._beside(UNSYNCED)
         self._lock = threading.RLock()
         self._idle: list[Rows] = []
         self._known = Known()
         self._n_wal_bytes = 0
         """Size of the write-ahead log at the last checkpoint that could not empty it."""
-        self._is_there = False
+        self.is_there = False
+        """True once there was a database here: then a missing one is a loss, unless the store is another."""
         self._store: tuple[int, int] | None = None
         Database._all.add(self)
 
-    @property
-    def is_there(self) -> bool:
-        """True if the folder has a database, or had one: then a missing one is a loss, unless the store is another."""
-        if not self._is_there and os.path.lexists(self.path):
-            self._is_there = True
+    def look(self) -> bool:
+        """Tell whether the folder has a database, or had one."""
+        if not self.is_there and os.path.lexists(self.path):
+            self.is_there = True
             self._store = self._stamp()
-        return self._is_there
+        return self.is_there
 
     def _stamp(self) -> tuple[int, int] | None:
         """Return what tells one store at this place from another."""
@@ -204,7 +207,7 @@ class Database:
         """Forget a missing database if the store is another one by now; return whether it is."""
         if os.path.lexists(self.path) or self._store == self._stamp():
             return False
-        self._is_there = False
+        self.is_there = False
         return True
 
     def create(self) -> None:
@@ -243,7 +246,7 @@ class Database:
         with self._lock:
             self._begin_anew(_file_of(os.stat(self.path)))
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._beside(HEAD))
+            os.unlink(self._head)
 
     def _beside(self, name: str) -> str:
         return f"{self._folder}{os.sep}{name}"
@@ -253,7 +256,7 @@ class Database:
         try:
             return self.read(Rows.n_bytes)
         except DamagedError:
-            return _size_of(self.path) + _size_of(self._beside(WAL))
+            return _size_of(self.path) + _size_of(self._wal)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
@@ -276,11 +279,11 @@ class Database:
 
         To open and close the file outside of SQLite takes all locks from this process.
         """
-        return Salvage(self.path, self._beside(LOST), self._beside(WAL))
+        return Salvage(self.path, self._beside(LOST), self._wal)
 
     def last_commit(self) -> int:
         """Return the number of the last commit that there ever was, as far as its head says."""
-        head = Head.read(self._beside(HEAD))
+        head = Head.read(self._head)
         return 0 if head is None else head.last
 
     def put_in_place(self, new: str, aside: str) -> None:
@@ -308,6 +311,10 @@ class Database:
                 return act(rows)
             finally:
                 self._give(rows)
+
+    def draft(self, blobs: Sequence[NewBlob]) -> Draft | None:
+        """Encode blobs for the next `write`, which others wait for."""
+        return self._known.draft(blobs)
 
     def write(self, act: Callable[[Change], T], *, durable: bool) -> T:
         """Do one transaction. While it runs nobody else writes, in any process.
@@ -355,12 +362,17 @@ class Database:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Rows]:
         """Lock the database, and yield a connection to it; what is not committed in the end is undone."""
-        with LockedFile.alone_in(self._folder), _gate:
-            rows = self._take_to_write()
-            try:
-                yield rows
-            finally:
-                self._give(rows)
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        try:
+            LockedFile.lock(descriptor)
+            with _gate:
+                rows = self._take_to_write()
+                try:
+                    yield rows
+                finally:
+                    self._give(rows)
+        finally:
+            LockedFile.release(descriptor)
 
     # --- durability
 
@@ -379,7 +391,7 @@ class Database:
         """Note commits that are durable beside the database: a write-ahead log that ends too early shows by it."""
         if not change.committed:
             return
-        path = self._beside(HEAD)
+        path = self._head
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
             try:
@@ -395,7 +407,7 @@ class Database:
                 head.write(path, self.new_path())
 
     def _checkpoint_if_due(self, rows: Rows) -> None:
-        size = _size_of(self._beside(WAL))
+        size = _size_of(self._wal)
         if size < self._n_wal_bytes:
             self._n_wal_bytes = 0
         if size - self._n_wal_bytes >= _CHECKPOINT_BYTES or rows.known.is_suspect:
@@ -408,8 +420,8 @@ class Database:
         run(f"PRAGMA busy_timeout = {int(_CHECKPOINT_TIMEOUT_S * 1000)}")
         [(is_busy, *_)] = run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         run(f"PRAGMA busy_timeout = {int(_TIMEOUT_S * 1000)}")
-        self._n_wal_bytes = _size_of(self._beside(WAL)) if is_busy else 0
-        found, path = os.stat(self.path), self._beside(HEAD)
+        self._n_wal_bytes = _size_of(self._wal) if is_busy else 0
+        found, path = os.stat(self.path), self._head
         head = Head.read(path) if is_busy else None
         if head is None:
             state = rows.state()
@@ -422,7 +434,7 @@ class Database:
 
     def _note_unsynced(self) -> None:
         """Note that a sync has failed: the disk may have lost what others wrote before."""
-        with contextlib.suppress(OSError), open(self._beside(UNSYNCED), "wb"):
+        with contextlib.suppress(OSError), open(self._unsynced, "wb"):
             pass
 
     def shrink(self) -> None:
@@ -438,7 +450,7 @@ class Database:
 
     def _look(self, rows: Rows) -> None:
         """Compare the database with what its head says; note what is wrong."""
-        head = Head.read(self._beside(HEAD))  # before the state: commits may follow
+        head = Head.read(self._head)  # before the state: commits may follow
         found = os.stat(self.path)
         known = rows.known
         known.problem, known.lost = None, {}
@@ -458,38 +470,37 @@ class Database:
         known.head_number = -1 if head is None else head.number
 
     def _compare(self, rows: Rows, head: Head | None, found: os.stat_result) -> None:
-        known, last = rows.known, rows.state().commits
+        known, (last, hash_) = rows.known, rows.state()
         known.is_suspect = head is None or last > head.last
         if head is not None:
             if head.number > last:
                 raise DamagedError(f"commits {last + 1} to {head.last} are lost: it is an older one that was put back")
-            commit = rows.commit(head.number) if head.number else None
-            if head.number and (commit is None or commit.hash != head.hash):
+            if head.number and rows.hash_of(head.number) != head.hash:
                 raise DamagedError(f"commit {head.number} is not the one that was there: another one was put back")
             known.lost = {name: number for number, name in head.later.items() if number > last}
             if known.lost:
                 with contextlib.suppress(OSError):
-                    os.link(self._beside(WAL), self._beside(LOST))
+                    os.link(self._wal, self._beside(LOST))
             if head.last - last > len(known.lost):
                 raise DamagedError(f"commits {last + 1} to {head.last} are lost")
             known.is_suspect |= (head.inode, head.modified_ns) != (found.st_ino, found.st_mtime_ns)
             known.is_suspect |= head.number <= known.head_number and head.modified_ns != known.modified_ns
-        is_alone = not _size_of(self._beside(WAL))
-        if known.is_suspect and not (is_alone and head is not None and (head.number, head.hash) == rows.state()[:2]):
+        is_alone = not _size_of(self._wal)
+        if known.is_suspect and not (is_alone and head is not None and (head.number, head.hash) == (last, hash_)):
             # A ref is checked by its last commit, so it is enough that no commit is missing.
-            for gap in chain_of(rows, {})[0]:
+            gap = gap_of(rows)
+            if gap is not None:
                 raise DamagedError(f"it is no whole copy: {gap}")
 
     # --- connections
 
     def _take(self, *, is_locked: bool = False) -> Rows:
-        found = os.lstat(self.path)
-        file = found.st_dev, found.st_ino
+        file, logs = self._seen()
         opened = _opened.get(file)
         # Each call comes here, so there are few others in it.
         if opened is None:
             self._check_names(file)
-        elif opened.n and opened.logs != self._logs():
+        elif opened.n and opened.logs != logs:
             if _file_of(os.lstat(self.path)) != file:  # a repair is replacing all of them
                 return self._take(is_locked=is_locked)
             if opened.logs != _NO_LOGS:
@@ -506,7 +517,7 @@ class Database:
                 return self._idle.pop()
         with contextlib.nullcontext() if is_locked or opened is not None else _alone_in(self._folder):
             rows = Rows(self._connect(), self._known)
-            logs = self._logs()
+            _, logs = self._seen()
         if _file_of(os.stat(self.path)) != file or rows.known.file != file:
             rows.connection.close()
             return self._take(is_locked=is_locked)
@@ -548,10 +559,10 @@ class Database:
                 # Pages of two states would get worse.
                 for damage in damages_in(rows, is_quick=True):
                     raise DamagedError(f"it is no whole copy: {damage.reason}")
-            if os.path.lexists(self._beside(UNSYNCED)):
+            if os.path.lexists(self._unsynced):
                 if not self._checkpoint(rows):
                     raise OSError("a sync has failed, and a reader holds up its repetition")
-                os.unlink(self._beside(UNSYNCED))
+                os.unlink(self._unsynced)
         except BaseException:
             self._give(rows)
             raise
@@ -600,7 +611,7 @@ class Database:
         file = rows.known.file
         opened = _opened[file]
         with contextlib.suppress(FileNotFoundError):
-            if file == _file_of(os.stat(self.path)) and _NO_LOGS != opened.logs != self._logs():
+            if file == _file_of(os.stat(self.path)) and _NO_LOGS != opened.logs != self._seen()[1]:
                 # Nobody knows to which state of the database its write-ahead log belongs, and to close it copies that.
                 _leave_open(rows)
                 return
@@ -617,12 +628,14 @@ class Database:
         for rows in idle:
             self._close(rows)
 
-    def _logs(self) -> tuple[int, int]:
-        """Return the inodes of the write-ahead log and of its index."""
+    def _seen(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return device and inode of the database, and the inodes of its write-ahead log and of the index of that."""
+        found = os.lstat(self.path)
         try:
-            return os.lstat(self._wal).st_ino, os.lstat(self._shm).st_ino
+            logs = os.lstat(self._wal).st_ino, os.lstat(self._shm).st_ino
         except FileNotFoundError:
-            return _NO_LOGS
+            logs = _NO_LOGS
+        return (found.st_dev, found.st_ino), logs
 
     def _connect(self) -> sqlite3.Connection:
         is_writable = os.access(self.path, os.W_OK) and os.access(self._folder, os.W_OK)
@@ -666,8 +679,8 @@ class Database:
             try:
                 with contextlib.suppress(OSError, sqlite3.Error, DamagedError), _try_lock(self._folder) as is_alone:
                     known = idle[0].known
-                    is_same = _file_of(os.stat(self.path)) == known.file and _opened[known.file].logs == self._logs()
-                    if is_alone and is_same and not known.problem and not known.lost and _size_of(self._beside(WAL)):
+                    is_same = _file_of(os.stat(self.path)) == known.file and _opened[known.file].logs == self._seen()[1]
+                    if is_alone and is_same and not known.problem and not known.lost and _size_of(self._wal):
                         self._checkpoint(idle[0])
             finally:
                 for rows in idle:

@@ -61,10 +61,10 @@ class FolderBackend(LocalBackend):
     @property
     def has_database(self) -> bool:  # type: ignore[override]  # it may change when the store is created
         """True if small blobs go to a database."""
-        return self._database.is_there
+        return self._database.is_there or self._database.look()
 
     def prepare(self, *, database: bool | None = None) -> None:
-        if database is False or self._database.is_there:
+        if database is False or self.has_database:
             return
         try:
             with _translated("create", NAME):
@@ -92,9 +92,9 @@ class FolderBackend(LocalBackend):
         blob = NewBlob(key, b"".join(data))
 
         def put(change: Change) -> Token:
-            if change.find(key) is not None:
+            if change.taken([key]):
                 raise BlobExistsError(key)
-            return self._put(change, [blob], is_series=False)[0].token
+            return change.add([blob], is_series=False)[0].token
 
         try:
             return self._write("write", key, put, durable=durable)
@@ -103,17 +103,21 @@ class FolderBackend(LocalBackend):
             return super().put_new(key, [blob.data], durable=durable)
 
     def put_all(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> None:
-        if not self._database.is_there:
+        if not self.has_database:
             super().put_all(blobs)
             return
-        self._check_may_change()
+        if not self._is_local:
+            self._check_may_change()
         new: list[str] = []
         super().put_all(self._too_big(blobs, new))
         try:
-            taken = self._read("look at", NAME, lambda rows: [key for key in new if rows.find(key) is not None])
+            taken = self._read("look at", NAME, lambda rows: rows.taken(new))
         except DamagedError as error:
             self._warn(error)
             taken = []
+        if taken:
+            with self._holding:  # another thread may have committed ours
+                taken = [key for key in taken if key in self._held]
         if taken:
             self.discard(new)
             raise BlobExistsError(taken[0])
@@ -152,12 +156,13 @@ class FolderBackend(LocalBackend):
             self._settle_names()
         with self._holding:
             held = [NewBlob(key, blob) for key, blob in self._held.items()]
+            draft = self._database.draft([NewBlob(dest, data), *held])
 
             def commit(change: Change) -> None:
                 intent = change.find(source)
                 if intent is None or intent.token != token:
                     raise BlobNotFoundError(source)
-                if any(change.find(key) is None for key in self._flushed):
+                if len(change.taken(list(self._flushed))) < len(self._flushed):
                     raise BackendError("commit", dest, "an earlier state of the store was put back: save again")
                 last = change.find(dest)
                 if last is not None and not replace:
@@ -165,7 +170,7 @@ class FolderBackend(LocalBackend):
                 change.remove(intent)
                 if last is not None:
                     change.remove(last)
-                self._put(change, [NewBlob(dest, data), *self._not_there(change, held)], is_series=True)
+                change.add([NewBlob(dest, data), *self._not_there(change, held)], is_series=True, draft=draft)
 
             try:
                 self._write("commit", dest, commit, durable=True)
@@ -214,19 +219,11 @@ class FolderBackend(LocalBackend):
         with contextlib.suppress(DamagedError):
             self._write("commit", dest, lambda change: _remove(change, source, token), durable=False)
 
-    def _put(self, change: Change, blobs: list[NewBlob], *, is_series: bool) -> list[Row]:
-        """Write blobs, and a commit for each ref."""
-        rows = change.add(blobs, is_series=is_series)
-        for blob in blobs:
-            if _is_ref(blob.key):
-                change.log(blob.key, blob.data)
-        return rows
-
     def _not_there(self, rows: Rows, held: list[NewBlob]) -> list[NewBlob]:
         """Return the held blobs without those that a process forked from this one has written."""
-        there = {blob.key: row for blob in held if (row := rows.find(blob.key)) is not None}
+        there = set(rows.taken([blob.key for blob in held]))
         for blob in held:
-            if blob.key in there and rows.data(there[blob.key]) != blob.data:
+            if blob.key in there and ((row := rows.find(blob.key)) is None or rows.data(blob.key, row) != blob.data):
                 raise BlobExistsError(blob.key)
         return [blob for blob in held if blob.key not in there]
 
@@ -251,7 +248,7 @@ class FolderBackend(LocalBackend):
             held = [NewBlob(key, data) for key, data in self._held.items()]
 
             def put(change: Change) -> None:
-                self._put(change, self._not_there(change, held), is_series=True)
+                change.add(self._not_there(change, held), is_series=True)
 
             try:
                 self._write("write", NAME, put, durable=False)
@@ -329,22 +326,23 @@ class FolderBackend(LocalBackend):
         file = super().stat(key) if row is None or _is_ref(key) else None
         if file is not None or row is None:
             return file
-        return _info(row)
+        return _info(key, row)
 
     def missing(self, keys: Iterable[str]) -> set[str]:
         keys = list(map(check_key, keys))
-        if not self._database.is_there:
+        if not self.has_database:
             return super().missing(keys)
         self._flush()
         # The next durable transaction makes all earlier ones durable.
-        rows = set[str]()
-        with contextlib.suppress(DamagedError):  # what it hides is of no use to the caller
-            rows = self._read("look at", NAME, lambda rows: {key for key in keys if rows.find(key) is not None})
+        try:
+            rows = set(self._read("look at", NAME, lambda rows: rows.taken(keys)))
+        except DamagedError:  # what it hides is of no use to the caller
+            rows = set()
         others = [key for key in keys if key not in rows]
         return super().missing(others) if others else set()
 
     def settle(self, prefix: str) -> None:
-        if self._database.is_there:
+        if self.has_database:
             self._flush()
             self._settle_database()
         super().settle(prefix)
@@ -390,9 +388,9 @@ class FolderBackend(LocalBackend):
 
         def read(rows: Rows) -> bytes | None:
             row = rows.find(key)
-            data = None if row is None else rows.data(row)
+            data = None if row is None else rows.data(key, row)
             if is_ref:
-                rows.check_ref(key, data)
+                rows.check_ref(key, row)
             elif row is None and not os.path.lexists(self._path(key)):
                 rows.check_absent(key)
             return data
@@ -403,15 +401,15 @@ class FolderBackend(LocalBackend):
         found = {info.key: info for info in super().list(prefix, after=after)}
         damage: DamagedError | None = None
         try:
-            rows = self._below(prefix)
+            rows = self._below(prefix, Rows.below)
         except DamagedError as error:
             rows, damage = [], error
             self._warn(error)
             with contextlib.suppress(DamagedError):
-                rows = self._read("list", prefix, lambda rows: rows.below(prefix))
-        for row in rows:
-            if after is None or row.key > after:
-                found.setdefault(row.key, _info(row))
+                rows = self._read("list", prefix, lambda rows: rows.below(prefix, []))
+        for key, row in rows:
+            if after is None or key > after:
+                found.setdefault(key, _info(key, row))
         yield from found.values()
         if damage is not None:
             raise damage
@@ -420,31 +418,36 @@ class FolderBackend(LocalBackend):
         blobs, names = super().list_dir(prefix)
         found = {info.key: info for info in blobs}
         more = set(names)
-        for row in self._below(prefix):
-            name, _, below = row.key[len(prefix) + 1 :].partition("/")
+        for key, row in self._below(prefix, Rows.below):
+            name, _, below = key[len(prefix) + 1 :].partition("/")
             if below:
                 more.add(name)
             else:
-                found.setdefault(row.key, _info(row))
+                found.setdefault(key, _info(key, row))
         return [found[key] for key in sorted(found)], sorted(more)
 
     def names(self, prefix: str) -> set[str]:
-        rows = self._below(prefix)
         begin = len(prefix) + 1
-        return super().names(prefix).union({name for row in rows if "/" not in (name := row.key[begin:])})
+        keys = self._below(prefix, Rows.keys)
+        return super().names(prefix).union([name for key in keys if "/" not in (name := key[begin:])])
 
     def paths(self) -> Iterator[str]:
         yield from (path for path in super().paths() if path not in DATABASE_FILES)
-        if self._database.is_there:
+        if self.has_database:
             self._flush()
-            yield from self._read("list", NAME, lambda rows: [row.key for row in rows.below("")])
+            yield from self._read("list", NAME, lambda rows: rows.keys(""))
 
-    def _below(self, prefix: str) -> Sequence[Row]:
-        """Return the rows below a prefix, none of which is missing."""
+    def _below(self, prefix: str, look: Callable[[Rows, str], Sequence[T]]) -> Sequence[T]:
+        """Look for what lies below a prefix, once no row is missing below its first segment."""
         if not self._may_have_rows(prefix):
             return []
         self._flush_below(prefix)
-        return self._read("list", prefix, lambda rows: rows.listed(prefix))
+
+        def checked(rows: Rows) -> Sequence[T]:
+            rows.check_absent(prefix)
+            return look(rows, prefix)
+
+        return self._read("list", prefix, checked)
 
     # --- bytes
 
@@ -459,7 +462,7 @@ class FolderBackend(LocalBackend):
             return self._database.n_bytes()
 
     def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
-        if not self._database.is_there:
+        if not self.has_database:
             return super().freed_by(deleted, older_than_s=older_than_s)
         self._flush()
         in_rows: list[str] = []
@@ -478,7 +481,7 @@ class FolderBackend(LocalBackend):
 
     def sweep(self, older_than_s: float) -> int:
         freed = super().sweep(older_than_s)
-        if self._database.is_there:
+        if self.has_database:
             self._flush()
             before = self._n_database_bytes()
             self._write("sweep", NAME, Change.tidy, durable=False)
@@ -505,7 +508,7 @@ class FolderBackend(LocalBackend):
 
     @contextlib.contextmanager
     def alone_in(self, prefix: str) -> Iterator[bool]:
-        if not self._database.is_there:
+        if not self.has_database:
             with super().alone_in(prefix) as is_alone:
                 yield is_alone
             return
@@ -517,13 +520,14 @@ class FolderBackend(LocalBackend):
 
     def _may_have_rows(self, key: str) -> bool:
         """Tell whether a blob, or blobs below a prefix, may be in the database."""
-        return not _is_in_files(check_key(key)) and self._database.is_there
+        return check_key(key).partition("/")[0] not in _IN_FILES and (self._database.is_there or self._database.look())
 
     def _may_write_rows(self, key: str) -> bool:
         """Tell whether a blob goes to the database if it is small, and check that this process may change that."""
         if not self._may_have_rows(key):
             return False
-        self._check_may_change()
+        if not self._is_local:
+            self._check_may_change()
         return True
 
     def _check_may_change(self) -> None:
@@ -583,11 +587,14 @@ class FolderBackend(LocalBackend):
             raise DamagedError(error.problem, key) from error
 
     def _write(self, action: str, key: str, act: Callable[[Change], T], *, durable: bool) -> T:
-        with _translated(action, key):
-            try:
-                return self._database.write(act, durable=durable)
-            except FileNotFoundError:
-                self._check_there()
+        try:
+            return self._database.write(act, durable=durable)
+        except FileNotFoundError:
+            self._check_there()
+            with _translated(action, key):
+                raise
+        except OSError:
+            with _translated(action, key):
                 raise
 
     def _check_there(self) -> None:
@@ -609,7 +616,7 @@ def _remove(change: Change, key: str, token: Token | None = None) -> bool:
         return False
     change.remove(row)
     if _is_ref(key):
-        change.log(key, None)
+        change.log_deletion(key)
     return True
 
 
@@ -653,5 +660,5 @@ def _in_memory(data: bytes) -> int:
         return os.dup(file.fileno())
 
 
-def _info(row: Row) -> BlobInfo:
-    return BlobInfo(row.key, row.size, row.born / 1e6, row.token)
+def _info(key: str, row: Row) -> BlobInfo:
+    return BlobInfo(key, row.size, (row.time or 0) / 1e3, row.token)

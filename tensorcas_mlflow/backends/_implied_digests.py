@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import blake3
 
@@ -96,3 +96,36 @@ def without_digests(kind: int, data: bytes) -> bytes | None:
     except ValueError:
         return None
     return bytes(out)
+
+
+def raw_digests(pack: bytes) -> list[bytes]:
+    """Return the digests of the chunks that lie in a whole pack as they are, in the order of its table."""
+    entries = (_PACK_ENTRY.unpack_from(pack, at) for at in _pack_table(pack))
+    return [entry[0] for entry in entries if entry[5] == _RAW]
+
+
+_MOST_MISSES = 8
+
+
+def without_known(data: bytes, digests: Sequence[bytes], zeros: bytes) -> tuple[bytes, list[tuple[int, int, int]]]:
+    """Replace digests that are known otherwise, in their order, by zeros of the same size.
+
+    Returns:
+        The rest, and the places: start, number of the first digest there, number of digests that follow one another.
+    """
+    out = bytearray(data)
+    places = []
+    at = first = n_misses = 0
+    while first < len(digests) and n_misses < _MOST_MISSES:
+        place = data.find(digests[first], at)
+        n = 1
+        if place < 0:
+            n_misses += 1
+        else:
+            while first + n < len(digests) and data.startswith(digests[first + n], place + n * len(zeros)):
+                n += 1
+            at = place + n * len(zeros)
+            out[place:at] = zeros * n
+            places.append((place, first, n))
+        first += n
+    return bytes(out), places

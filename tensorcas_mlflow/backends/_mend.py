@@ -13,7 +13,7 @@ from tensorcas_mlflow.backends._contract import Backend
 from tensorcas_mlflow.backends._database import Database, connect_new
 from tensorcas_mlflow.backends._folder import FolderBackend
 from tensorcas_mlflow.backends._local import LocalBackend
-from tensorcas_mlflow.backends._records import NewBlob, key_of, packed_key, short_digest
+from tensorcas_mlflow.backends._records import NewBlob, folder_of, key_of, packed_key, short_digest
 from tensorcas_mlflow.backends._rows import (
     MENDED,
     NAME,
@@ -113,10 +113,55 @@ def _rebuild(backend: FolderBackend, database: Database, folder: str, *, only_pl
 
 def _fill(change: Change, old: Salvage, n_commits: int) -> tuple[int, list[Damage]]:
     """Write what is whole of an old database into a new one; return the number of blobs, and what is lost."""
-    rows = old.rows
-    is_whole = {folder: old.is_whole(folder) for folder in {key.partition("/")[0] for key in rows} | {REFS}}
+    last, gap, n_known, all_before = _copy_commits(change, old)
+    n_commits = max(n_known, min(n_commits, n_known + _MOST))
+    change.log_repair(n_commits, all_before)
+    keys = old.keys()
+    is_whole = {folder: old.is_whole(folder) for folder in {*map(folder_of, keys), REFS}}
+    found: dict[str, tuple[int, bytes]] = {}
+    for number in old.records:
+        for position, (key, data) in enumerate(old.blobs(number)):
+            row = old.row(key)
+            if row is None:
+                is_there = not is_whole.get(key.partition("/")[0], False) and _is_wanted(key, data, last, gap)
+            else:
+                is_there = (row.record, row.position) == (number, position) and not _is_older(key, data, last)
+            if is_there:
+                found[key] = old.time_of(number), data
+    lost = [Damage(key, "its bytes are damaged") for key in sorted(set(keys.values()) - found.keys())]
+    for packed, commit in last.items():
+        key = key_of(packed)
+        if commit.what == WRITTEN and key not in found and old.row(key) is None and not is_whole[REFS]:
+            lost.append(Damage(key, "it was committed, and is in no whole page"))
+    if n_commits > n_known:
+        lost.append(Damage(NAME, f"commits {n_known + 1} to {n_commits} are lost"))
+    if gap and not is_whole[REFS]:
+        lost.append(Damage(NAME, f"commits up to {gap} are damaged: nobody knows all that they wrote and deleted"))
+    moved: dict[str, tuple[int, int | None]] = {}
+    for key, (at, data) in found.items():
+        is_ref = key.partition("/")[0] == REFS
+        commit_of_it = last.get(packed_key(key)) if is_ref else None
+        moved[key] = at, change.log_written(key, data) if is_ref and commit_of_it is None else _number(commit_of_it)
+    change.add([NewBlob(key, data) for key, (_, data) in found.items()], is_series=True, moved=moved)
+    for packed, commit in last.items():
+        if commit.what == WRITTEN and key_of(packed) not in found:
+            change.log_deletion(key_of(packed), commit.after)
+    return len(found), lost
+
+
+def _number(commit: Commit | None) -> int | None:
+    return None if commit is None else commit.number
+
+
+def _copy_commits(change: Change, old: Salvage) -> tuple[dict[bytes, Commit], int, int, bytes]:
+    """Copy the commits whose hashes are right.
+
+    Returns:
+        The last commit of each key, by packed key; the number of the last one that is damaged; the highest number that
+        is known; and the digest of those that are left.
+    """
     last: dict[bytes, Commit] = {}
-    n_known = max(0 if old.state is None else old.state.commits, max(old.commits, default=0))
+    n_known = max(min(old.n_commits, max(old.commits, default=0) + _MOST), max(old.commits, default=0))
     gap, before, all_before = 0, NO_DIGEST, NO_DIGEST
     for number in range(1, n_known + 1):
         may_be = old.commits.get(number, [])
@@ -132,37 +177,7 @@ def _fill(change: Change, old: Salvage, n_commits: int) -> tuple[int, list[Damag
         before, all_before = commit.hash, with_commit(all_before, commit)
         if commit.what != MENDED:
             last[commit.key] = commit
-    n_commits = max(n_known, min(n_commits, n_known + _MOST))
-    change.log_repair(n_commits, all_before)
-    found: dict[str, tuple[int, bytes]] = {}
-    for number in old.records:
-        for key, data in old.blobs(number):
-            row = rows.get(key)
-            if row is not None and row.record == number and not _is_older(key, data, last):
-                found[key] = row.born, data
-            elif row is None and not is_whole.get(key.partition("/")[0], False) and _is_wanted(key, data, last, gap):
-                found[key] = found.get(key, (0, b""))[0] or number, data
-    lost = [Damage(key, "its bytes are damaged") for key in sorted(rows.keys() - found.keys())]
-    for commit in last.values():
-        key = key_of(commit.key)
-        if commit.what == WRITTEN and key not in found and key not in rows and not is_whole[REFS]:
-            lost.append(Damage(key, "it was committed, and is in no whole page"))
-    if n_commits > n_known:
-        lost.append(Damage(NAME, f"commits {n_known + 1} to {n_commits} are lost"))
-    if gap and not is_whole[REFS]:
-        lost.append(Damage(NAME, f"commits up to {gap} are damaged: nobody knows all that they wrote and deleted"))
-    change.add(
-        [NewBlob(key, data) for key, (_, data) in found.items()],
-        is_series=True,
-        born={key: born for key, (born, _) in found.items()},
-    )
-    for key, (_, data) in found.items():
-        if key.partition("/")[0] == REFS and packed_key(key) not in last:
-            change.log(key, data)
-    for commit in last.values():
-        if commit.what == WRITTEN and key_of(commit.key) not in found:
-            change.log(key_of(commit.key), None)
-    return len(found), lost
+    return last, gap, n_known, all_before
 
 
 def _hash_before(commit: Commit, last: bytes) -> bytes:

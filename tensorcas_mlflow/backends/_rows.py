@@ -5,34 +5,41 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
 from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from tensorcas_mlflow.backends._records import (
     DIGEST_BYTES,
+    HASHED,
     NewBlob,
-    Part,
+    as_int,
+    blobs_of,
     content_of,
     decode,
     encode,
+    folder_of,
+    grown,
     key_of,
+    keys_below,
     name_of,
     packed_key,
-    parts_of,
     record_check,
     records_of,
-    row_check,
     short_digest,
+    stored_key,
 )
 from tensorcas_mlflow.errors import CorruptError
 
 NAME = "blobs.db"
 APPLICATION_ID = 0x54434442
 VERSION = 1
-PAGE_BYTES = 2048
-"""Larger pages make an empty database larger, and smaller ones leave more of each page unused."""
+PAGE_BYTES = 512
+"""A row that is longer fills its pages but the first; larger pages make an empty database larger."""
 REFS = "refs"
 """First segment of the keys whose changes are commits."""
 WRITTEN, DELETED, MENDED = 1, 2, 3
@@ -40,6 +47,8 @@ WRITTEN, DELETED, MENDED = 1, 2, 3
 among the commits before is known."""
 MAX_BASES = 16
 """Bound of the records needed to read another one."""
+_MOST_BASES_AT_FIRST = 12, 3
+"""Bound of the bases of the record on which a process begins, and of an earlier one that it takes instead."""
 _MOST_HELD_BYTES = 4 << 20
 _SERIES = 256
 """Number of shared records of one process after which it begins without a base."""
@@ -48,24 +57,21 @@ _FULL = 0.7
 table."""
 _LEAST_WASTE = 4096, 0.05
 """Bytes of garbage in records, and their share of all, from which on `Change.tidy` writes records anew."""
+_POSITIONS = 1024
+"""Blobs in a record: the place of a blob is the number of the record times this, and its position there."""
 
 SCHEMA = f"""
 PRAGMA page_size = {PAGE_BYTES};
 PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
-CREATE TABLE state (commits INTEGER, hash BLOB, born INTEGER, records INTEGER, base INTEGER, "check" INTEGER);
-CREATE TABLE folders (name BLOB PRIMARY KEY, n_rows INTEGER, total INTEGER) WITHOUT ROWID;
-CREATE TABLE blobs (key BLOB PRIMARY KEY, born INTEGER, record INTEGER, start INTEGER, size INTEGER, "check" INTEGER)
-    WITHOUT ROWID;
-CREATE TABLE records (number INTEGER PRIMARY KEY, base INTEGER, depth INTEGER, form INTEGER, size INTEGER, data BLOB,
-    "check" INTEGER);
-CREATE INDEX records_by_base ON records (base) WHERE base IS NOT NULL;
-CREATE TABLE commits (number INTEGER PRIMARY KEY, name INTEGER, time INTEGER, what INTEGER, key BLOB, before BLOB,
-    after BLOB, hash BLOB);
-CREATE INDEX commits_by_name ON commits (name);
+CREATE TABLE records (number INTEGER PRIMARY KEY, time INTEGER, what INTEGER, key BLOB, before BLOB, after BLOB,
+    hash BLOB, base INTEGER, size INTEGER, "check" INTEGER, data BLOB);
+CREATE TABLE blobs (key BLOB PRIMARY KEY, place INTEGER, size INTEGER, "commit" INTEGER) WITHOUT ROWID;
+CREATE TABLE state (name BLOB PRIMARY KEY, n INTEGER, total INTEGER) WITHOUT ROWID;
 """
-
+_COMMITS = "number, time, what, key, before, after, hash, data IS NULL"
+_ROWS = 'SELECT blobs.key, place, blobs.size, "commit", time FROM blobs LEFT JOIN records ON number = place >> 10 '
 
 NO_DIGEST = bytes(DIGEST_BYTES)
 
@@ -85,33 +91,42 @@ class DamagedError(CorruptError):
 class Row(NamedTuple):
     """One blob."""
 
-    key: str
-    born: int
-    """Time of writing in microseconds of Unix time; no two blobs of a database have the same."""
+    stored: bytes
+    """Its key, as the table of blobs has it."""
     record: int
-    start: int
+    position: int
     size: int
-    """Bytes that it takes in the content of its record, which are as many as it has."""
+    """Bytes that the blob has."""
+    commit: int | None
+    """Number of its commit, if its bytes have moved to another record."""
+    time: int | None
+    """Time of writing of its record, in milliseconds of Unix time; None if the record is missing."""
+
+    @property
+    def is_ref(self) -> bool:
+        """Tell whether it is a ref, which has commits."""
+        return folder_of(self.stored) == REFS
 
     @property
     def check(self) -> int:
-        """Return the check with which it is stored."""
-        return row_check(packed_key(self.key), self.born, self.record, self.start, self.size)
+        """Return what it adds to the total of its folder: a CRC-32."""
+        facts = b"%d %d %d %d" % (self.record, self.position, self.size, self.commit or 0)
+        return crc32(facts, crc32(self.stored))
 
     @property
     def token(self) -> str:
-        """Return what names it among all blobs that the key has ever had."""
-        return f"born-{self.born:x}"
+        """Return what names it among all blobs that the key has ever had, if it is a ref."""
+        return f"commit-{self.commit or self.record}" if self.is_ref else f"{self.record}-{self.position}"
 
 
 class Commit(NamedTuple):
-    """One row of the table of commits."""
+    """One commit."""
 
     number: int
-    name: int
     time: int
     what: int
     key: bytes
+    """Packed key; the row has it, and ``after``, only if the record of the ref is gone or another one."""
     before: bytes | None
     after: bytes | None
     hash: bytes
@@ -123,29 +138,48 @@ class Commit(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the database says of itself."""
+    """The last commit."""
 
     commits: int
-    """Number of the last commit, and its hash."""
+    """Its number; 0 for none."""
     hash: bytes
-    born: int
-    """`Row.born` of the last blob."""
-    records: int
-    """Number of the last record."""
+
+
+@dataclass
+class Record:
+    """The data of a record."""
+
     base: int | None
-    """Number of a late record of the series."""
+    """Number of the record that it is a difference from, 0 for none; None if no record may build on it."""
+    check: int
+    small: bytes
+    """Its content, shrunk."""
+    n_bases: int
+    """Number of the records that are needed to read it."""
 
-    @property
-    def check(self) -> int:
-        """Return the CRC-32 with which it is stored."""
-        return crc32(b"%d %b %d %d %d" % (self.commits, self.hash, self.born, self.records, self.base or 0))
+    @cached_property
+    def blobs(self) -> list[NewBlob]:
+        """Return its blobs, deleted ones among them.
+
+        Raises:
+            CorruptError: It is damaged.
+        """
+        return blobs_of(grown(self.small))
 
 
-EMPTY = State(0, NO_DIGEST, 0, 0, None)
+class Draft(NamedTuple):
+    """A record that is encoded before the transaction that writes it."""
+
+    blobs: Sequence[NewBlob]
+    small: bytes
+    """Its content, shrunk."""
+    base: int | None
+    """Check of the record that it is a difference from."""
+    data: bytes
 
 
 class Known:
-    """What a process knows of one file: contents of records, and what it has checked."""
+    """What a process knows of one file: records, its series of records, and what it has checked."""
 
     def __init__(self, file: tuple[int, int] = (-1, -1)) -> None:
         """Know nothing yet of a file with a device and an inode."""
@@ -162,26 +196,37 @@ class Known:
         """What is wrong with the whole database: no ref can be relied on."""
         self.lost: dict[int, int] = {}
         """Numbers of commits that are lost, by the names of their keys; no listing of refs can be relied on."""
-        self._held: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+        self._held: OrderedDict[int, Record] = OrderedDict()
         self._n_bytes = 0
         self.n_shared = 0
         """Number of shared records that this process has written."""
         self.bases: dict[int, int] = {}
         """Numbers of its last records at each distance; see `Change._base`."""
 
-    def get(self, number: int, check: int) -> bytes | None:
-        """Return the content of the record with a check, if it is held."""
-        held = self._held.get(number)
-        return held[1] if held is not None and held[0] == check else None
+    def draft(self, blobs: Sequence[NewBlob]) -> Draft | None:
+        """Encode the first record that the next commit of some blobs will write, if it can be told."""
+        shared, _ = records_of(blobs)
+        base = self._held.get(self.bases.get(distance_of(self.n_shared), 0)) if self.n_shared % _SERIES else None
+        if not shared or base is None:
+            return None
+        small = content_of(shared[0])
+        return Draft(shared[0], small, base.check, encode(small, base.small))
 
-    def put(self, number: int, check: int, content: bytes) -> None:
-        """Hold a content, and forget the oldest ones."""
-        if number not in self._held and len(content) <= _MOST_HELD_BYTES:
-            self._held[number] = check, content
-            self._n_bytes += len(content)
+    def get(self, number: int, check: int) -> Record | None:
+        """Return the record with a check, if it is held."""
+        held = self._held.get(number)
+        return held if held is not None and held.check == check else None
+
+    def put(self, number: int, record: Record) -> None:
+        """Hold a record, and forget the oldest ones."""
+        old = self._held.pop(number, None)
+        self._n_bytes -= 0 if old is None else len(old.small)
+        if len(record.small) <= _MOST_HELD_BYTES:
+            self._held[number] = record
+            self._n_bytes += len(record.small)
         while self._n_bytes > _MOST_HELD_BYTES:
             try:
-                self._n_bytes -= len(self._held.popitem(last=False)[1][1])
+                self._n_bytes -= len(self._held.popitem(last=False)[1].small)
             except KeyError:  # another thread was faster
                 break
 
@@ -195,54 +240,86 @@ class Rows:
         self._run = connection.execute
 
     def state(self) -> State:
-        """Return the state of the database."""
-        found = self._run("SELECT * FROM state").fetchall()
-        try:
-            [(*facts, check)] = found
-            state = State(*facts)
-            if _kinds(facts) <= {int, bytes, NoneType} and state.check == check:
-                return state
-        except (TypeError, ValueError):
-            pass
-        raise DamagedError("its state is damaged")
+        """Return the last commit, which two tables name."""
+        last = self._run("SELECT number, hash FROM records ORDER BY number DESC LIMIT 1").fetchone()
+        number, hash_ = (0, NO_DIGEST) if last is None or last[0] < 0 else last
+        said = self._run("SELECT n, total FROM state WHERE name = x''").fetchone()
+        if type(hash_) is not bytes or said != (number, as_int(hash_)):
+            raise DamagedError(f"it ends with commit {number}, and not as its state says")
+        return State(number, hash_)
 
     # --- blobs
 
     def find(self, key: str) -> Row | None:
         """Return the row of a key."""
-        packed = packed_key(key)
-        found = self._run('SELECT born, record, start, size, "check" FROM blobs WHERE key = ?', (packed,)).fetchone()
-        return None if found is None else checked(packed, key, *found)
+        found = self._run(_ROWS + "WHERE blobs.key = ?", (stored_key(key),)).fetchone()
+        return None if found is None else row_of(*found)
 
-    def below(self, prefix: str) -> list[Row]:
-        """Return the rows of the keys below a prefix of whole segments; all rows for ``""``."""
-        if prefix:
-            begin = packed_key(prefix)
-            query = "WHERE key > ? AND key < ?"
-            found = self._run(f"SELECT * FROM blobs {query}", (begin + b"/", begin + b"0")).fetchall()
-        else:
-            found = self._run("SELECT * FROM blobs").fetchall()
-        return [checked(key, None, *facts) for key, *facts in found]
+    def taken(self, keys: Sequence[str]) -> list[str]:
+        """Return those of some keys that have rows."""
+        some = [*map(stored_key, keys)]
+        found: set[bytes] = set()
+        for at in range(0, len(some), 500):
+            marks = ", ".join("?" * len(some[at : at + 500]))
+            found.update(*self._run(f"SELECT key FROM blobs WHERE key IN ({marks})", some[at : at + 500]))
+        return [*compress(keys, map(found.__contains__, some))]
 
-    def listed(self, prefix: str) -> list[Row]:
-        """Return the rows below a prefix, once no row is missing below its first segment."""
-        self.check_absent(prefix)
-        return self.below(prefix)
+    def below(self, prefix: str, damages: list[CorruptError] | None = None) -> list[tuple[str, Row]]:
+        """Return the keys and rows below a prefix of whole segments; all for ``""``.
+
+        Args:
+            prefix: The prefix.
+            damages: Takes the errors of rows that are left out; None to raise the first one.
+        """
+        rows = []
+        for facts in self._run(_ROWS + "WHERE blobs.key >= ? AND blobs.key < ?", keys_below(prefix)).fetchall():
+            try:
+                row = row_of(*facts)
+                rows.append((self._key_of(row), row))
+            except CorruptError as error:
+                if damages is None:
+                    raise
+                damages.append(error)
+        if prefix in HASHED or prefix.partition("/")[0] not in HASHED:
+            return rows
+        return [(key, row) for key, row in rows if key.startswith(f"{prefix}/")]
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys below a prefix of whole segments."""
+        if not prefix or prefix.partition("/")[0] in HASHED:
+            return [key for key, _ in self.below(prefix)]
+        found = self._run("SELECT key FROM blobs WHERE key >= ? AND key < ?", keys_below(prefix))
+        return [key_of(stored) for (stored,) in found]
+
+    def _key_of(self, row: Row) -> str:
+        """Return the key of a row."""
+        if folder_of(row.stored) not in HASHED:
+            return key_of(row.stored)
+        key = self._blob(row).key
+        if stored_key(key) != row.stored:
+            raise DamagedError(f"record {row.record} does not hold what a row says")
+        return key
+
+    def _blob(self, row: Row) -> NewBlob:
+        blobs = self.record(row.record).blobs
+        if row.position >= len(blobs) or len(blobs[row.position].data) != row.size:
+            raise DamagedError(f"record {row.record} does not hold what a row says")
+        return blobs[row.position]
 
     def check_folder(self, folder: str) -> None:
         """Check once that no row is missing among those whose keys have a first segment."""
         if folder in self.known.checked:
             return
-        rows = self.below(folder)
-        begin = folder.encode()
-        said = self._run("SELECT n_rows, total FROM folders WHERE name = ?", (begin,)).fetchall() or [(0, 0)]
-        if [(len(rows), sum(row.check for row in rows))] != said:
-            raise DamagedError(f"it has {len(rows)} blobs below {folder!r} and not {said[0][0]}")
+        found = self._run(_ROWS + "WHERE blobs.key >= ? AND blobs.key < ?", keys_below(folder)).fetchall()
+        said = self._run("SELECT n, total FROM state WHERE name = ?", (folder.encode(),)).fetchone() or (0, 0)
+        if (len(found), sum(row_of(*facts).check for facts in found)) != said:
+            raise DamagedError(f"it has {len(found)} blobs below {folder!r} and not {said[0]}, or other ones")
         self.known.checked.add(folder)
 
     def check_absent(self, key: str) -> None:
         """Check that what has no row at a key, or below it, has no blob, and is not damaged."""
-        self.check_whole()
+        if self.known.problem is not None:
+            self.check_whole()
         if self.known.lost:
             raise DamagedError(f"commits {sorted(self.known.lost.values())} are lost")
         self.check_folder(key.partition("/")[0])
@@ -252,67 +329,81 @@ class Rows:
         if self.known.problem is not None:
             raise DamagedError(self.known.problem)
 
-    def data(self, row: Row) -> bytes:
-        """Read a blob."""
-        content = self.content(row.record)
-        for part in parts_of(content):
-            if part.start == row.start and part.key == row.key and part.size == row.size:
-                return part.data_in(content)
-        raise DamagedError(f"the record of {row.key!r} does not hold it")
-
-    def content(self, number: int, depth: int = MAX_BASES) -> bytes:
-        """Read the content of a record."""
-        found = self._run(
-            'SELECT base, depth, form, size, data, "check" FROM records WHERE number = ?', (number,)
-        ).fetchone()
-        if found is None:
-            raise DamagedError(f"record {number} is missing")
-        base, _, form, size, data, check = found
-        held = self.known.get(number, check)
-        if held is not None:
-            return held
-        if depth <= 0 or not is_record(number, *found):
-            raise DamagedError(f"record {number} is damaged")
-        content = decode(form, data, size, None if base is None else self.content(base, depth - 1))
-        self.known.put(number, check, content)
-        return content
-
-    # --- commits
-
-    def last_commit(self, key: str) -> Commit | None:
-        """Return the last commit of a key."""
-        packed = packed_key(key)
-        query = "SELECT * FROM commits WHERE name = ? ORDER BY number DESC"
-        for found in self._run(query, (name_of(key),)):
-            commit = commit_of(found)
-            if commit.key == packed:
-                return commit
-        return None
-
-    def commit(self, number: int) -> Commit | None:
-        """Return a commit by its number."""
-        found = self._run("SELECT * FROM commits WHERE number = ?", (number,)).fetchone()
-        return None if found is None else commit_of(found)
-
-    def commits(self) -> Iterator[Commit]:
-        """Yield all commits in their order."""
-        for found in self._run("SELECT * FROM commits ORDER BY number"):
-            yield commit_of(found)
-
-    def check_ref(self, key: str, data: bytes | None) -> None:
-        """Check that the last commit of a key left it as it is: with some bytes, or with none."""
+    def check_ref(self, key: str, row: Row | None) -> None:
+        """Check that there was no later commit of a ref."""
         self.check_whole()
         lost = self.known.lost.get(name_of(key))
         if lost is not None:
             raise DamagedError(f"commit {lost}, of {key!r}, is lost")
-        self.check_last(key, data)
+        try:
+            self.check_folder(REFS)
+        except DamagedError:
+            if row is None or self._may_be_followed(row):
+                raise
 
-    def check_last(self, key: str, data: bytes | None) -> None:
-        """Check that the last commit of a key that is in the database left these bytes, or none."""
-        last = self.last_commit(key)
-        said = None if last is None else last.after
-        if said != (None if data is None else short_digest(data)):
-            raise DamagedError(f"the last commit of {key!r} is not what the database has there")
+    def _may_be_followed(self, row: Row) -> bool:
+        """Tell whether a later commit of a ref is there, or a damaged one that may be of any ref."""
+        query = f"SELECT {_COMMITS} FROM records WHERE number > ?"
+        for found in self._run(query, (row.record if row.commit is None else row.commit,)).fetchall():
+            try:
+                keys = [self._commit(found).key]
+            except CorruptError:
+                of_record = "SELECT key FROM blobs WHERE place >> 10 = ? AND key >= ? AND key < ?"
+                keys = [key for (key,) in self._run(of_record, (found[0], *keys_below(REFS)))]
+            if not keys or row.stored in keys:
+                return True
+        return False
+
+    def data(self, key: str, row: Row) -> bytes:
+        """Read a blob; a ref is what its commit says."""
+        blob = self._blob(row)
+        if blob.key != key:
+            raise DamagedError(f"the record of {key!r} does not hold it")
+        if row.commit is not None:
+            commit = self.commit(row.commit)
+            if commit is None or (commit.key, commit.after) != (row.stored, short_digest(blob.data)):
+                raise DamagedError(f"the last commit of {key!r} is not what the database has there")
+        return blob.data
+
+    def record(self, number: int, depth: int = MAX_BASES) -> Record:
+        """Read a record."""
+        query = 'SELECT base, size, "check", data FROM records WHERE number = ?'
+        found = self._run(query, (number,)).fetchone()
+        if found is None:
+            raise DamagedError(f"record {number} is missing")
+        held = self.known.get(number, found[2])
+        if held is not None:
+            return held
+        if depth < 0 or not is_record(number, *found):
+            raise DamagedError(f"record {number} is damaged")
+        base, size, check, data = found
+        below = self.record(base, depth - 1) if base else None
+        small = decode(data, size, None if below is None else below.small)
+        record = Record(base, check, small, 0 if below is None else below.n_bases + 1)
+        self.known.put(number, record)
+        return record
+
+    # --- commits
+
+    def commit(self, number: int) -> Commit | None:
+        """Return a commit by its number."""
+        found = self._run(f"SELECT {_COMMITS} FROM records WHERE number = ?", (number,)).fetchone()
+        return None if found is None else self._commit(found)
+
+    def _commit(self, found: Sequence[Any]) -> Commit:
+        """Describe a commit, whose hash the caller checks."""
+        *facts, is_alone = found
+        return commit_of(facts if is_alone else with_ref(facts, self.record(facts[0]).blobs))
+
+    def hash_of(self, number: int) -> bytes | None:
+        """Return the hash of a commit; None if it is missing."""
+        found = self._run("SELECT hash FROM records WHERE number = ?", (number,)).fetchone()
+        return None if found is None else found[0]
+
+    def commits(self) -> Iterator[Commit]:
+        """Yield all commits in their order."""
+        for found in self._run(f"SELECT {_COMMITS} FROM records WHERE number > 0 ORDER BY number").fetchall():
+            yield self._commit(found)
 
     def vacuum(self) -> None:
         """Give the free pages back, in a transaction."""
@@ -326,38 +417,50 @@ class Rows:
         return int(n_pages) * PAGE_BYTES
 
 
+def distance_of(number: int) -> int:
+    """Return how far back the base of a record of a series lies."""
+    return 64 if number % 64 == 0 else 16 if number % 16 == 0 else 4 if number % 4 == 0 else 1
+
+
 def commit_of(found: Sequence[Any]) -> Commit:
-    """Describe a row of the table of commits, whose hash the caller checks."""
+    """Describe a commit, whose hash the caller checks."""
     commit = Commit(*found)
-    if _kinds([commit.key]) != {bytes} or commit.what not in (WRITTEN, DELETED, MENDED):
-        raise DamagedError(f"commit {commit.number} is damaged")
+    kinds = list(map(type, commit))
+    if kinds[:4] != [int, int, int, bytes] or kinds[6] is not bytes or not set(kinds[4:6]) <= {bytes, NoneType}:
+        raise DamagedError(f"commit {found[0]} is damaged")
+    if NO_DIGEST in (commit.before, commit.after) and commit.what != MENDED:  # the hash has it for none
+        raise DamagedError(f"commit {found[0]} is damaged")
     return commit
 
 
+def with_ref(facts: Sequence[Any], blobs: Sequence[NewBlob]) -> list[Any]:
+    """Return what a row says of a commit, with the packed key and the digest of the first ref in its record.
+
+    Raises:
+        DamagedError: It has none, or the row has others.
+    """
+    number, at, what, key, before, after, hash_ = facts
+    ref = next((blob for blob in blobs if blob.key.startswith(f"{REFS}/")), None)
+    if ref is None or key is not None or after is not None:
+        raise DamagedError(f"commit {number} is damaged")
+    return [number, at, what, packed_key(ref.key), before, short_digest(ref.data), hash_]
+
+
 def is_record(number: int, *facts: Any) -> bool:
-    """Tell whether a row of the table ``records`` has the right check, which is its last value."""
-    try:
-        return _kinds(facts) <= {int, bytes, NoneType} and bool(record_check(number, *facts[:-1]) == facts[-1])
-    except TypeError:
+    """Tell whether the base, size, check and data of a record are right."""
+    base, size, check, data = facts
+    kinds = list(map(type, facts))
+    if kinds[1:] != [int, int, bytes] or kinds[0] not in (int, NoneType):
         return False
+    is_right: bool = record_check(number, base, size, data) == check
+    return is_right
 
 
-def _kinds(facts: Iterable[Any]) -> set[type]:
-    """Return the types of values: a check reads 2.5 like 2."""
-    return set(map(type, facts))
-
-
-def checked(packed: Any, key: str | None, *facts: Any) -> Row:
-    """Describe a row of the table ``blobs``, once its check is right."""
-    try:
-        born, record, start, size, check = facts
-        # As `row_check`: a listing comes here for each row.
-        is_right = crc32(b"%d %d %d %d" % (born, record, start, size), crc32(packed)) == check
-        if is_right and set(map(type, facts)) == {int}:
-            return tuple.__new__(Row, (key or key_of(packed), born, record, start, size))
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise DamagedError(f"the row of a blob is damaged (its key begins with {bytes(packed)[:40]!r})")
+def row_of(stored: Any, place: Any, size: Any, commit: Any, at: Any) -> Row:
+    """Describe a row of the table ``blobs``."""
+    if list(map(type, (stored, place, size))) == [bytes, int, int] and {type(commit), type(at)} <= {int, NoneType}:
+        return tuple.__new__(Row, (stored, place >> 10, place & 1023, size, commit, at))
+    raise DamagedError("the row of a blob is damaged")
 
 
 class Change(Rows):
@@ -365,122 +468,126 @@ class Change(Rows):
 
     def __init__(self, connection: sqlite3.Connection, known: Known, *, is_new: bool = False) -> None:
         super().__init__(connection, known)
-        self._now = (EMPTY if is_new else self.state())._asdict()
-        self._folders: dict[bytes, list[int]] = {}
-        self._held: dict[int, tuple[int, bytes]] = {}
+        self._run_many = connection.executemany
+        self._commits, self._hash = (0, NO_DIGEST) if is_new else self.state()
+        [(lowest,)] = [(0,)] if is_new else self._run("SELECT min(number) FROM records").fetchall()
+        self._lowest = min(0, lowest or 0)
+        self._counts: dict[bytes, list[int]] = {}
+        self._held: dict[int, Record] = {}
         self._bases = dict(known.bases)
         self._n_shared = known.n_shared
+        self._before: dict[bytes, bytes | None] = {}
+        """Digests of refs that this transaction has removed, until their commits are written."""
         self.committed: list[tuple[int, int]] = []
         """Numbers of its commits, and the names of their keys."""
 
-    def add(self, blobs: Sequence[NewBlob], *, is_series: bool, born: dict[str, int] | None = None) -> list[Row]:
-        """Write new blobs, whose keys have none, and return their rows.
+    def add(
+        self,
+        blobs: Sequence[NewBlob],
+        *,
+        is_series: bool,
+        moved: Mapping[str, tuple[int, int | None]] | None = None,
+        draft: Draft | None = None,
+    ) -> list[Row]:
+        """Write new blobs, whose keys have none, and the commits of refs; return their rows.
 
         Args:
             blobs: The blobs.
             is_series: Whether the small ones are a difference from earlier ones, and later ones from them.
-            born: Times of writing, of blobs that are moved from other records.
+            moved: Times of writing, and numbers of commits, of blobs that are moved from other records.
+            draft: The first record, if it is encoded.
         """
         rows: list[Row] = []
         shared, alone = records_of(blobs)
-        for some, is_shared in [*((each, is_series) for each in shared), *(([each], False) for each in alone)]:
-            content, parts = content_of(some)
-            number = self._add_record(content, is_shared=is_shared)
-            rows += [self._add_row(part, number, None if born is None else born[part.key]) for part in parts]
+        now = _now_ms()
+        for turn, some in enumerate([*shared, *map(list, zip(alone, strict=True))]):
+            is_shared = is_series and turn < len(shared)
+            refs = [] if moved is not None else [blob for blob in some if blob.key.startswith(f"{REFS}/")]
+            at = now if moved is None else min(moved[blob.key][0] for blob in some)
+            known = draft if draft is not None and draft.blobs == some else Draft(some, content_of(some), None, b"")
+            number = self._add_record(known, refs[:1], at, is_shared=is_shared)
+            numbers: dict[str, int | None] = {}
+            for ref in refs[1:]:
+                numbers[ref.key] = self._append(WRITTEN, packed_key(ref.key), at, short_digest(ref.data))
+            for position, blob in enumerate(some):
+                commit = numbers.get(blob.key) if moved is None else moved[blob.key][1]
+                rows.append(Row(stored_key(blob.key), number, position, len(blob.data), commit, at))
+        self._run_many(
+            "INSERT INTO blobs VALUES (?, ?, ?, ?)",
+            [(row.stored, row.record * _POSITIONS + row.position, row.size, row.commit) for row in rows],
+        )
+        self._count(rows, 1)
         return rows
 
-    def _add_record(self, content: bytes, *, is_shared: bool) -> int:
-        number = self._now["records"] = self._now["records"] + 1
-        base, below, depth = self._base() if is_shared else (None, None, 0)
-        form, data = encode(content, below)
-        check = record_check(number, base, depth, form, len(content), data)
-        self._run(
-            "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)", (number, base, depth, form, len(content), data, check)
-        )
-        self._held[number] = check, content
+    def _add_record(self, draft: Draft, refs: Sequence[NewBlob], at: int, *, is_shared: bool) -> int:
+        """Write a record; it is the commit of a ref, if it is given one."""
+        base, below = self._base() if is_shared else (None, None)
+        small = draft.small
+        is_encoded = below is not None and below.check == draft.base
+        data = draft.data if is_encoded else encode(small, None if below is None else below.small)
+        number = self._commits + 1 if refs else self._lowest - 1
+        check = record_check(number, base, len(small), data)
+        facts = base, len(small), check, data
+        if refs:
+            self._append(WRITTEN, packed_key(refs[0].key), at, short_digest(refs[0].data), facts)
+        else:
+            self._lowest = number
+            self._insert((number, at, *[None] * 5, *facts))
+        self._held[number] = Record(base, check, small, 0 if below is None else below.n_bases + 1)
         if is_shared:
             self._note_base(number)
-        return int(number)
+        return number
 
-    def _base(self) -> tuple[int | None, bytes | None, int]:
-        """Choose the record from which the next of the series is a difference: its number and content, and the depth.
+    def _insert(self, values: Sequence[Any]) -> None:
+        self._run("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
-        It is one of the last few, so that it is similar, at a depth of a dozen at most.
+    def _base(self) -> tuple[int, Record | None]:
+        """Choose the record from which the next of the series is a difference, and return its number.
+
+        It is one of the last few, so that it is similar, with a dozen bases at most.
         """
         at = self._n_shared
-        distance = next(each for each in (64, 16, 4, 1) if at % each == 0)
-        number = self._bases.get(max(distance, 4)) if at % _SERIES else None
-        most_depth = MAX_BASES
-        if at == 0:
-            number, most_depth = self._now["base"], 4
-        if number is None:
-            return None, None, 0
-        found = self._run("SELECT depth FROM records WHERE number = ?", (number,)).fetchone()
-        if found is None or not isinstance(found[0], int) or found[0] + 1 >= most_depth:
-            return None, None, 0
+        distance = distance_of(at)
+        number = self._commits if at == 0 else self._bases.get(distance, 0) if at % _SERIES else 0
+        most = _MOST_BASES_AT_FIRST[0] if at == 0 else MAX_BASES - 1
         try:
-            return number, self._content(number), found[0] + 1
+            base = self._record(number) if number else None
+            if base is not None and base.n_bases > most:
+                most = _MOST_BASES_AT_FIRST[1]
+            while base is not None and base.base and base.n_bases > most:
+                number, base = base.base, self._record(base.base)
         except CorruptError:
-            return None, None, 0
+            return 0, None
+        # Another process may have written the records anew, and given the number to one that is deleted alone.
+        return (0, None) if base is None or base.base is None else (number, base)
 
     def _note_base(self, number: int) -> None:
-        for distance in (4, 16, 64):
+        for distance in (64, 16, 4, 1):
             if self._n_shared % distance == 0:
                 self._bases[distance] = number
-        if self._n_shared % 4 == 0:
-            self._now["base"] = number
         self._n_shared += 1
 
-    def _add_row(self, part: Part, record: int, born: int | None) -> Row:
-        if born is None:
-            born = max(self._now["born"] + 1, time.time_ns() // 1000)
-        self._now["born"] = max(self._now["born"], born)
-        packed = packed_key(part.key)
-        check = row_check(packed, born, record, part.start, part.size)
-        self._run("INSERT INTO blobs VALUES (?, ?, ?, ?, ?, ?)", (packed, born, record, part.start, part.size, check))
-        self._count(part.key, 1, check)
-        return Row(part.key, born, record, part.start, part.size)
+    def _record(self, number: int) -> Record:
+        return self._held.get(number) or self.record(number)
 
     def remove(self, row: Row) -> None:
-        """Delete a blob, and its record if nothing is left of that."""
-        self._remove_row(row)
-        self.drop_record(row.record)
+        """Delete a blob; for a ref the caller adds another one, or logs its deletion."""
+        self._run("DELETE FROM blobs WHERE key = ?", (row.stored,))
+        self._count([row], -1)
+        if row.is_ref:
+            commit = self.commit(row.record if row.commit is None else row.commit)
+            self._before[row.stored] = None if commit is None else commit.after
+        if row.record < 0:
+            self._run("DELETE FROM records WHERE number = ? AND base IS NULL", (row.record,))
 
-    def _remove_row(self, row: Row) -> None:
-        packed = packed_key(row.key)
-        self._run("DELETE FROM blobs WHERE key = ?", (packed,))
-        self._count(row.key, -1, -row_check(packed, row.born, row.record, row.start, row.size))
+    def log_written(self, key: str, data: bytes) -> int:
+        """Append the commit of a ref whose bytes are written apart; return its number."""
+        return self._append(WRITTEN, packed_key(key), _now_ms(), short_digest(data))
 
-    def drop_record(self, number: int) -> None:
-        """Delete a record, and the records on which it builds, unless they hold a blob or others build on them."""
-        while number is not None:
-            found = self._run("SELECT base FROM records WHERE number = ?", (number,)).fetchone()
-            if found is None:
-                return
-            try:
-                keys = [packed_key(part.key) for part in parts_of(self._content(number))]
-            except CorruptError:
-                return  # a repair decides
-            for key in keys:
-                if self._run("SELECT 1 FROM blobs WHERE key = ? AND record = ?", (key, number)).fetchone():
-                    return
-            if self._run("SELECT 1 FROM records WHERE base = ? LIMIT 1", (number,)).fetchone():
-                return
-            self._run("DELETE FROM records WHERE number = ?", (number,))
-            [number] = found
-
-    def _content(self, number: int) -> bytes:
-        held = self._held.get(number)
-        return self.content(number) if held is None else held[1]
-
-    def log(self, key: str, after: bytes | None) -> None:
-        """Append a commit: a key has other bytes now, or none."""
-        last = self.last_commit(key)
-        before = None if last is None else last.after
-        if after is None:
-            self._append(DELETED, key, before, None)
-        else:
-            self._append(WRITTEN, key, before, short_digest(after))
+    def log_deletion(self, key: str, before: bytes | None = None) -> None:
+        """Append the commit of a ref that was removed, or that had a digest and is lost."""
+        self._before.setdefault(packed_key(key), before)
+        self._append(DELETED, packed_key(key), _now_ms(), None)
 
     def log_repair(self, number: int, all_before: bytes) -> None:
         """Append the commit of a repair: the hash after which the chain begins anew, and the digest of all before.
@@ -489,72 +596,114 @@ class Change(Rows):
             number: Number of the last commit that is known to have been there.
             all_before: Digest of the commits that are left.
         """
-        self._now["commits"] = number
-        self._append(MENDED, "", self._now["hash"], all_before)
+        self._commits = number
+        self._before[b""] = self._hash
+        self._append(MENDED, b"", _now_ms(), all_before)
 
-    def _append(self, what: int, key: str, before: bytes | None, after: bytes | None) -> None:
-        number, now = self._now["commits"] + 1, time.time_ns() // 1_000_000
-        commit = Commit(number, name_of(key), now, what, packed_key(key), before, after, b"")
-        commit = commit._replace(hash=commit.hash_after(self._now["hash"]))
-        self.copy_commit(commit)
+    def _append(
+        self,
+        what: int,
+        key: bytes,
+        at: int,
+        after: bytes | None,
+        facts: tuple[int | None, int | None, int | None, bytes | None] = (None, None, None, None),
+    ) -> int:
+        commit = Commit(self._commits + 1, at, what, key, self._before.pop(key, None), after, b"")
+        self.copy_commit(commit._replace(hash=commit.hash_after(self._hash)), facts)
+        return commit.number
 
-    def copy_commit(self, commit: Commit) -> None:
-        """Append a commit as it is."""
-        self._run("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?)", commit)
-        self._now.update(commits=commit.number, hash=commit.hash)
-        self.committed.append((commit.number, commit.name))
+    def copy_commit(self, commit: Commit, facts: Sequence[Any] = (None, None, None, None)) -> None:
+        """Append a commit as it is, and the base, size, check and data of its record."""
+        number, at, what, key, before, after, hash_ = commit
+        self._insert(
+            (number, at, what, *((key, before, after) if facts[-1] is None else (None, before, None)), hash_, *facts)
+        )
+        self._commits, self._hash = commit.number, commit.hash
+        self.committed.append((commit.number, name_of(key_of(commit.key)) if commit.key else 0))
 
-    def _count(self, key: str, n_rows: int, check: int) -> None:
-        counted = self._folders.setdefault(key.partition("/")[0].encode(), [0, 0])
-        counted[0] += n_rows
-        counted[1] += check
+    def _count(self, rows: Sequence[Row], sign: int) -> None:
+        """Note that rows have come, or gone."""
+        for row in rows:
+            counted = self._counts.setdefault(folder_of(row.stored).encode(), [0, 0])
+            counted[0] += sign
+            counted[1] += sign * row.check
 
     def save(self) -> None:
         """Write the state, at the end of the transaction."""
-        for name, (n_rows, total) in self._folders.items():
-            changed = self._run(
-                "UPDATE folders SET n_rows = n_rows + ?, total = total + ? WHERE name = ?", (n_rows, total, name)
-            )
-            if changed.rowcount == 0:
-                self._run("INSERT INTO folders VALUES (?, ?, ?)", (name, n_rows, total))
-        state = State(**self._now)
-        self._run(
-            'INSERT OR REPLACE INTO state (rowid, commits, hash, born, records, base, "check") '
-            "VALUES (1, ?, ?, ?, ?, ?, ?)",
-            (*state, state.check),
+        self._run_many(
+            "INSERT INTO state VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET n = n + excluded.n, "
+            "total = total + excluded.total",
+            [(name, *counted) for name, counted in self._counts.items()],
         )
+        if self.committed or not self._commits:
+            self._run("INSERT OR REPLACE INTO state VALUES (x'', ?, ?)", (self._commits, as_int(self._hash)))
 
     def keep(self) -> None:
         """Remember what was written, once the transaction has succeeded."""
-        for number, (check, content) in self._held.items():
-            self.known.put(number, check, content)
+        for number, record in self._held.items():
+            self.known.put(number, record)
         self.known.bases, self.known.n_shared = self._bases, self._n_shared
 
     def tidy(self) -> None:
-        """Write records anew that hold deleted blobs, or that build on such records, if they waste enough."""
+        """Delete records of which nothing is needed, and write those anew that waste much, and what builds on them."""
         live: dict[int, list[Row]] = {}
-        for row in self.below(""):
+        for facts in self._run(_ROWS).fetchall():
+            row = row_of(*facts)
             live.setdefault(row.record, []).append(row)
-        touched: list[int] = []
-        n_wasted = n_stored = 0
-        found = self._run("SELECT number, base, size, length(data) FROM records ORDER BY number").fetchall()
-        changed: set[int] = set()
-        for number, base, size, n_bytes in found:
-            wanted = sum(row.size for row in live.get(number, ())) / max(1, size)
-            n_stored += n_bytes
-            if wanted < _FULL or base in changed:
-                n_wasted += int((1 - min(1, wanted / _FULL)) * n_bytes)
-                changed.add(number)
-                touched.append(number)
-        if n_wasted < max(_LEAST_WASTE[0], _LEAST_WASTE[1] * n_stored):
-            return
-        self._bases, self._n_shared = {}, _SERIES
+        query = "SELECT number, base, size, length(data), time FROM records WHERE data IS NOT NULL"
+        sizes = {number: facts for number, *facts in self._run(query)}
+        # Those of one time are similar.
+        touched = sorted(self._touched(live, sizes), key=lambda number: int(sizes[number][3] or 0))
+        if touched:
+            self._bases, self._n_shared = {}, _SERIES
         for number in touched:
             rows = live.get(number, [])
-            blobs = [NewBlob(row.key, self.data(row)) for row in rows]
-            for row in rows:
-                self._remove_row(row)
+            keys = [self._key_of(row) for row in rows]
+            blobs = [NewBlob(key, self.data(key, row)) for key, row in zip(keys, rows, strict=True)]
+            moved = {key: _moved(row) for key, row in zip(keys, rows, strict=True)}
+            self._run_many("DELETE FROM blobs WHERE key = ?", [(row.stored,) for row in rows])
+            self._count(rows, -1)
             if blobs:
-                self.add(blobs, is_series=True, born={row.key: row.born for row in rows})
-        for number in reversed(touched):
-            self.drop_record(number)
+                self.add(blobs, is_series=True, moved=moved)
+        # SQLite joins pages when rows are deleted, and leaves those half empty whose rows become shorter.
+        commits = [commit for number in touched if number > 0 and (commit := self.commit(number)) is not None]
+        self._run_many("DELETE FROM records WHERE number = ?", [(number,) for number in touched])
+        for commit in commits:
+            self._insert((*commit, None, None, None, None))
+
+    def _touched(self, live: Mapping[int, list[Row]], sizes: Mapping[int, list[Any]]) -> list[int]:
+        """Choose the records to be deleted or written anew."""
+        children: dict[int, list[int]] = {}
+        for number, (base, *_) in sizes.items():
+            children.setdefault(base or 0, []).append(number)
+        n_wasted = n_stored = 0
+        touched: list[int] = []
+        is_touched: set[int] = set()
+        ordered = list(children.get(0, []))
+        for number in ordered:  # it grows
+            ordered += children.get(number, [])
+            base, size, n_bytes, _ = sizes[number]
+            wanted = sum(row.size for row in live.get(number, ())) / max(1, size)
+            n_stored += n_bytes
+            if base is None and wanted:
+                continue
+            if wanted < _FULL or base in is_touched:
+                n_wasted += int((1 - min(1, wanted / _FULL)) * n_bytes)
+                touched.append(number)
+                is_touched.add(number)
+        if n_wasted >= max(_LEAST_WASTE[0], _LEAST_WASTE[1] * n_stored):
+            return touched
+        needed = {number for number in sizes if number in live}
+        for number in reversed(ordered):
+            if number in needed:
+                needed.add(sizes[number][0] or 0)
+        return [number for number in ordered if number not in needed]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _moved(row: Row) -> tuple[int, int | None]:
+    """Return the time and the commit of a row that moves to another record."""
+    return row.time or 0, row.record if row.is_ref and row.commit is None else row.commit

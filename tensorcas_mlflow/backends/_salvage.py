@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensorcas_mlflow.backends._checks import FAILURES
-from tensorcas_mlflow.backends._records import decode, key_of, name_of, parts_of
-from tensorcas_mlflow.backends._rows import MAX_BASES, PAGE_BYTES, Commit, Row, State, checked, commit_of, is_record
+from tensorcas_mlflow.backends._records import HASHED, NewBlob, blobs_of, decode, folder_of, grown, key_of, stored_key
+from tensorcas_mlflow.backends._rows import MAX_BASES, PAGE_BYTES, Commit, Row, commit_of, is_record, row_of, with_ref
 
 _FRAME = struct.Struct(">II8s8x")
 _WAL_HEADER_BYTES = 32
@@ -33,11 +33,11 @@ class Salvage:
             path: Path of the database.
             logs: Paths of write-ahead logs whose pages count instead of earlier ones; a missing one is empty.
         """
-        self.rows: dict[str, Row] = {}
-        self.commits: dict[int, list[Commit]] = {}
-        """By their numbers; the caller knows the right ones by their hashes."""
-        self.state: State | None = None
-        self._folders: dict[bytes, tuple[int, int]] = {}
+        self._commits: list[tuple[Any, ...]] = []
+        self.n_commits = 0
+        """Number of the last one that the state names."""
+        self._rows: dict[bytes, Row] = {}
+        self._folders: dict[str, tuple[int, int]] = {}
         self._records: dict[int, list[Any]] = {}
         data = _read(path)
         pages = [(at // PAGE_BYTES + 1, data[at : at + PAGE_BYTES]) for at in range(0, len(data), PAGE_BYTES)]
@@ -49,44 +49,75 @@ class Salvage:
             if not is_last or self._kind(number) != _FREE:
                 for rowid, values in self._values_in(page, 100 if number == 1 else 0):
                     self._take(rowid, values, is_last=is_last)
-        self.records = sorted(self._records)
+        self.commits = self._whole_commits()
+        """By their numbers; the caller knows the right ones by their hashes."""
+        self.records = sorted(self._records, key=lambda number: self._records[number][0])
+        self._rows = {row.stored: row for row in self._rows.values() if self._may_be(row)}
+
+    def row(self, key: str) -> Row | None:
+        """Return the row of a key."""
+        return self._rows.get(stored_key(key))
+
+    def keys(self) -> dict[bytes, str]:
+        """Return the stored keys of all rows, with their keys, as far as anybody knows these."""
+        names = {stored_key(key): key for number in self.records for key, _ in self.blobs(number)}
+        return {stored: names.get(stored) or name_of_row(stored) for stored in self._rows}
 
     def is_whole(self, folder: str) -> bool:
         """Tell whether no row is missing among those with a first segment."""
-        rows = [row for key, row in self.rows.items() if key.partition("/")[0] == folder]
-        return self._folders.get(folder.encode()) == (len(rows), sum(row.check for row in rows))
+        rows = [row for row in self._rows.values() if folder_of(row.stored) == folder]
+        return self._folders.get(folder, (0, 0)) == (len(rows), sum(row.check for row in rows))
 
-    def blobs(self, number: int) -> list[tuple[str, bytes]]:
+    def _may_be(self, row: Row) -> bool:
+        """Tell whether a row has its blob, or a damaged record might have it."""
+        if row.record not in self._records or not (blobs := self.blobs(row.record)):
+            return True
+        return row.position < len(blobs) and stored_key(blobs[row.position].key) == row.stored
+
+    def time_of(self, number: int) -> int:
+        """Return the time of writing of a record."""
+        return int(self._records[number][0])
+
+    def blobs(self, number: int) -> list[NewBlob]:
         """Return the blobs in a record, deleted ones too; none if it is damaged."""
         try:
-            content = self._content(number, MAX_BASES)
-            return [(part.key, part.data_in(content)) for part in parts_of(content)]
+            return blobs_of(grown(self._small(number, MAX_BASES)))
         except (*FAILURES, KeyError):
             return []
 
-    def _content(self, number: int, depth: int) -> bytes:
-        base, _, form, size, data, _ = self._records[number]
-        return decode(form, data, size, None if base is None or not depth else self._content(base, depth - 1))
+    def _whole_commits(self) -> dict[int, list[Commit]]:
+        commits: dict[int, list[Commit]] = {}
+        for number, *facts, is_alone in self._commits:
+            try:
+                row = (number, *facts)
+                commits.setdefault(number, []).append(commit_of(row if is_alone else with_ref(row, self.blobs(number))))
+            except FAILURES:
+                continue
+        return commits
+
+    def _small(self, number: int, depth: int) -> bytes:
+        _, base, size, _, data = self._records[number]
+        return decode(data, size, self._small(base, depth - 1) if base and depth else None)
 
     def _take(self, rowid: int | None, values: list[Any], *, is_last: bool) -> None:
         """Keep a row if it is one of the tables' and whole. Records and commits of earlier pages never change."""
         try:
-            if len(values) < 7 and not is_last:
-                return
-            if len(values) == 6 and rowid is None:
-                row = checked(values[0], None, *values[1:])
-                self.rows[row.key] = row
-            elif len(values) == 7 and rowid is not None and is_record(rowid, *values[1:]):
-                self._records[rowid] = values[1:]
-            elif len(values) == 8 and rowid is not None:
-                commit = commit_of((rowid, *values[1:]))
-                if not commit.key or name_of(key_of(commit.key)) == commit.name:
-                    self.commits.setdefault(rowid, []).append(commit)
-            elif len(values) == 6:
-                state = State(*values[:-1])
-                self.state = state if state.check == values[-1] else None
-            elif len(values) == 3 and rowid is None:
-                self._folders[bytes(values[0])] = values[1], values[2]
+            if len(values) == 11 and rowid is not None:
+                if is_record(rowid, *values[7:]) and type(values[1]) is int:
+                    self._records[rowid] = [values[1], *values[7:]]
+                if rowid > 0:
+                    self._commits.append((rowid, *values[1:7], values[-1] is None))
+            elif len(values) == 4 and rowid is None and is_last:
+                key, place, size, commit = values
+                row = row_of(key, place, size, commit, None)
+                if name_of_row(row.stored):
+                    self._rows[row.stored] = row
+            elif len(values) == 3 and rowid is None and is_last:
+                name, n, total = values
+                if name:
+                    self._folders[folder_of(name)] = n, total
+                else:
+                    self.n_commits = int(n)
         except FAILURES:
             pass
 
@@ -127,6 +158,12 @@ class Salvage:
             left -= len(pieces[-1]) or left
             following = page[:4]
         return b"".join(pieces)
+
+
+def name_of_row(stored: bytes) -> str:
+    """Return the key of a row, or what the row says of it: the hash of the key."""
+    folder = folder_of(stored)
+    return f"{folder}/{stored[1:].hex()}" if folder in HASHED else key_of(stored)
 
 
 def _read(path: str) -> bytes:

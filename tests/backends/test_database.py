@@ -17,7 +17,9 @@ import pytest
 
 from tensorcas_mlflow.backends import FolderBackend, _database, damages_of, rebuild
 from tensorcas_mlflow.backends._database import HEAD, SHM, WAL
-from tensorcas_mlflow.backends._rows import NAME, PAGE_BYTES
+from tensorcas_mlflow.backends._records import stored_key
+from tensorcas_mlflow.backends._rows import NAME, PAGE_BYTES, Rows
+from tensorcas_mlflow.backends._salvage import name_of_row
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
@@ -294,6 +296,25 @@ def test_failed_sync_of_another_process_is_known_to_every_process(folder: Path, 
     assert (folder / NAME).stat().st_mtime_ns > before
     assert not (folder / "blobs.unsynced").exists()
     check_whole(other, {"a", "b", "d"})
+
+
+def test_failed_sync_is_not_forgotten_before_it_is_repeated(folder: Path, failing: list[str]) -> None:
+    """A reader may hold up the checkpoint that repeats it."""
+    one, reader = FolderBackend(folder), FolderBackend(folder)
+    failing.append("COMMIT")
+    with pytest.raises(BackendError):
+        commit(one, "c")
+
+    def meanwhile(rows: Rows) -> None:
+        rows.state()
+        with pytest.raises(BackendError, match="a reader holds up"):
+            commit(one, "d")
+        assert (folder / "blobs.unsynced").exists()
+
+    reader._database.read(meanwhile)
+    commit(one, "f")
+    assert not (folder / "blobs.unsynced").exists()
+    check_whole(one, {"a", "b", "f"})
 
 
 def test_failed_checkpoint_fails_no_commit_that_is_done(
@@ -677,6 +698,8 @@ def test_flipped_byte_costs_what_it_hits_and_nothing_in_silence(folder: Path, tm
         if bad:
             assert damages_of(FolderBackend(copy)) != []
             lost = {each.key for each in rebuild(FolderBackend(copy)).lost}
+            # A record that is gone has the names of its packs and manifests; the rows have their hashes.
+            lost |= {key for key in KEYS if name_of_row(stored_key(key)) in lost}
             right_now, bad_now = set(), set()
             mended = FolderBackend(copy)
             for key in KEYS:

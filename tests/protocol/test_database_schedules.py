@@ -12,6 +12,7 @@ import pytest
 from tensorcas_mlflow.backends import FolderBackend, _database, _folder, damages_of, rebuild
 from tensorcas_mlflow.backends._database import Database
 from tensorcas_mlflow.backends._locked_file import LockedFile
+from tensorcas_mlflow.backends._records import stored_key
 from tensorcas_mlflow.backends._rows import Change, Row, Rows
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, FormatError
 from tests.protocol.database_processes import Act, Run, explore
@@ -379,12 +380,12 @@ def without_lock(patch: pytest.MonkeyPatch) -> None:
 
 def intents_are_not_consumed(patch: pytest.MonkeyPatch) -> None:
     remove = Change.remove
-    patch.setattr(Change, "remove", lambda self, row: row.key.startswith("intents") or remove(self, row))
+    patch.setattr(Change, "remove", lambda self, row: row.stored.startswith(b"intents") or remove(self, row))
 
 
 def taken_keys_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    find = Change.find
-    patch.setattr(Change, "find", lambda self, key: None if key == "intents/common" else find(self, key))
+    taken = Change.taken
+    patch.setattr(Change, "taken", lambda self, keys: [] if keys == ["intents/common"] else taken(self, keys))
 
 
 def withdrawals_ask_for_no_token(patch: pytest.MonkeyPatch) -> None:
@@ -414,18 +415,15 @@ def intent_goes_in_a_transaction_of_its_own(patch: pytest.MonkeyPatch) -> None:
             gone: list[Row] = []
 
             def remove(change: Change) -> None:
-                for row in change.below("intents"):
+                for _, row in change.below("intents"):
                     gone.append(row)
                     change.remove(row)
 
             write(self, remove, durable=False)
             with pytest.MonkeyPatch.context() as inner:
                 find = Change.find
-                inner.setattr(
-                    Change,
-                    "find",
-                    lambda change, key: next((row for row in gone if row.key == key), None) or find(change, key),
-                )
+                by_key = {row.stored: row for row in gone}
+                inner.setattr(Change, "find", lambda change, key: by_key.get(stored_key(key)) or find(change, key))
                 inner.setattr(Change, "remove", lambda change, row: None)
                 return write(self, act, durable=durable)
         return write(self, act, durable=durable)
@@ -435,6 +433,8 @@ def intent_goes_in_a_transaction_of_its_own(patch: pytest.MonkeyPatch) -> None:
 
 def moved_files_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """Go on with a connection to a database that another one has replaced."""
+    seen = Database._seen
+    patch.setattr(Database, "_seen", lambda self: ((0, 0), seen(self)[1]))
     patch.setattr(_database, "_file_of", lambda found: (0, 0))
 
 

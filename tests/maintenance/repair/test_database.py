@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends._database import Database
-from tensorcas_mlflow.backends._records import packed_key
+from tensorcas_mlflow.backends._records import stored_key
 from tensorcas_mlflow.backends._rows import Known, Rows
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import CorruptError
@@ -140,8 +140,8 @@ def test_lost_ref_keeps_its_chunks_until_it_is_given_up_or_restored(root: Path, 
 
 def test_damaged_rows_cost_nothing_if_their_records_are_whole(root: Path) -> None:
     key = key_of_step(5)
-    change(root, "UPDATE blobs SET born = 1 WHERE key = ?", packed_key(key))
-    change(root, "DELETE FROM blobs WHERE key = ?", packed_key(key_of_step(0)))
+    change(root, "UPDATE blobs SET place = place + 1 WHERE key = ?", stored_key(key))
+    change(root, "DELETE FROM blobs WHERE key = ?", stored_key(key_of_step(0)))
     assert len(verify(Store.open(root)).problems) >= 1
     done = plan_repair(Store.open(root)).execute()
 
@@ -151,21 +151,27 @@ def test_damaged_rows_cost_nothing_if_their_records_are_whole(root: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "said", "lost"),
     [
-        ("UPDATE commits SET time = time + 1 WHERE number = 3", "commit 3 is not what was committed"),
-        ("UPDATE commits SET after = zeroblob(32) WHERE number = 3", "commit 3 is not what was committed"),
-        ("DELETE FROM commits WHERE number = 3", "commits 3 to 3 are missing"),
-        ("DELETE FROM commits WHERE number = 7", "it ends with commit 6 and not 7"),
+        ("UPDATE records SET time = time + 1 WHERE number = 3", "commit 3 is not what was committed", set()),
+        ("UPDATE records SET hash = zeroblob(16) WHERE number = 3", "commit 3 is not what was committed", set()),
+        ("UPDATE records SET after = zeroblob(16) WHERE number = 3", "commit 3 is damaged", set()),
+        ("DELETE FROM records WHERE number = 6", "commits 6 to 6 are missing", {5}),
+        ("DELETE FROM records WHERE number = 7", "it ends with commit 6", set()),
     ],
 )
-def test_changed_commits_are_named_and_a_repair_loses_no_checkpoint(root: Path, statement: str, said: str) -> None:
+def test_changed_commits_are_named_and_a_repair_loses_no_other_checkpoint(
+    root: Path, statement: str, said: str, lost: set[int]
+) -> None:
     change(root, statement)
     assert said in str(verify(Store.open(root)))
     done = plan_repair(Store.open(root)).execute()
 
-    assert done.losses == ()
-    assert steps_of(root) == [0, 2, 3, 4, 5]
+    assert {loss.key for loss in done.losses if loss.key.startswith("refs")} == set(map(key_of_step, lost))
+    if lost:
+        assert set(steps_damaged(root)) == lost
+        plan_gc(Store.open(root), grace_s=0, abandon=list(map(key_of_step, lost))).execute()
+    assert steps_of(root) == sorted({0, 2, 3, 4, 5} - lost)
     assert verify(Store.open(root), full=True).problems == ()
 
 
@@ -193,9 +199,9 @@ def test_saves_go_on_beside_a_damaged_listing_with_one_warning(
     root: Path, folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     if folder == "condemned":
-        change(root, "INSERT INTO folders VALUES (?, 1, 1)", folder.encode())
+        change(root, "INSERT INTO state VALUES (?, 1, 1)", folder.encode())
     else:
-        change(root, "UPDATE folders SET n_rows = n_rows + 1 WHERE name = ?", folder.encode())
+        change(root, "UPDATE state SET n = n + 1 WHERE name = ?", folder.encode())
     store = Store.open(root)
     with caplog.at_level(logging.WARNING):
         for step in (4, 7, 8):
