@@ -243,14 +243,14 @@ MUTANTS = (
         fault="two processes that write to a database at once",
         test="test_no_schedule_of_processes_that_share_a_database_breaks_the_contract[two blobs at one key]",
         definition="Database._writing",
-        before="LockedFile.alone_in(self._folder)",
-        after="contextlib.nullcontext()",
+        before="LockedFile.lock(descriptor)",
+        after="pass",
     ),
     Mutant(
         fault="two processes that take one key of a database",
         test="test_no_schedule_of_processes_that_share_a_database_breaks_the_contract[two blobs at one key]",
         definition="FolderBackend.put_new",
-        before="change.find(key) is not None",
+        before="change.taken([key])",
         after="False",
     ),
     Mutant(

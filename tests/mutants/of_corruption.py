@@ -104,6 +104,13 @@ MUTANTS = (
         after="pass",
     ),
     Mutant(
+        fault="an earlier row of a ref beside sums that are wrong",
+        test="test_row_of_an_earlier_commit_of_a_ref_is_refused_and_others_load",
+        definition="Rows.check_ref",
+        before="row is None or self._may_be_followed(row)",
+        after="row is None",
+    ),
+    Mutant(
         fault="an older database that is put back",
         test="test_an_older_database_that_is_put_back_is_named",
         definition="Database._look",

@@ -203,6 +203,27 @@ MUTANTS = (
         after="'PRAGMA synchronous = NORMAL'",
     ),
     Mutant(
+        fault="a writer that does not know of the failed sync of another process",
+        test="test_failed_sync_of_another_process_is_known_to_every_process",
+        definition="Database._take_to_write",
+        before="os.path.lexists(self._unsynced)",
+        after="False",
+    ),
+    Mutant(
+        fault="a failed sync of which nobody is told",
+        test="test_failed_sync_of_another_process_is_known_to_every_process",
+        definition="Database._note_unsynced",
+        before='open(self._unsynced, "wb")',
+        after="contextlib.nullcontext()",
+    ),
+    Mutant(
+        fault="a failed sync that is forgotten before it is repeated",
+        test="test_failed_sync_is_not_forgotten_before_it_is_repeated",
+        definition="Database._take_to_write",
+        before="not self._checkpoint(rows)",
+        after="self._checkpoint(rows) is None",
+    ),
+    Mutant(
         fault="a sync of the folder of a write-ahead log that fails",
         test="test_what_others_committed_is_there_after_a_sync_that_has_failed_and_a_cut[sync]",
         definition="Database._name_log",
