@@ -75,6 +75,7 @@ def _environment() -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
         finalize=shown,
+        keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
