@@ -12,7 +12,6 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.tensors import Offsets, bytes_of, distinct
-from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
 from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted, can_decode
 from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_links, check_sizes, damage_of
@@ -26,7 +25,6 @@ from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, pack_key, pack
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import ExtentCache
     from tensorcas_mlflow.chunk_io._derive import LastRow
-    from tensorcas_mlflow.chunk_io._recipes import KnownRecipes
     from tensorcas_mlflow.layout import Derivation
 
 
@@ -43,8 +41,6 @@ class ChunkOwner(NamedTuple):
     """Numbers of the chunks, counted over all rows, if they do not follow each other."""
     tell: Callable[[Any], tuple[str, ...]] | None = None
     """Returns the names of some chunks' tensors, by the chunks' numbers, if the rows do not tell them."""
-    manifest: str | None = None
-    """Digest of its manifest; None if it is unknown."""
 
     def names(self, chunks: Any) -> tuple[str, ...]:
         """Return the names of some chunks' tensors, by the chunks' numbers; stretches of a file have no name."""
@@ -73,7 +69,7 @@ class ChunkReader:
     """Reader of the chunks of one store, through the local cache.
 
     Every method raises:
-        ChunkNotFoundError: No pack of this store holds a chunk, and no recipe makes it.
+        ChunkNotFoundError: No pack of this store holds a chunk.
         CorruptChunkError: A chunk is damaged. Without ``verify`` it shows only if decoding fails.
     """
 
@@ -84,7 +80,6 @@ class ChunkReader:
         *,
         cache: ExtentCache | None = None,
         store_id: str = "",
-        uses_recipes: bool = True,
     ):
         """Create a reader.
 
@@ -93,25 +88,11 @@ class ChunkReader:
             catalog: The catalog of that backend.
             cache: Cache of reads on local disk; None caches nothing.
             store_id: Id of the store in the cache.
-            uses_recipes: Whether to make chunks that no pack holds; else only packs count.
         """
         self._backend = backend
         self._catalog = catalog
         self._cache = cache
         self._store_id = store_id
-        self._uses_recipes = uses_recipes
-
-    @Lazy
-    def _recipes(self) -> KnownRecipes:
-        """The recipes of the store. Few stores have any."""
-        from tensorcas_mlflow.chunk_io._recipes import KnownRecipes
-
-        plain: ChunkReader | None = None
-        if self._uses_recipes:  # the inputs of recipes lie in packs
-            plain = ChunkReader(
-                self._backend, self._catalog, cache=self._cache, store_id=self._store_id, uses_recipes=False
-            )
-        return KnownRecipes(self._backend, self._catalog, plain)
 
     def tensors(
         self,
@@ -381,13 +362,7 @@ class ChunkReader:
         mapped = mappable(places, columns, rows, manifest.chunk_bytes) if copy is False else rows[:0]
         counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
         is_mapped = np.isin(np.arange(len(rows)), mapped)
-        is_read = ~np.repeat(is_mapped, counts) & places.found
-        if not places.found.all():
-            # What is made is read as the inputs of its recipe.
-            inputs = self._recipes.inputs_of(digests[~places.found])
-            places = self._locate(np.concatenate([digests, inputs]), frozenset(), np.arange(0), owner)
-            is_read = np.concatenate([is_read, np.ones(len(inputs), dtype=bool)])
-        chunks = np.flatnonzero(is_read)
+        chunks = np.flatnonzero(~np.repeat(is_mapped, counts))
         with OpenFiles(self._backend) as files:
             planner = Planner(self._backend, files, way or way_of_environment())
             held = chunks[:0] if self._cache is None else self._find_cached(self._cache, places, chunks)
@@ -422,7 +397,7 @@ class ChunkReader:
         """Memory-map rows stored raw and in one piece; return arrays by position among the rows."""
         places = self._catalog.find(digests)
         for refresh in (partial(self._catalog.look_at_latest, digests), self._catalog.refresh):
-            if places.found.all() or self._recipes.make_all(digests[~places.found]):
+            if places.found.all():
                 break
             refresh()
             places = self._catalog.find(digests)
@@ -446,7 +421,7 @@ class ChunkReader:
                 outs = [target.view(chunk) for chunk in range(end - begin)]
                 self.read_chunks(manifest, np.arange(begin, end), outs, verify=verify, last=last)
             else:
-                owner = ChunkOwner(manifest.label, manifest.rows, first=begin, manifest=manifest.digest)
+                owner = ChunkOwner(manifest.label, manifest.rows, first=begin)
                 self._read(Wanted(digests=manifest.digests[begin:end], target=target, verify=verify), owner)
             yield block
             begin = end
@@ -465,13 +440,13 @@ class ChunkReader:
         """
         columns = manifest.columns
         if not manifest.derived:
-            owner = ChunkOwner(manifest.label, manifest.rows, numbers=chunks, manifest=manifest.digest)
+            owner = ChunkOwner(manifest.label, manifest.rows, numbers=chunks)
             self.read(columns.digests[chunks], list(outs), verify=verify, owner=owner)
             return
         row_of = columns.rows_of(chunks)
         is_derived = np.isin(row_of, [each.row for each in manifest.derived])
         stored = np.flatnonzero(~is_derived)
-        owner = ChunkOwner(manifest.label, manifest.rows, numbers=chunks[stored], manifest=manifest.digest)
+        owner = ChunkOwner(manifest.label, manifest.rows, numbers=chunks[stored])
         buffers = [outs[at] for at in stored.tolist()]
         self.read(columns.digests[chunks[stored]], buffers, verify=verify, owner=owner)
         for row in distinct(row_of[is_derived]).tolist():
@@ -545,9 +520,6 @@ class ChunkReader:
                     waiting.append((besides, again, [first[damage.chunk] for damage in again]))
         if not lost:
             return
-        self._recipes.refresh(wanted.digests[_chunks_of(lost)])
-        if self._recipes.make(wanted, _chunks_of(lost), owner):
-            return
         damage = min(lost, key=lambda each: (each.error is not None, each.chunk))
         if damage.error is not None:
             raise damage.error
@@ -563,13 +535,6 @@ class ChunkReader:
         n_moves = 0
         while True:
             places = self._locate(part.digests, without, chunks, owner)
-            if not places.found.all():
-                there = np.flatnonzero(places.found)
-                missing, is_last = np.flatnonzero(~places.found), n_moves >= _MAX_ATTEMPTS
-                if not self._made(part, missing, without, owner, chunks, is_last=is_last):
-                    n_moves += 1
-                    continue
-                places, part, chunks = places.some(there), part.some(there), chunks[there]
             try:
                 return self._read_at(places, part, chunks, way)
             except BlobNotFoundError:
@@ -587,65 +552,30 @@ class ChunkReader:
                     self._catalog.miss_all_gone()
                 self._catalog.refresh()
 
-    def _made(
-        self, part: Wanted, missing: Any, without: frozenset[str], owner: ChunkOwner, chunks: Any, *, is_last: bool
-    ) -> bool:
-        """Make chunks that no pack holds; return False if they have to be looked up again.
-
-        Args:
-            part: The wanted chunks.
-            missing: Numbers of those to make.
-            without: Packs that do not count.
-            owner: Owner of the chunks.
-            chunks: Numbers by which the owner knows the wanted chunks.
-            is_last: Whether to raise an error instead of returning False.
-        """
-        try:
-            if self._recipes.make(part, missing, owner, chunks):
-                return True
-        except ChunkNotFoundError:
-            if is_last:
-                raise
-            # A collector has put what a recipe made into packs, and has deleted the recipe with its inputs.
-            self._recipes.refresh(part.digests[missing])
-            self._catalog.refresh()
-        except CorruptChunkError:
-            # Perhaps a pack holds one that the index does not name. Packs come last, as their tables cost the most.
-            self._catalog.refresh_from_packs()
-            if is_last or not self._catalog.find(part.digests[missing], without).found.any():
-                raise
-        if is_last:
-            digest_text = part.digests[missing[0]].tobytes().hex()
-            raise ChunkNotFoundError(digest_text, len(missing), owner.label, owner.names(chunks[missing]))
-        return False
-
     def _locate(self, digests: Digests, without: frozenset[str], chunks: Any, owner: ChunkOwner) -> Places:
-        """Look up chunks; nothing is found for those that recipes make."""
+        """Look up chunks.
+
+        Raises:
+            ChunkNotFoundError: No pack holds one.
+        """
         catalog = self._catalog
-        places = catalog.find(digests, without)
-        if places.found.all():
-            return places
-        recipes = self._recipes
         # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed. They come last, as
         # the tables of all packs cost the most.
         look_ups = (
-            lambda _: catalog.look_at_latest(digests),
-            lambda _: catalog.refresh(),
-            lambda missing: None if owner.manifest is None else recipes.refresh(missing, of=owner.manifest),
-            recipes.refresh,
-            lambda _: catalog.refresh_from_packs(),
-            lambda _: catalog.refresh_from_packs(),
-            recipes.refresh,
+            partial(catalog.look_at_latest, digests),
+            catalog.refresh,
+            catalog.refresh_from_packs,
+            catalog.refresh_from_packs,
         )
         for look_up in look_ups:
-            if places.found.all() or recipes.make_all(digests[~places.found]):
-                return places
-            look_up(digests[~places.found])
             places = catalog.find(digests, without)
-        if not places.found.all() and not recipes.make_all(digests[~places.found]):
-            for refusal in (catalog.refusal, recipes.newer):
-                if refusal is not None:
-                    raise refusal
+            if places.found.all():
+                return places
+            look_up()
+        places = catalog.find(digests, without)
+        if not places.found.all():
+            if catalog.refusal is not None:
+                raise catalog.refusal
             missing = np.flatnonzero(~places.found)
             names, suspects = owner.names(chunks[missing]), tuple(catalog.suspects())
             digest_text = digests[missing[0]].tobytes().hex()
@@ -697,13 +627,13 @@ def _owner(manifest: Manifest, rows: Offsets, needed_by: Offsets) -> ChunkOwner:
     """
     chosen = ChosenRows(manifest.table, rows)
     if not manifest.derived:
-        return ChunkOwner(label=manifest.label, rows=chosen, manifest=manifest.digest)
+        return ChunkOwner(label=manifest.label, rows=chosen)
 
     def tell(chunks: Any) -> tuple[str, ...]:
         counts = manifest.table.chunk_at[rows + 1] - manifest.table.chunk_at[rows]
         return manifest.names_needing(np.repeat(rows, counts)[chunks], among=needed_by)
 
-    return ChunkOwner(label=manifest.label, rows=chosen, tell=tell, manifest=manifest.digest)
+    return ChunkOwner(label=manifest.label, rows=chosen, tell=tell)
 
 
 def _with_sources(rows: Offsets, derived: Iterable[Derivation]) -> Offsets:

@@ -320,7 +320,6 @@ def _optimize_json(report: OptimizeReport) -> Json:
         "bytes_before": report.bytes_before,
         "bytes_after": report.bytes_after,
         "written_bytes": report.written_bytes,
-        "n_recipes": report.n_recipes,
     }
 
 

@@ -9,7 +9,6 @@ a blob takes a backend and reads it. The room decides nothing: savers and collec
 | `_keys` | names of blobs, and the text form of steps |
 | `_manifest`, `_rows` | manifests, and their rows as columns |
 | `_derived` | rows of a manifest that are functions of others |
-| `_recipe` | blobs that say how to make chunks of others |
 | `_manifest_stream`, `_manifest_arrow` | Arrow streams of manifests, without pyarrow and with it |
 | `_pack` | packs, payloads and their tables |
 | `_index` | the index, from digests to places |
@@ -127,14 +126,6 @@ if TYPE_CHECKING:
         read_table,
         sizes_text,
     )
-    from tensorcas_mlflow.layout._recipe import (
-        RECIPES,
-        is_recipe_of,
-        list_recipes,
-        new_recipe_name,
-        read_recipe,
-        recipe_key,
-    )
     from tensorcas_mlflow.layout._records import (
         MAX_REF_BYTES,
         Intent,
@@ -213,7 +204,6 @@ _NAMES = {
         "MAX_REF_BYTES Intent Ref RefTarget intent_bytes load_record manifest_of_damaged_ref new_ref parse_intent "
         "read_ref read_refs_around record_bytes ref_bytes writer_facts writer_is_dead"
     ),
-    "_recipe": "RECIPES is_recipe_of list_recipes new_recipe_name read_recipe recipe_key",
     "_ref_table": (
         "REF_TABLES RefSeen read_listed_refs read_ref_table read_ref_tables ref_table_bytes tidy_ref_tables"
     ),

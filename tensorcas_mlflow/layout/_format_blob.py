@@ -55,7 +55,6 @@ class Condemned(NamedTuple):
     key: str
     packs: frozenset[str]
     manifests: frozenset[str]
-    recipes: frozenset[str] = frozenset()
     strangers: frozenset[str] = frozenset()
     """Names of foreign files, condemned by earlier builds. They are ignored."""
 
@@ -76,22 +75,17 @@ class Condemnation(NamedTuple):
         """Names of manifests not to be relied on."""
         return frozenset[str]().union(*(each.manifests for each in self.lists))
 
-    @property
-    def recipes(self) -> frozenset[str]:
-        """Names of recipes not to be relied on."""
-        return frozenset[str]().union(*(each.recipes for each in self.lists))
 
-
-def condemned_bytes(packs: frozenset[str], manifests: frozenset[str], recipes: frozenset[str] = frozenset()) -> bytes:
+def condemned_bytes(packs: frozenset[str], manifests: frozenset[str]) -> bytes:
     """Serialize a condemned list.
 
     Raises:
         ValueError: A name is invalid.
     """
-    said = {"packs": sorted(packs), "manifests": sorted(manifests)} | ({"recipes": sorted(recipes)} if recipes else {})
+    said = {"packs": sorted(packs), "manifests": sorted(manifests)}
     data = record_bytes({"format": VERSION, "created": now(), **said})
     if strangers := _parse_list("condemned/new", data).strangers:
-        raise ValueError(f"not the name of a pack, manifest or recipe: {min(strangers)!r}")
+        raise ValueError(f"not the name of a pack or manifest: {min(strangers)!r}")
     return data
 
 
@@ -132,11 +126,11 @@ def read_list(backend: Backend, key: str) -> Condemned:
 
 def _parse_list(key: str, data: bytes) -> Condemned:
     record = load_record(key, data)
-    packs, manifests, recipes = record.get("packs"), record.get("manifests"), record.get("recipes", [])
-    if not (_are_texts(packs) and _are_texts(manifests) and _are_texts(recipes)):
+    packs, manifests = record.get("packs"), record.get("manifests")
+    if not (_are_texts(packs) and _are_texts(manifests)):
         raise CorruptError(key, "it is not a condemned list")
     strangers = {name for name in packs if not is_pack_name(name)}
-    strangers |= {name for name in [*manifests, *recipes] if not is_manifest_name(name)}
+    strangers |= {name for name in manifests if not is_manifest_name(name)}
     # Without a check, a strange name may be a damaged one of ours.
     if strangers and "check" not in record:
         raise CorruptError(key, "it is not a condemned list")
@@ -144,7 +138,6 @@ def _parse_list(key: str, data: bytes) -> Condemned:
         key=key,
         packs=frozenset(filter(is_pack_name, packs)),
         manifests=frozenset(filter(is_manifest_name, manifests)),
-        recipes=frozenset(filter(is_manifest_name, recipes)),
         strangers=frozenset(strangers),
     )
 

@@ -57,7 +57,7 @@ _KEY = re.compile(
     "format"
     rf"|packs/{_HEX}\.pack"
     rf"|index/{_HEX}\.(?:loose|segment)"
-    rf"|(?:manifests|recipes)/{_MANIFEST}"
+    rf"|manifests/{_MANIFEST}"
     rf"|(?:intents|census|ref-tables)/{_HEX}"
     rf"|condemned/(?:{_HEX}|@generation)"
     rf"|maintenance/(?:{_HEX}|@lease)"

@@ -29,7 +29,6 @@ from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Mask, PackWriter, Pa
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._gc import GcPlan, plan_gc
 from tensorcas_mlflow.maintenance._inventory import Inventory, disk_bytes, manifest_of
-from tensorcas_mlflow.maintenance._optimize_derive import write_recipes
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_encode import (
     BLOCK_BYTES,
@@ -138,8 +137,7 @@ def collect(
     """Collect garbage by the rules of every collection: above all, old copies of optimized chunks.
 
     If old copies lie in packs that stay for others, the new ones may take more room than this frees. Then the others
-    move, too, now or in another round. If not even that frees enough, the new copies go. The inputs of a recipe that
-    goes are garbage when it is gone, so they take a second collection.
+    move, too, now or in another round. If not even that frees enough, the new copies go.
 
     Args:
         store: Store to collect.
@@ -150,22 +148,20 @@ def collect(
     Returns:
         The last collection.
     """
-    n_recipes = -1
-    while n_recipes:
+    done_chunks.refresh()
+    plan = _plan_collection(store, done_chunks, max_waste)
+    # More rounds free more if packs are to be replaced. A collection keeps packs with damaged chunks anyway.
+    is_judged = done_chunks.new_packs and not done_chunks.gives_room_later and not done_chunks.n_left
+    if is_judged and plan.freed_bytes < least_bytes:
+        done_chunks.max_waste = 0.0
         done_chunks.refresh()
-        plan = _plan_collection(store, done_chunks, max_waste)
-        # More rounds free more if packs are to be replaced. A collection keeps packs with damaged chunks anyway.
-        is_judged = done_chunks.new_packs and not done_chunks.gives_room_later and not done_chunks.n_left
-        if is_judged and plan.freed_bytes < least_bytes:
-            done_chunks.max_waste = 0.0
-            done_chunks.refresh()
-            plan = _plan_collection(store, done_chunks, 0.0)
-            if plan.freed_bytes < least_bytes and not done_chunks.gives_room_later:
-                undo = plan_gc(store, max_waste=max_waste, avoid=done_chunks.new_packs)
-                plan = max(plan, undo, key=lambda each: each.freed_bytes)
-                done_chunks.is_undone = plan is undo
-        n_recipes = plan.execute().n_recipes
-        done_chunks.new_packs.clear()
+        plan = _plan_collection(store, done_chunks, 0.0)
+        if plan.freed_bytes < least_bytes and not done_chunks.gives_room_later:
+            undo = plan_gc(store, max_waste=max_waste, avoid=done_chunks.new_packs)
+            plan = max(plan, undo, key=lambda each: each.freed_bytes)
+            done_chunks.is_undone = plan is undo
+    plan.execute()
+    done_chunks.new_packs.clear()
     done_chunks.refresh()
     return plan
 
@@ -176,7 +172,6 @@ def _plan_collection(store: Store, done_chunks: DoneChunks, max_waste: float) ->
         max_waste=max_waste,
         prefer=done_chunks.optimized_packs(),
         avoid=done_chunks.wasteful,
-        avoid_recipes=done_chunks.slow_recipes,
     )
 
 
@@ -202,16 +197,13 @@ class OptimizeReport:
     """Those when it ended, with what others have saved meanwhile."""
     written_bytes: int
     """Bytes of new packs, including packs that are gone again."""
-    n_recipes: int = 0
-    """New recipes: they make tensors of others, so that no pack need hold them."""
     n_left: int
     """Chunks of the plan that stayed as they were: they cannot be read, or a collector is about to move them."""
     is_undone: bool = False
     """Whether the new packs are gone again, because they would have taken more room than they save."""
 
     def __str__(self) -> str:
-        recipes = f" and {count_text(self.n_recipes, 'recipe')}" if self.n_recipes else ""
-        written = f"wrote {size_text(self.written_bytes)} of new packs{recipes}"
+        written = f"wrote {size_text(self.written_bytes)} of new packs"
         done = f"{written}; {freed_text(self.bytes_before, self.bytes_after)}"
         if self.is_undone:
             return f"{done}; they would have taken more room than they save, so they are gone again"
@@ -321,12 +313,11 @@ def plan_optimize(
         inventory.digests[needed],
         shallow=inventory.digests[needed & inventory.chunks_of({ref.manifest for ref in shallow})],
     )
-    if done_chunks.slow_recipes or (shallow and done_chunks.wasteful):  # a copy there is worth less than one elsewhere
+    if shallow and done_chunks.wasteful:  # a copy there is worth less than one elsewhere
         gc = plan_gc(
             store,
             prefer=done_chunks.optimized_packs(),
             avoid=done_chunks.wasteful,
-            avoid_recipes=done_chunks.slow_recipes,
             engine=engine,
             watch=watch,
         )
@@ -411,9 +402,6 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
         done_bytes = min(done_bytes + n_bytes, plan.n_bytes)
         watch(Progress(done_bytes=done_bytes, n_bytes=plan.n_bytes))
 
-    n_recipes = 0
-    if plan.n_chunks:
-        n_recipes = write_recipes(store, done_chunks, _different(p.read_refs(store.backend)), note)
     for turn in range(_MOST_ROUNDS):
         written_before = written_bytes
         for window in _windows(store, done_chunks, p.read_refs(store.backend)):
@@ -424,7 +412,7 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
                 if waiting_bytes >= COLLECT_BYTES:
                     collected = collect(store, done_chunks, max_waste=MID_WASTE)
                     waiting_bytes = 0
-        if written_bytes > written_before or (turn == 0 and (n_recipes or not plan.gc.is_empty)):
+        if written_bytes > written_before or (turn == 0 and not plan.gc.is_empty):
             grown_bytes = disk_bytes(store.backend) - bytes_before
             least_bytes = 0 if collected is not None else plan.gc.freed_bytes + grown_bytes
             collected = collect(store, done_chunks, least_bytes=least_bytes)
@@ -439,7 +427,6 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
         bytes_before=bytes_before,
         bytes_after=disk_bytes(store.backend),
         written_bytes=written_bytes,
-        n_recipes=n_recipes,
         n_left=done_chunks.n_left,
         is_undone=done_chunks.is_undone,
     )
@@ -457,19 +444,13 @@ class _Window:
     """The series of each of them, by the digest of its manifest."""
 
 
-def _different(refs: Sequence[Ref]) -> list[Ref]:
-    """Return the first ref of each content, in the order of `in_order`."""
-    first = {ref.manifest.partition(".")[0]: ref for ref in reversed(in_order(refs))}
-    return list(reversed(first.values()))
-
-
 def _windows(store: Store, done_chunks: DoneChunks, refs: Sequence[Ref]) -> Iterator[_Window]:
     """Yield some refs' checkpoints at a time, each content once.
 
     Beside the latest checkpoints before these come the nearest ones by sketches, however far back.
     """
-    chosen = _different(refs)
-    different = {ref.manifest.partition(".")[0]: ref for ref in chosen}
+    different = {ref.manifest.partition(".")[0]: ref for ref in reversed(in_order(refs))}
+    chosen = list(reversed(different.values()))
     series = {digest: series_of(ref) for digest, ref in different.items()}
     relatives = FarRelatives(store)
     before: list[Manifest] = []

@@ -12,7 +12,7 @@ from tensorcas_mlflow.store import Sketched, Sketches, Store, compute_sketches
 
 _MOST_READ_BYTES = 8 << 20
 """Bound of the chunks read for the sketches of one checkpoint that was saved without any; the largest tensors count."""
-MOST_UNREAD = 256
+_MOST_UNREAD = 256
 """Bound of such checkpoints, the latest ones, for which a search reads chunks."""
 
 
@@ -21,7 +21,7 @@ def series_of(ref: Ref) -> Hashable:
     return (ref.run_id, ref.name) if ref.run_id is not None and ref.step is not None else ref.key
 
 
-def compute_sketched(store: Store, name: str, manifest: Manifest) -> Sketched | None:
+def _compute_sketched(store: Store, name: str, manifest: Manifest) -> Sketched | None:
     """Return the sketches of a checkpoint, which are computed if it was saved without any; None if it gives none."""
     found = Sketched.stored(name, manifest)
     if found is None:
@@ -61,7 +61,7 @@ class FarRelatives:
         self._unread.pop(series, None)
         if found is None:
             self._unread[series] = ref
-            if len(self._unread) > MOST_UNREAD:
+            if len(self._unread) > _MOST_UNREAD:
                 del self._unread[next(iter(self._unread))]
         else:
             self._known.note(repr(series), found)
@@ -83,7 +83,7 @@ class FarRelatives:
         for manifest in manifests:
             if len(found) - n_near >= most:
                 break
-            query = compute_sketched(self._store, "", manifest)
+            query = _compute_sketched(self._store, "", manifest)
             if query is None:
                 continue
             self._read()
@@ -99,7 +99,7 @@ class FarRelatives:
         """Sketch the checkpoints that were saved without sketches."""
         for series, ref in self._unread.items():
             manifest = manifest_of(self._store, [ref])
-            each = None if manifest is None else compute_sketched(self._store, ref.manifest, manifest)
+            each = None if manifest is None else _compute_sketched(self._store, ref.manifest, manifest)
             if manifest is not None and each is not None:
                 self._known.note(repr(series), each)
                 self._refs[manifest.digest] = ref

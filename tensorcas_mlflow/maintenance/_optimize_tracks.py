@@ -74,9 +74,6 @@ def tracks_of(
         columns, done = manifest.stored, done_chunks.are_done(manifest.stored_digests)
         names, rows = columns.names.to_list(), _rows_with_versions(columns)
         spans = [slice(*columns.chunk_at[row : row + 2].tolist()) for row in rows]
-        if (are_made := done_chunks.are_made(columns.digests)).any():  # no pack is to have them, so they are no bases
-            rows = [row for row, span in zip(rows, spans, strict=True) if not are_made[span].any()]
-            spans = [span for span in spans if not are_made[span].any()]
         are_done = [bool(done[span].all()) for span in spans]
         # An input of derived rows has no name. Its identity stands for one: only an equal input is the same tensor.
         keys = [

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import LogDamage
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests
+from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
@@ -27,13 +27,11 @@ from tensorcas_mlflow.errors import (
     PendingSavesError,
     StarvedError,
 )
-from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, recipe_key, strangers_text
+from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, strangers_text
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._inventory import DigestSet, read_holders, stands
 from tensorcas_mlflow.maintenance._quarantine import Piece, Quarantine
-from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, rows_of_recipe
 from tensorcas_mlflow.maintenance._repair_packs import bases_wanted, mend_packs, would_be_good
-from tensorcas_mlflow.maintenance._repair_recipes import find_recipe, mend_recipes, read_for_repair
 from tensorcas_mlflow.maintenance._repair_records import (
     FormatFix,
     IndexFaults,
@@ -51,7 +49,6 @@ from tensorcas_mlflow.maintenance._repair_records import (
 )
 from tensorcas_mlflow.maintenance._salvage import Clues
 from tensorcas_mlflow.maintenance._sources import FoundManifest, FoundRef, Sources
-from tensorcas_mlflow.maintenance._verify_recipes import fault_of_recipe
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -118,13 +115,8 @@ class Needs:
                 digests.add(found.stored_digests)
             elif found is not None:
                 self.bad_manifests[name] = found
-        self.recipes, bad_recipes = read_for_repair(store.backend)
-        """Rows of the recipes that can be read, by name."""
-        self.bad_recipes = {name: fault_in(error) for name, error in bad_recipes.items()}
-        """Faults of other recipes, by name."""
-        named = digests.digests()
-        self.digests = distinct_digests([named, self.recipe_rows().inputs])
-        """All chunks that refs and recipes need, as far as manifests can be read; each once, ascending."""
+        self.digests = digests.digests()
+        """All chunks that refs need, as far as manifests can be read; each once, ascending."""
 
     def manifests(self) -> Iterator[tuple[str, Manifest]]:
         """Yield the manifests that can be read, with their names."""
@@ -132,33 +124,8 @@ class Needs:
             if isinstance(found, Manifest):
                 yield name, found
 
-    def recipe_rows(self) -> RecipeRows:
-        """Return the rows of all recipes that count."""
-        return join_rows(self.recipes.values())
-
-    def add_recipes(self, recipes: Mapping[str, Manifest]) -> None:
-        """Add recipes of other stores that are to replace damaged ones."""
-        self.recipes |= {name: rows_of_recipe(name, each) for name, each in recipes.items()}
-        self.digests = distinct_digests([self.digests, self.recipe_rows().inputs])
-
-    def distrust(self, faults: Mapping[str, str]) -> None:
-        """Count recipes as damaged that make other bytes than they say: by name, with the reasons."""
-        for name, reason in faults.items():
-            del self.recipes[name]
-            self.bad_recipes[name] = RecordFault(reason=reason)
-
-    def with_products(self, good: Any) -> Any:
-        """Add to the digests of good chunks, each as one value, those that recipes make of them."""
-        return np.concatenate([good, self.products(good)])
-
-    def products(self, good: Any) -> Any:
-        """Return the digests, each as one value, of what recipes make of chunks in packs."""
-        rows = self.recipe_rows()
-        return as_keys(rows.made_by(rows.complete(np.isin(as_keys(rows.inputs), good))))
-
     def losses(self, good: Any) -> list[Loss]:
         """Find the losses if packs hold only some chunks, given by their digests, each as one value."""
-        good = self.with_products(good)
         found = [
             Loss(key=key, checkpoint=None, tensors=(), n_bytes=None, reason=f"its ref is damaged: {fault.reason}")
             for key, fault in self.bad_refs.items()
@@ -258,8 +225,6 @@ class RepairReport:
     """Keys of damaged blobs and logs that the repair left alone, and why."""
     losses: tuple[Loss, ...]
     """Checkpoints and files that do not load, or not whole, after the repair."""
-    recipes_gone: tuple[str, ...] = ()
-    """Keys of damaged recipes that no other store has. Their bytes are in quarantine."""
     mended_logs: tuple[str, ...] = ()
     """Damaged logs whose whole records the repair has copied. What the others committed is lost."""
 
@@ -272,7 +237,6 @@ class RepairReport:
         lines = [f"rewrote {key} without its damaged records" for key in self.mended_logs]
         lines += [f"restored {key}" for key in self.restored]
         lines += [f"removed {key}" for key in self.abandoned]
-        lines += [f"put {key} into quarantine" for key in self.recipes_gone]
         lines += [f"left {key}: {reason}" for key, reason in self.left.items()]
         lines += listed("is lost", self.losses)
         fenced = f", made {count_text(self.n_fenced, 'save')} start again" if self.n_fenced else ""
@@ -302,8 +266,6 @@ class _Seen:
     notes: Mapping[str, str]
     manifests: Mapping[str, FoundManifest]
     refs: Mapping[str, FoundRef]
-    recipes: Mapping[str, Manifest]
-    """Recipes of other stores, by the names of the damaged ones here."""
     format_fix: FormatFix | None
     abandon: frozenset[str]
     sources: Sources
@@ -403,8 +365,6 @@ def plan_repair(
         engine=engine,
     )
     packs.look(watch)
-    wrong = _wrong_recipes(store, needs, packs.good())
-    needs.distrust(wrong)
     unknown = sorted(set(abandon) - lists.damaged.keys() - {pack_key(name) for name in packs.packs})
     if unknown:
         raise ValueError(f"there is no damaged condemned list and no pack at {unknown[0]!r}, so it cannot be abandoned")
@@ -418,12 +378,6 @@ def plan_repair(
         for key, fault in needs.bad_refs.items()
         if not fault.is_failure and (ref := found.ref(key)) is not None
     }
-    recipes = {
-        name: recipe
-        for name, fault in needs.bad_recipes.items()
-        if not fault.is_failure and name not in wrong and (recipe := find_recipe(name, sources)) is not None
-    }
-    needs.add_recipes(recipes)
     restored = [each.manifest.stored_digests for each in manifests.values()]
     seen = _Seen(
         packs=packs,
@@ -434,7 +388,6 @@ def plan_repair(
         notes=noted,
         manifests=manifests,
         refs=refs,
-        recipes=recipes,
         format_fix=format_fix,
         abandon=frozenset(abandon),
         sources=found,
@@ -476,12 +429,7 @@ def _execute(plan: RepairPlan) -> RepairReport:
             restored.append(f"manifests/{name}")
         else:
             left[f"manifests/{name}"] = reason
-    bad_recipes = {name: fault.reason for name, fault in seen.needs.bad_recipes.items() if not fault.is_failure}
-    recipes = mend_recipes(store, bad_recipes, seen.recipes, seen.quarantine)
-    restored += recipes.restored
-    left |= recipes.left
-    wanted = seen.digests[~_made(seen, seen.digests)]
-    mended = mend_packs(store, seen.packs, wanted, seen.sources, seen.quarantine, may_be_written=may_be_written)
+    mended = mend_packs(store, seen.packs, seen.digests, seen.sources, seen.quarantine, may_be_written=may_be_written)
     for key, found in seen.refs.items():
         reason = restore_ref(store, key, found, seen.quarantine)
         if reason is None:
@@ -508,7 +456,6 @@ def _execute(plan: RepairPlan) -> RepairReport:
         restored=tuple(restored),
         abandoned=tuple(abandoned),
         packs_gone=tuple(sorted(mended.gone)),
-        recipes_gone=tuple(recipes.gone),
         mended_logs=tuple(sorted({damage.key for damage in seen.logs} - left.keys())),
         n_quarantined=mended.n_quarantined + n_of_logs,
         n_healed=mended.n_healed,
@@ -543,10 +490,6 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
         other = seen.manifests.get(name)
         remedy = "no other copy was found" if other is None else f"restored from {other.where}"
         found.append(Finding(key=f"manifests/{name}", reason=fault.reason, remedy=remedy, is_mended=other is not None))
-    for name, fault in seen.needs.bad_recipes.items():
-        remedy = "restored from another store" if name in seen.recipes else "put into quarantine"
-        remedy = "left alone: it may be read later" if fault.is_failure else remedy
-        found.append(Finding(key=recipe_key(name), reason=fault.reason, remedy=remedy, is_mended=not fault.is_failure))
     for key, fault in seen.needs.bad_refs.items():
         ref = seen.refs.get(key)
         remedy = f"no other store has one: `tensorcas gc --abandon {key}` gives it up, with what it kept"
@@ -616,26 +559,9 @@ def _look_at_intents(store: Store) -> list[Finding]:
     return found
 
 
-def _wrong_recipes(store: Store, needs: Needs, good: Any) -> dict[str, str]:
-    """Evaluate the recipes as far as their inputs are good; return the reasons why some make other bytes."""
-    made = needs.products(good)
-    products = np.frombuffer(made.tobytes(), np.uint8).reshape(-1, DIGEST_BYTES)
-    found = {name: fault_of_recipe(store, name, distinct_digests([products])) for name in needs.recipes}
-    return {name: reason for name, reason in found.items() if reason is not None}
-
-
-def _made(seen: _Seen, digests: Digests) -> Any:
-    """Return for each chunk whether a recipe makes it of what packs hold, or will hold after the repair."""
-    good, keys = seen.packs.good(), as_keys(digests)
-    inputs = distinct_digests([seen.needs.recipe_rows().inputs])
-    lost = inputs[~np.isin(as_keys(inputs), good)]
-    held = np.concatenate([good, as_keys(lost[seen.sources.holds(lost)])]) if len(lost) else good
-    return np.isin(keys, seen.needs.products(held)) & ~np.isin(keys, good)
-
-
 def _remaining(seen: _Seen, good: Any) -> list[Loss]:
     """Find the losses that would remain after the repair."""
-    lost = seen.digests[~np.isin(as_keys(seen.digests), seen.needs.with_products(good))]
+    lost = seen.digests[~np.isin(as_keys(seen.digests), good)]
     if len(lost):
         lost = np.concatenate([lost, bases_wanted(seen.packs, lost)])
         held = np.concatenate([good, as_keys(lost[seen.sources.holds(lost)])])
@@ -644,6 +570,6 @@ def _remaining(seen: _Seen, good: Any) -> list[Loss]:
         ref.key
         for name, found in seen.manifests.items()
         for ref in seen.needs.holders[name]
-        if np.isin(as_keys(found.manifest.stored_digests), seen.needs.with_products(good)).all()
+        if np.isin(as_keys(found.manifest.stored_digests), good).all()
     }
     return [loss for loss in seen.needs.losses(good) if loss.key not in whole and loss.key not in seen.refs]

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.base.digest import Digests, as_keys, unique_rows
+from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
     CorruptError,
     FormatError,
-    NewerFormatError,
     NotFoundError,
 )
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Payload, Ref, decode_chunk, list_blobs, payload_of
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
-from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.maintenance._quarantine import Quarantine
-from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, read_recipe_rows
 from tensorcas_mlflow.store import Store
 
 
@@ -62,7 +59,6 @@ class Sources:
         self._quarantine = quarantine
         self._manifests: dict[int, dict[str, list[str]]] = {}
         """For each store the names of its manifests, by their digest."""
-        self._recipes: dict[int, RecipeRows] = {}
 
     def manifest(self, name: str, refs: Iterable[Ref]) -> FoundManifest | None:
         """Find a manifest that hashes to its name.
@@ -107,21 +103,7 @@ class Sources:
                     return held
                 refresh()
                 held = held | source.catalog.find(digests).found
-            rows = self._recipe_rows(source)
-            if len(rows) and not held.all():
-                inputs, _, number = unique_rows(rows.inputs)
-                held = held | is_among(digests, rows.made_by(rows.complete(source.catalog.find(inputs).found[number])))
         return held
-
-    def _recipe_rows(self, source: Store) -> RecipeRows:
-        """Return the rows of all recipes of a store, which are read once; none if one is of a later release."""
-        rows = self._recipes.get(id(source))
-        if rows is None:
-            recipes: Mapping[str, RecipeRows] = {}
-            with suppress(NewerFormatError):
-                recipes, _ = read_recipe_rows(source.backend, {})
-            rows = self._recipes[id(source)] = join_rows(recipes.values())
-        return rows
 
     def payloads(self, digests: Digests) -> Iterator[Payload]:
         """Yield chunks as a source stores them, each decoded and checked against its digest, none twice."""
@@ -134,11 +116,10 @@ class Sources:
             left = np.array([digest for digest in digests if digest.tobytes() not in had], dtype=np.uint8)
             if len(left) == 0:
                 return
-            with suppress(NewerFormatError):  # a recipe of a later release: it comes after all packs
-                for payload in CopyReader(source).payloads(left):
-                    if payload.digest not in had:
-                        had.add(payload.digest)
-                        yield payload
+            for payload in CopyReader(source).payloads(left):
+                if payload.digest not in had:
+                    had.add(payload.digest)
+                    yield payload
 
     def _from_quarantine(self, wanted: set[bytes]) -> Iterator[Payload]:
         """Check the chunks in quarantine again: the machine may have read them wrongly."""

@@ -16,7 +16,6 @@ no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
 | `_relatives` | relatives of a model, for its lineage |
 | `_shared` | refs that share chunks with a checkpoint |
 | `_derivations` | search for derived tensors |
-| `_recipes` | search for the recipe of a stored checkpoint |
 | `_shards` | shards of one checkpoint, stored by several processes |
 | `_deltas` | deltas for maintenance |
 | `_payload` | self-contained checkpoints |
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.layout import Ref, RefTarget
     from tensorcas_mlflow.store._batch import PendingBatch
     from tensorcas_mlflow.store._choose import LEAST_DELTA_BYTES, Policy
-    from tensorcas_mlflow.store._derivations import LEAST_DERIVED_BYTES, MOST_DERIVED_BYTES, Derived
     from tensorcas_mlflow.store._payload import (
         MANIFEST_FILE,
         PAYLOAD_FILE,
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
         write_payload,
     )
     from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
-    from tensorcas_mlflow.store._recipes import find_derived, recipe_of
     from tensorcas_mlflow.store._relatives import Likely, find_likely
     from tensorcas_mlflow.store._save import PendingSave
     from tensorcas_mlflow.store._shards import (
@@ -63,10 +60,8 @@ _NAMES = {
     "tensorcas_mlflow.layout": "Ref RefTarget",
     "_batch": "PendingBatch",
     "_choose": "LEAST_DELTA_BYTES Policy",
-    "_derivations": "LEAST_DERIVED_BYTES MOST_DERIVED_BYTES Derived",
     "_payload": ("MANIFEST_FILE PAYLOAD_FILE copy_payload payload_bytes payload_pieces read_payload write_payload"),
     "_pending": "abandon_pending has_pending hold_pending take_pending",
-    "_recipes": "find_derived recipe_of",
     "_relatives": "Likely find_likely",
     "_save": "PendingSave",
     "_shards": "Box JoinedRows Shard StoredShards join_shards store_shards withdraw_shards",

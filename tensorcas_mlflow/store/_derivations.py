@@ -24,8 +24,8 @@ from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import BLOCK_BYTES, BLOCK_ELEMENTS, Q8_0, Bounds, Kind, bounds, check, evaluate
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Derivation, Manifest, Mask, Row
-from tensorcas_mlflow.store._sketches import Sketched, SketchedStore, Sketches, read_manifest, sketches_of
+from tensorcas_mlflow.layout import Derivation, Manifest, Row
+from tensorcas_mlflow.store._sketches import Sketched, SketchedStore, read_manifest, sketches_of
 from tensorcas_mlflow.store._sources import Source, TensorSource
 
 LEAST_DERIVED_BYTES = 64 << 10
@@ -466,31 +466,10 @@ class DerivingStore(SketchedStore, Protocol):
 
 
 class Derivations:
-    """Search for the derived rows of one save, of all batches of one stream, or of one stored checkpoint."""
+    """Search for the derived rows of one save, or of all batches of one stream."""
 
-    def __init__(
-        self,
-        store: DerivingStore,
-        *,
-        known: Sketches | None = None,
-        without: str | None = None,
-        are_made: Callable[[Digests], Mask] | None = None,
-        most: int = _N_MANIFESTS,
-    ) -> None:
-        """Begin a search.
-
-        Args:
-            store: The store.
-            known: Sketches of possible inputs; by default those of the store that this process knows.
-            without: Digest of a manifest that has no input.
-            are_made: Tells for each chunk whether a recipe makes it, so that it is no input.
-            most: Number of earlier checkpoints that are tried.
-        """
+    def __init__(self, store: DerivingStore) -> None:
         self._store = store
-        self._most = most
-        self._are_made = are_made
-        self._known = known
-        self._without = without
         self._useful: dict[str, Earlier] = {}
         """Earlier checkpoints with inputs of rows so far, by digest."""
         self._averaged: Sequence[Earlier] | None = None
@@ -591,9 +570,9 @@ class Derivations:
             candidates: See `find`.
         """
         yield from list(self._useful.values())
-        seen = {*self._useful, *([] if self._without is None else [self._without])}
+        seen = set(self._useful)
         for manifest in candidates:
-            if len(seen) >= self._most:
+            if len(seen) >= _N_MANIFESTS:
                 break
             if manifest.digest not in seen and manifest.chunk_bytes == self._store.chunk_bytes:
                 earlier = Earlier(manifest, None)
@@ -612,7 +591,7 @@ class Derivations:
 
     def _sketched(self, largest: Sequence[Elements]) -> list[Sketched]:
         """Return the checkpoints with possible inputs of some rows by their sketches, the likeliest first."""
-        known = sketches_of(self._store.id) if self._known is None else self._known
+        known = sketches_of(self._store.id)
         shares: dict[str, float] = {}
         parts: dict[str, Sketched] = {}
         for elements in largest:
@@ -630,8 +609,7 @@ class Derivations:
                     shares[part.manifest] = shares.pop(part.manifest, 0.0) + kind.n_bytes
         latest_first = [*shares][::-1]
         ranked = sorted(latest_first, key=lambda name: -shares[name])
-        others = [name for name in ranked if name.partition(".")[0] != self._without]
-        return [parts[name] for name in others[: self._most]]
+        return [parts[name] for name in ranked[:_N_MANIFESTS]]
 
     def _manifest(self, name: str) -> Manifest:
         """Return a manifest by its name, or by its digest if it is at hand."""
@@ -731,8 +709,6 @@ class Derivations:
 
     def _are_stored(self, inputs: Sequence[Row]) -> bool:
         digests = np.concatenate([np.empty((0, DIGEST_BYTES), np.uint8), *(each.digests for each in inputs)])
-        if self._are_made is not None and self._are_made(digests).any():
-            return False
         if self._store.catalog.find_sound(digests, ()).found.all():
             return True
         self._store.catalog.refresh()
@@ -780,7 +756,7 @@ class Derivations:
         some: list[tuple[Earlier, Row, Any]] = []
         for name in names:
             with suppress(NotFoundError, FormatError, BackendError):
-                earlier = Earlier(self._manifest(name), None if self._known is None else self._known.get(name))
+                earlier = Earlier(self._manifest(name), None)
                 number = earlier.related(elements)
                 row = None if number is None else earlier.stored(number)
                 if row is not None and self._may_read(elements.row, [row]):

@@ -181,11 +181,6 @@ class Sketches:
                 self._n -= len(self._by_key.popitem(last=False)[1].rows)
             self._table = None
 
-    def get(self, manifest: str) -> Sketched | None:
-        """Return the sketches of a manifest that were noted under its digest."""
-        with self._lock:
-            return self._by_key.get(_digest(manifest))
-
     def forget(self, manifest: str) -> None:
         """Forget the sketches of a manifest that is gone."""
         with self._lock:

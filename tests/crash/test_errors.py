@@ -37,12 +37,6 @@ def compaction(world: World) -> None:
     world.collect()
 
 
-def optimization(world: World) -> None:
-    world.save(4, "Ac")
-    world.derive("A")
-    world.collect()
-
-
 def load(world: World) -> None:
     store = world.opened()
     for ref in store.checkpoints():
@@ -55,7 +49,6 @@ ACTS: dict[str, Callable[[World], None]] = {
     "replace": lambda world: world.save(1, "xyz") and None,
     "collect": lambda world: world.collect(max_waste=1) and None,
     "compact": compaction,
-    "optimize": optimization,
     "drop": lambda world: world.drop(1),
     "upload": lambda world: world.upload("model/weights.bin", long_file("fghijklm")),
     "write a text": lambda world: world.upload("model/MLmodel", b"another text"),
@@ -157,7 +150,7 @@ def each(every: int, begin: int = 0, **options: object) -> Iterator[Fault]:
         yield Fault(nth, OSError(code, os.strerror(code)), **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("act", ["save", "compact", "optimize", "upload", "write a text over a file"])
+@pytest.mark.parametrize("act", ["save", "compact", "upload", "write a text over a file"])
 def test_a_disk_that_fails_at_some_call_loses_nothing(prepared: Path, tmp_path: Path, act: str) -> None:
     n_met = try_faults(ACTS[act], prepared, tmp_path, each(31))
 
