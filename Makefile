@@ -57,7 +57,7 @@ quick: $(STAMP) ## run the tests of a room and of the rooms on the line above it
 test: $(STAMP) postgresql ## run the tests
 	$(BIN)/python -m pytest
 
-test-long: $(ALL_STAMP) postgresql object-servers torchtitan ## run the tests that take long; minutes
+test-long: $(ALL_STAMP) postgresql object-servers torchtitan ## run the tests that take long, all schedules and every mutant among them
 	$(BIN)/python -m pytest -m long
 
 test-all: test test-long ## run all tests
