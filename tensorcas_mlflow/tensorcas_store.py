@@ -385,8 +385,7 @@ class TensorCasStore:
             ``{"step": 3, "metrics": {"loss": 0.3}}`` for each step; ``metrics`` is None for a step saved without any.
         """
         steps = self.list_checkpoints()
-        with self.store.backend.reading_together():
-            refs = [self.store.ref(self._target(step).key) for step in steps]
+        refs = [self.store.ref(self._target(step).key) for step in steps]
         return [
             {"step": ref.step, "metrics": None if ref.metrics is None else dict(ref.metrics)}
             for ref in refs

@@ -65,5 +65,5 @@ def pytest_runtestloop() -> None:
 
 @pytest.fixture
 def store_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create stores without logs: the test looks at files of the store, or damages them."""
-    monkeypatch.setenv("TENSORCAS_LOGS", "false")
+    """Create stores without a database: the test looks at files of the store, or damages them."""
+    monkeypatch.setenv("TENSORCAS_DATABASE", "false")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import Buffer, Digests
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import RefusedError
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ removed and created again, the token may come back, unless the backend is remote
 blobs, are random."""
 
 MOST_SHARED_BYTES = 32 << 10
-"""Bound of a pack that shares bytes with earlier ones in a log; see `Backend.has_logs`."""
+"""Bound of a pack that shares bytes with earlier ones; see `Backend.has_database`."""
 
 _SEGMENT = r"[A-Za-z0-9._=@%~-]{1,200}"
 is_listed_segment = re.compile(_SEGMENT).fullmatch
@@ -63,28 +63,6 @@ class BlobInfo(NamedTuple):
     """True if it is a symbolic link; a link is no blob and is not followed."""
 
 
-class LogDamage(NamedTuple):
-    """A damaged part of a log."""
-
-    key: str
-    """Path of the file below the store's folder."""
-    start: int
-    n_bytes: int
-    """Number of bytes that are there; fewer than are lost if the file is cut."""
-    reason: str
-    loses_records: bool = False
-    """True if records are lost, and with them what they committed."""
-
-
-class Freed(NamedTuple):
-    """Bytes of files that a deletion frees; estimates."""
-
-    n_bytes: int
-    """Bytes that it frees at once; negative if files grow more than others shrink."""
-    left_bytes: int = 0
-    """Garbage that stays in files which also hold other blobs, until enough of such a file is garbage."""
-
-
 Children = tuple[list[BlobInfo], list[str]]
 """The blobs directly below a prefix, and the names of the next segments; both sorted."""
 
@@ -119,9 +97,10 @@ class Backend(ABC):
     is_remote: bool = False
     """True if each call is a request to another machine, so callers save requests and send many at once. A
     remote backend lists keys in order, and tokens of random blobs never come back."""
-    has_logs: bool = False
-    """True if it appends small blobs of `put_all` to logs. A log stores packs up to `MOST_SHARED_BYTES`, and other
-    small blobs, as differences from earlier ones, so callers leave text in them uncompressed."""
+    has_database: bool = False
+    """True if it keeps small blobs in a database. Of the blobs that one commit creates, packs up to
+    `MOST_SHARED_BYTES` and other small ones are stored as differences from earlier ones, so callers leave text in them
+    uncompressed."""
     tally: ReadCounter | None = None
     """Counter of its reads, if a caller wants one; see `MeteredBackend`."""
 
@@ -205,7 +184,7 @@ class Backend(ABC):
         """Describe one blob, or return None if there is none."""
 
     def missing(self, keys: Iterable[str]) -> set[str]:
-        """Return those keys without a blob. Each is checked after the call has begun.
+        """Return those keys without a blob, or with one that damage hides. Each is checked after the call has begun.
 
         The existing blobs are durable after this has returned, whoever created them, unless they were put without it.
         """
@@ -245,14 +224,6 @@ class Backend(ABC):
         """
         return None
 
-    def reading_together(self) -> AbstractContextManager[None]:
-        """Let this thread's calls show each blob as it was at some moment since the context began.
-
-        A backend that has to look for the latest state before each call may then look once. This is for the calls
-        `get`, `read_into`, `open_file`, `stat`, `missing` and `names`, and for the names that `put_all` refuses.
-        """
-        return nullcontext()
-
     def alone_in(self, prefix: str) -> AbstractContextManager[bool]:
         """Let one process do work that several would repeat. Nothing may depend on being alone.
 
@@ -270,7 +241,7 @@ class Backend(ABC):
         """List the blobs below a key prefix of whole segments, in no order; an absent prefix is empty.
 
         A blob present throughout the listing is listed, exactly once. A blob created or
-        removed meanwhile may or may not be.
+        removed meanwhile may or may not be. If damage hides some, the others come before the error.
 
         Args:
             prefix: The prefix.
@@ -317,7 +288,8 @@ class Backend(ABC):
         """Yield every file or object below the root in no order: its path, and its size in bytes.
 
         All of them count: the backend's own and temporary ones, and those of other programs. So the sizes add up to
-        the disk space of the store. A file that comes or goes meanwhile may or may not be there.
+        the disk space of the store, once nobody writes: the write-ahead log of a database counts as pages of that. A
+        file that comes or goes meanwhile may or may not be there.
         """
 
     @abstractmethod
@@ -331,13 +303,17 @@ class Backend(ABC):
         """
         return
 
-    def check_conditions(self) -> None:
-        """Check that the storage keeps the promises of this contract, since some storages of a kind do not.
+    def prepare(self, *, database: bool | None = None) -> None:
+        """Prepare a new store: check that the storage keeps these promises, since some storages of a kind do not.
+
+        Args:
+            database: Whether small blobs go to a database; None for yes where there can be one.
 
         Raises:
-            RefusedError: It does not; no store may be kept there.
+            RefusedError: The storage does not keep them, or can have no database; no store may be kept there.
         """
-        return
+        if database:
+            raise RefusedError("create", "blobs.db", f"{self.uri!r} cannot have a database: only a folder can")
 
     def ordered_map(self, call: Callable[[T], R], items: Iterable[T], *, window: int | None = None) -> Iterator[R]:
         """Apply a function that calls this backend on several threads; see `threads.ordered_map`."""
@@ -355,53 +331,14 @@ class Backend(ABC):
         """Forget blobs of `put_all` that nobody else has seen yet; whatever lies in the storage already stays."""
         return
 
-    def is_in_log(self, key: str) -> bool:
-        """Tell whether a pack lies in a log, or will: `find_packs` finds it, and it needs no entry in an index."""
-        return False
-
-    def find_packs(self, digests: Digests) -> set[str]:
-        """Return the keys of packs in logs that may hold some chunks, as of the last listing or read.
-
-        Args:
-            digests: Digests of the chunks, shape ``(n, 32)``.
-        """
-        return set()
-
-    def past_damage(self) -> Backend:
-        """Return a backend of the same blobs that shows those behind damage in a log too.
-
-        Only a verification or a repair may use it: the contract does not hold for blobs in the damaged parts.
-        """
-        return self
-
-    def damages(self) -> Sequence[LogDamage]:
-        """Return the damaged parts of logs, on a backend returned by `past_damage`."""
-        return ()
-
-    def mend(self) -> Mapping[str, str]:
-        """Copy the whole blobs of damaged logs into new ones, and remove the damaged ones, as `past_damage` shows them.
-
-        Returns:
-            Files left as they are, and why.
-        """
-        return {}
-
-    def make_logs(self) -> None:
-        """Turn logs on in a store that is being created, durably.
-
-        Raises:
-            RefusedError: The backend has no logs.
-        """
-        raise RefusedError("create", "logs", f"{self.uri!r} cannot have logs: only a folder on a local disk can")
-
-    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> Freed:
+    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
         """Estimate the bytes of files that a deletion of some blobs and then a `sweep` free; changes nothing.
 
         Args:
             deleted: Keys of blobs, and their sizes.
             older_than_s: As for `sweep`.
         """
-        return Freed(sum(deleted.values()))
+        return sum(deleted.values())
 
     def sweep(self, older_than_s: float) -> int:
         """Remove the remains of crashed calls outside of any key, such as temporary files.

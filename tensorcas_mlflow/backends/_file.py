@@ -67,22 +67,18 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 class BlobFile:
     """An open blob. It can be read until it is closed, even after its deletion; by many threads at once."""
 
-    def __init__(self, key: str, descriptor: int, path: str, *, base: int = 0, size: int | None = None) -> None:
+    def __init__(self, key: str, descriptor: int, path: str) -> None:
         """Take over an open file.
 
         Args:
             key: Key of the blob, for errors.
             descriptor: Descriptor of a regular file; closed with this object, and if its size cannot be read.
             path: Path of the file.
-            base: Start of the blob in the file, for a blob in a log.
-            size: Size of the blob; that of the file unless given.
         """
         self.key = key
         self.descriptor = descriptor
-        self.base = base
-        """Start of the blob in the file: the place in the file of byte 0."""
         try:
-            self.size = os.fstat(descriptor).st_size if size is None else size
+            self.size = os.fstat(descriptor).st_size
         except OSError:
             os.close(descriptor)
             raise
@@ -115,7 +111,6 @@ class BlobFile:
             BackendError: The disk fails to read it.
         """
         at, first = start, 0
-        self._check_inside(start + sum(map(len, outs)))
         with self._reading():
             while first < len(outs):
                 last, n_bytes = first, 0
@@ -132,7 +127,6 @@ class BlobFile:
             self.tally.add(n_bytes, n_requests)
 
     def _fill(self, start: int, outs: Sequence[memoryview], n_bytes: int) -> None:
-        start += self.base
         n_read = os.preadv(self.descriptor, outs, start) if n_bytes <= _READ_BYTES else 0
         if n_read == n_bytes:
             return
@@ -143,14 +137,9 @@ class BlobFile:
             while at < len(out):
                 n_more = os.preadv(self.descriptor, [out[at : at + _READ_BYTES]], start + begin + at)
                 if n_more == 0:
-                    raise CorruptError(self.key, f"it ends before byte {start - self.base + n_bytes}")
+                    raise CorruptError(self.key, f"it ends before byte {start + n_bytes}")
                 at += n_more
             begin += len(out)
-
-    def _check_inside(self, stop: int) -> None:
-        """Check that a read stays in a blob that shares its file; the end of a file shows by itself."""
-        if self.base and stop > self.size:
-            raise CorruptError(self.key, f"it ends before byte {stop}")
 
     @property
     def is_direct(self) -> bool:
@@ -193,8 +182,6 @@ class BlobFile:
             BackendError: The disk fails to read them.
         """
         assert self._direct is not None
-        self._check_inside(stop)
-        start, stop = start + self.base, stop + self.base
         begin = start // PAGE_BYTES * PAGE_BYTES
         end = -(-stop // PAGE_BYTES) * PAGE_BYTES
         view = scratch.data
@@ -205,7 +192,7 @@ class BlobFile:
                 self.count(n_read)
                 at += n_read
                 if n_read == 0 or (at % PAGE_BYTES and begin + at < stop):
-                    raise CorruptError(self.key, f"it ends before byte {stop - self.base}")
+                    raise CorruptError(self.key, f"it ends before byte {stop}")
         return view[start - begin : stop - begin]
 
     def map(self, start: int, stop: int, *, is_private: bool = False) -> MappedStretch:
@@ -224,8 +211,6 @@ class BlobFile:
         return stretch
 
     def _map(self, start: int, stop: int, *, is_private: bool = False) -> MappedStretch:
-        self._check_inside(stop)
-        start, stop = start + self.base, stop + self.base
         begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         with self._reading():
             try:
@@ -234,8 +219,8 @@ class BlobFile:
                 else:
                     mapped = mmap.mmap(self.descriptor, stop - begin, access=mmap.ACCESS_READ, offset=begin)
             except ValueError:
-                raise CorruptError(self.key, f"it ends before byte {stop - self.base}") from None
-        return MappedStretch(key=self.key, begin=begin - self.base, mapped=mapped)
+                raise CorruptError(self.key, f"it ends before byte {stop}") from None
+        return MappedStretch(key=self.key, begin=begin, mapped=mapped)
 
     def share_in_memory(self, stretches: Sequence[tuple[int, int]]) -> float:
         """Estimate the share of some stretches in the page cache, by a sample that reads nothing.
@@ -248,9 +233,9 @@ class BlobFile:
         """
         if _mincore is None or not stretches or max(stop for _, stop in stretches) > self.size:
             return 1.0
-        pages = {self._page_of(place) for place in _spread_over(stretches)}
+        pages = {place // mmap.PAGESIZE * mmap.PAGESIZE for place in _spread_over(stretches)}
         try:
-            stretch = self._map(max(min(pages), 0), max(pages) + 1)
+            stretch = self._map(min(pages), max(pages) + 1)
         except (BackendError, CorruptError):
             return 1.0
         data = stretch.data
@@ -262,10 +247,6 @@ class BlobFile:
                 return 1.0
             held += state.value & 1
         return held / len(pages)
-
-    def _page_of(self, place: int) -> int:
-        """Return the start of the page with a byte; negative if the page begins before the blob."""
-        return (place + self.base) // mmap.PAGESIZE * mmap.PAGESIZE - self.base
 
     def read_at_random(self) -> None:
         """Turn the system's readahead off: by default it reads megabytes ahead."""
@@ -283,8 +264,7 @@ class MappedStretch(NamedTuple):
 
     key: str
     begin: int
-    """Start of the map in the blob: the stretch's start, rounded down to a valid map offset. It is negative if the map
-    begins before a blob in a log."""
+    """Start of the map in the blob: the stretch's start, rounded down to a valid map offset."""
     mapped: mmap.mmap
 
     @property

@@ -18,7 +18,6 @@ from tensorcas_mlflow.backends._contract import (
     Backend,
     BlobInfo,
     Children,
-    Freed,
     Token,
     check_key,
     is_listed_segment,
@@ -63,7 +62,7 @@ class NewFile:
         """
         self.path = path
         self.folder = path.rpartition(os.sep)[0]
-        self._staging = f"{self.folder}{os.sep}{STAGING}{os.getpid()}-{_HOST}-{new_name()}"
+        self._staging = f"{self.folder}{os.sep}{STAGING}{os.getpid()}-{HOST}-{new_name()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY
         try:
             self.descriptor = os.open(self._staging, flags, 0o666)
@@ -142,7 +141,7 @@ def token_of(found: os.stat_result) -> Token:
 
 
 _NODE = "".join(c for c in os.uname().nodename if c.isalnum())[:40] if hasattr(os, "uname") else "host"
-_HOST = _NODE + pid_space()
+HOST = _NODE + pid_space()
 """Part of the names of files under way: elsewhere the process id means nothing here."""
 
 
@@ -150,7 +149,7 @@ def writer_is_dead(name: str) -> bool:
     """Tell from the name of a file under way whether its process is known to be dead."""
     pid, _, rest = name.removeprefix(STAGING).partition("-")
     host = rest.partition("-")[0]
-    if host != _HOST or not pid.isdigit():
+    if host != HOST or not pid.isdigit():
         return False
     try:
         os.kill(int(pid), 0)
@@ -468,9 +467,9 @@ class LocalBackend(Backend):
         with _translated("delete", key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(self._path(key))
 
-    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> Freed:
+    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
         left = sum(size for _, size in self._left_behind(older_than_s))
-        return Freed(sum(deleted.values()) + left)
+        return sum(deleted.values()) + left
 
     def sweep(self, older_than_s: float) -> int:
         freed = 0

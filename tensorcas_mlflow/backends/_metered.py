@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Freed, LogDamage, PossibleChildren, Token
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, PossibleChildren, Token
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
-from tensorcas_mlflow.base.digest import Buffer, Digests
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BlobNotFoundError
 
 
@@ -27,7 +27,7 @@ class MeteredBackend(Backend):
         self.uri = inner.uri
         self.is_remote = inner.is_remote
         self.is_carrier = inner.is_carrier
-        self.has_logs = inner.has_logs
+        self.has_database = inner.has_database
         self.tally = tally
 
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
@@ -53,9 +53,6 @@ class MeteredBackend(Backend):
         wanted = list(keys)
         self.tally.add(0, len(wanted))
         return self.inner.missing(wanted)
-
-    def reading_together(self) -> AbstractContextManager[None]:
-        return self.inner.reading_together()
 
     def alone_in(self, prefix: str) -> AbstractContextManager[bool]:
         return self.inner.alone_in(prefix)
@@ -109,32 +106,14 @@ class MeteredBackend(Backend):
     def settle(self, prefix: str) -> None:
         self.inner.settle(prefix)
 
-    def check_conditions(self) -> None:
-        self.inner.check_conditions()
+    def prepare(self, *, database: bool | None = None) -> None:
+        self.inner.prepare(database=database)
+        self.has_database = self.inner.has_database
 
     def discard(self, keys: Iterable[str]) -> None:
         self.inner.discard(keys)
 
-    def is_in_log(self, key: str) -> bool:
-        return self.inner.is_in_log(key)
-
-    def find_packs(self, digests: Digests) -> set[str]:
-        return self.inner.find_packs(digests)
-
-    def past_damage(self) -> MeteredBackend:
-        return MeteredBackend(self.inner.past_damage(), self.tally)
-
-    def damages(self) -> Sequence[LogDamage]:
-        return self.inner.damages()
-
-    def mend(self) -> Mapping[str, str]:
-        return self.inner.mend()
-
-    def make_logs(self) -> None:
-        self.inner.make_logs()
-        self.has_logs = True
-
-    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> Freed:
+    def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
         return self.inner.freed_by(deleted, older_than_s=older_than_s)
 
     def sweep(self, older_than_s: float) -> int:

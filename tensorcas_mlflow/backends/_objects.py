@@ -276,7 +276,8 @@ class ObjectBackend(Backend):
                 return
             first = blob.rstrip()
 
-    def check_conditions(self) -> None:
+    def prepare(self, *, database: bool | None = None) -> None:
+        super().prepare(database=database)
         key = f"{_INTENTS}{secrets.token_hex(_NONCE_BYTES)}"
         token = self._bucket.create(key, new_void())
         try:

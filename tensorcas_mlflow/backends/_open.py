@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow.backends._contract import Backend
-from tensorcas_mlflow.backends._logged import LoggedBackend
+from tensorcas_mlflow.backends._folder import FolderBackend
 from tensorcas_mlflow.backends._root import AZ_SCHEME, GS_SCHEME, S3_SCHEME, STORE_FOLDER, Root
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.threads import Lock
@@ -249,7 +249,7 @@ def open_backend(root: Root) -> Backend:
         RefusedError: obstore, needed for object stores, is not installed.
     """
     if root.is_local:
-        return LoggedBackend(root.folder / STORE_FOLDER, uri=root.uri)
+        return FolderBackend(root.folder / STORE_FOLDER, uri=root.uri)
     from tensorcas_mlflow.backends._objects import ObjectBackend  # a local store needs none of it
 
     return ObjectBackend(open_bucket(root, STORE_FOLDER), uri=root.uri)

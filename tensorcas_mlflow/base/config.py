@@ -175,13 +175,13 @@ def writes_pages() -> bool:
     return _flag("TENSORCAS_PAGES", default=True)
 
 
-def logs() -> bool:
-    """Tell whether new stores on a local disk have logs: TENSORCAS_LOGS, by default yes.
+def database() -> bool:
+    """Tell whether new stores on a local disk have a database: TENSORCAS_DATABASE, by default yes.
 
     Raises:
         ValueError: It is neither true nor false.
     """
-    return _flag("TENSORCAS_LOGS", default=True)
+    return _flag("TENSORCAS_DATABASE", default=True)
 
 
 ACTIONS = ("verify", "collect", "optimize")

@@ -6,13 +6,14 @@ import operator
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, BlobInfo, DamagedError
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest_each, prefixes
 from tensorcas_mlflow.base.files import new_name
@@ -46,7 +47,6 @@ from tensorcas_mlflow.layout import (
     only_packs,
     open_segment,
     pack_key,
-    pack_name,
     read_hints,
     read_pack_hints,
     read_pack_table,
@@ -339,11 +339,10 @@ class RecentChunks:
         payloads: list[Buffer] = []
         wanted = [np.empty((0, STORED_DIGEST_BYTES), np.uint8)]
         try:
-            with self._backend.reading_together():
-                for places in levels:
-                    for pack, rows in places.by_pack(places.found.nonzero()[0]):
-                        payloads += self._stored(pack, places.entries[rows])
-                        wanted.append(places.entries["stored_digest"][rows])
+            for places in levels:
+                for pack, rows in places.by_pack(places.found.nonzero()[0]):
+                    payloads += self._stored(pack, places.entries[rows])
+                    wanted.append(places.entries["stored_digest"][rows])
         except (BlobNotFoundError, FormatError, BackendError):
             return False
         return np.array_equal(digest_each(payloads)[:, :STORED_DIGEST_BYTES], np.concatenate(wanted))
@@ -490,7 +489,7 @@ class Catalog:
         with self._lock:
             loose = [
                 (info.modified_s, name)
-                for info in list_blobs(self._backend, "index")
+                for info in self._index()
                 for name, _, ending in (info.key.removeprefix("index/").partition("."),)
                 if ending == "loose" and self._is_new(name)
             ]
@@ -659,20 +658,9 @@ class Catalog:
             digests: The digests to find, shape ``(n, 32)``.
             excluded: Packs to ignore, together with deltas based on them.
         """
-        self._draw(digests)
         # A save asks for the same digests several times, and saves of an unchanged state again and again.
         look_up = find_places if len(digests) > _MAX_REMEMBERED else self._lately.find
         return self._search(lambda tables, without: look_up(tables, digests, without), excluded)
-
-    def _draw(self, digests: Digests) -> None:
-        """Read the tables of the packs in logs that may hold some chunks, and of all packs with bases of theirs."""
-        new = {pack_name(key) for key in self._backend.find_packs(digests)} - self._packs
-        while new:
-            with self._lock:
-                read = self._load_packs(dict.fromkeys(sorted(new)))
-            deltas = [entries[is_delta(entries)] for entries in read]
-            bases = {name for some in deltas for name in as_names(some["base_pack"]).tolist()}
-            new = {name.hex() for name in bases} - self._packs
 
     def follow(self, places: Places, excluded: Collection[str] = ()) -> Sequence[Places]:
         """Return the bases of chunks, level by level; see `follow`."""
@@ -755,6 +743,11 @@ class Catalog:
                     self._backend.delete(marker)
         merge_segments(self._backend, to_merge(list_segments(self._backend), most_bytes=_MOST_MERGED_BYTES))
 
+    def _index(self) -> Iterator[BlobInfo]:
+        """List the index as far as a damaged database shows it: the packs themselves are there for the rest."""
+        with suppress(DamagedError):
+            yield from list_blobs(self._backend, "index")
+
     def _read_index(self, most: int | None) -> bool:
         """List the index once; return whether all segments in the listing still existed when read.
 
@@ -762,7 +755,10 @@ class Catalog:
             most: Read the tables of so many loose packs at most; a later call reads others. If there
                 are enough loose packs for a segment, all are read, so that they can be folded.
         """
-        listed = self._backend.names("index")
+        try:
+            listed = self._backend.names("index")
+        except DamagedError:
+            listed = {info.key.removeprefix("index/") for info in self._index()}
         if not self._listed:
             self._loose.clear()
         for gone in self._listed - listed:

@@ -35,7 +35,6 @@ def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any, ch
             mine = file == number
             opened.count(int(sizes[mine].sum()), int(mine.sum()))
     descriptors = np.array([-1 if each is None else _descriptor_of(each, choice) for each in files], dtype=np.int32)
-    bases = np.array([0 if each is None else each.base for each in files], dtype=np.uint64)
     ends = np.array([0 if each is None else each.size for each in files], dtype=np.uint64)
     is_inside = (starts < ends[file]) & (sizes <= ends[file] - starts)
     is_good = np.zeros(len(file), dtype=bool)
@@ -43,7 +42,7 @@ def check_payloads(files: Sequence[BlobFile | None], file: Any, entries: Any, ch
     found = np.zeros(len(chosen), dtype=bool)
     core.check_stored(
         descriptors[file[chosen]],
-        starts[chosen] + bases[file[chosen]],
+        starts[chosen],
         sizes[chosen],
         np.ascontiguousarray(entries["stored_digest"][chosen]),
         found,

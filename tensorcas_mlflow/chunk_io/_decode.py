@@ -229,7 +229,6 @@ def decode(
     batch: Batch,
     *,
     source: Any,
-    base: Any = 0,
     kind: Any = MEMORY,
     buffers: Sequence[Buffer] = (),
     n_threads: int = 1,
@@ -241,7 +240,6 @@ def decode(
         wanted: All wanted chunks. A chunk that fails leaves its memory untouched. A target without memory keeps none.
         batch: The parts.
         source: For each read its descriptor, -1 for a file that could not be opened, or the number of its buffer.
-        base: For each read the start of its pack in the file; a pack may lie in a log.
         kind: `MEMORY`, `FILE` or `DIRECT`, for each read or for all.
         buffers: The bytes of the reads of kind `MEMORY`, each from the start of its read on.
         n_threads: Threads to use, the caller included.
@@ -249,17 +247,17 @@ def decode(
     Returns:
         Numbers of the chunks that failed. The core names no reason.
     """
-    tables = tables_of(links, wanted, batch, source=source, base=base, kind=kind)
+    tables = tables_of(links, wanted, batch, source=source, kind=kind)
     statuses = core.decode(*tables, buffers, wanted.target.blocks, wanted.verify, n_threads)
     return batch.chunks[np.flatnonzero(np.frombuffer(statuses, np.uint8))]
 
 
 def tables_of(
-    links: ChainLinks, wanted: Wanted, batch: Batch, *, source: Any, base: Any = 0, kind: Any = MEMORY
+    links: ChainLinks, wanted: Wanted, batch: Batch, *, source: Any, kind: Any = MEMORY
 ) -> tuple[Any, Any, Any, Any]:
     """Return the reads, links, chunks and parts of a batch, as the core reads them; see `decode`."""
     reads = np.empty(len(batch.read_pack), dtype=READ)
-    reads["start"] = np.where(np.equal(kind, MEMORY), 0, batch.read_start + base)
+    reads["start"] = np.where(np.equal(kind, MEMORY), 0, batch.read_start)
     reads["n_bytes"] = batch.read_stop - batch.read_start
     reads["source"], reads["kind"] = source, kind
     entries = links.places.entries

@@ -468,7 +468,6 @@ class _Reading:
         is_exact = np.array([choice.is_exact for choice in ways])[of_read]
         sizes = batch.read_stop - batch.read_start
         source = np.empty(len(pack), dtype=np.int64)
-        base = np.zeros(len(pack), dtype=np.int64)
         kind = np.full(len(pack), FILE)
         with self._load.open_packs([pack_key(self._links.places.packs[number]) for number in packs.tolist()]) as files:
             for number, file in enumerate(files):
@@ -479,14 +478,11 @@ class _Reading:
                 file.count(int(sizes[mine].sum()), int(mine.sum()))
                 if is_exact[mine].any():
                     file.read_at_random()
-                base[mine] = file.base
-                if file.base:  # the blob shares its file, and the end of the file is not its end
-                    source[mine & (batch.read_stop > file.size)] = -1
                 direct = file.direct_descriptor if is_direct[mine].any() and file.open_direct() else None
                 if direct is not None:
-                    mine &= is_direct & (source >= 0)
+                    mine &= is_direct
                     source[mine], kind[mine] = direct, DIRECT
-            return decode(self._links, self._wanted, batch, source=source, base=base, kind=kind, n_threads=many)
+            return decode(self._links, self._wanted, batch, source=source, kind=kind, n_threads=many)
 
     def _run_in_python(self, parts: Sequence[tuple[WayChoice, Any]], *, waits: bool) -> None:
         """Read parts on Python's threads, each into memory, and decode it there."""

@@ -65,18 +65,18 @@ class OpenPacks:
         batch = Batch.of(links, numbers, numbers, LOCAL_GAP_BYTES)
         packs, pack = np.unique(batch.read_pack, return_inverse=True)
         files = [self._open(links.places.packs[number]) for number in packs.tolist()]
-        source, base = np.empty(len(pack), np.int64), np.empty(len(pack), np.int64)
+        source = np.empty(len(pack), np.int64)
         n_read = batch.read_stop - batch.read_start
         for number, file in enumerate(files):
             mine = pack == number
             if file is None or (batch.read_stop[mine] > file.size).any():
                 return None
             file.count(int(n_read[mine].sum()), int(mine.sum()))
-            source[mine], base[mine] = file.descriptor, file.base
+            source[mine] = file.descriptor
         none = np.zeros_like(sizes)  # the encoder puts them nowhere
         target = Target(blocks=(), block=none, start=none, n_bytes=sizes)
         wanted = Wanted(digests=digests, target=target, verify=True)
-        return StoredChunks(tables=tables_of(links, wanted, batch, source=source, base=base, kind=FILE))
+        return StoredChunks(tables=tables_of(links, wanted, batch, source=source, kind=FILE))
 
     def _open(self, pack: str) -> BlobFile | None:
         file = self._files.get(pack)

@@ -113,7 +113,6 @@ def _plan_json(plan: GcPlan) -> Json:
         "packs_bytes": sum(plan.packs.values()),
         "disk_bytes": plan.disk_bytes,
         "freed_bytes": plan.freed_bytes,
-        "left_bytes": plan.left_bytes,
         "n_rewrites": len(plan.rewrites),
         "rewrites_bytes": sum(size for _, size in plan.rewrites.values()),
         "rewrites_needed_bytes": sum(needed for needed, _ in plan.rewrites.values()),

@@ -73,7 +73,7 @@ def make(options: Namespace) -> int:
     """Make a store."""
     if options.place is not None and hasattr(options, "root"):
         options.parser.error("name the place once: init ROOT or init --root ROOT")
-    store = Store.init(options.place or root_of(options), chunk_bytes=options.chunk_bytes, logs=options.logs)
+    store = Store.init(options.place or root_of(options), chunk_bytes=options.chunk_bytes, database=options.database)
     if is_json(options):
         say_json({"store": store.uri, "id": store.id, "chunk_bytes": store.chunk_bytes})
     else:
@@ -344,18 +344,16 @@ def delete(options: Namespace) -> int:
 
 def _freed_text(store: Store, refs: Sequence[Ref]) -> str:
     """Say what a collection frees once some checkpoints are deleted."""
-    own_bytes, left_bytes, bound_bytes = bytes_freed_by(store, refs), 0, 0
+    own_bytes, bound_bytes = bytes_freed_by(store, refs), 0
     # A bucket would take many requests, and only the server collects what a carrier reaches.
     if not (store.backend.is_carrier or store.backend.is_remote):
         with suppress(TensorCasError):  # `gc` names the damage, or the save, that prevents a collection
             now, later = plan_gc(store), plan_gc(store, without=[ref.key for ref in refs])
-            own_bytes, left_bytes = later.freed_bytes - now.freed_bytes, later.left_bytes - now.left_bytes
+            own_bytes = later.freed_bytes - now.freed_bytes
             bound_bytes = later.bound_bytes - now.bound_bytes
     text = f"a collection then frees up to {size_text(max(0, own_bytes))}"
     if bound_bytes > _CLEARLY * own_bytes:
         text += f", and `tensorcas optimize` about {size_text(bound_bytes)} more, in packs that deltas need"
-    if left_bytes > _CLEARLY * own_bytes:
-        text += f", and about {size_text(left_bytes)} more once half of a log is garbage"
     return text
 
 
@@ -383,9 +381,9 @@ COMMANDS = (
                 help="chunk size, a power of two, fixed for ever (default: %(default)d)",
             ),
             switch(
-                "--logs",
-                help="append small saves to logs: one file and one sync a save; on a local disk only, and the default "
-                "there (see TENSORCAS_LOGS); --no-logs for a store that other machines change",
+                "--database",
+                help="keep small blobs in a database: a small save is one transaction; on a local disk only, and the "
+                "default there (see TENSORCAS_DATABASE); --no-database for a store that other machines change",
             ),
         ],
         run=make,

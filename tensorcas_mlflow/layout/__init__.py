@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         Stamp,
         begin_first_generation,
         begin_generation,
-        check_logs,
+        check_database,
         condemned_bytes,
         is_carried,
         new_format,
@@ -190,7 +190,7 @@ _NAMES = {
     "_derived": "Derivation kind_of",
     "_format_blob": (
         "FORMAT GENERATION Condemnation Condemned Generation Identity Stamp begin_first_generation begin_generation "
-        "check_logs condemned_bytes is_carried new_format parse_format read_condemned read_list stamp_of"
+        "check_database condemned_bytes is_carried new_format parse_format read_condemned read_list stamp_of"
     ),
     "_hints": "Hints hint_bytes pack_hint_bytes read_hints read_pack_hints split_hints",
     "_index": (

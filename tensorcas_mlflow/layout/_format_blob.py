@@ -63,6 +63,8 @@ class Condemnation(NamedTuple):
 
     lists: Sequence[Condemned]
     generation: Generation | None
+    is_unknown: bool = False
+    """True if a damaged database hides them: then a save relies on no blob that was there before."""
 
     @property
     def packs(self) -> frozenset[str]:
@@ -179,7 +181,7 @@ def _are_texts(value: object) -> TypeGuard[list[str]]:
 FORMAT = "format"
 """Key of the blob."""
 FORMAT_VERSION = 2
-"""Version of a store with logs; one without them has version 1."""
+"""Version of a store with a database; one without it has version 1."""
 MAX_FORMAT_BYTES = 4096
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -188,7 +190,7 @@ Stamp = tuple[int, int, int, int]
 
 
 def new_format(
-    chunk_bytes: int, store_id: str | None = None, *, is_carried: bool = False, has_logs: bool = False
+    chunk_bytes: int, store_id: str | None = None, *, is_carried: bool = False, has_database: bool = False
 ) -> bytes:
     """Return the blob of a new store; its id is drawn unless given.
 
@@ -197,15 +199,15 @@ def new_format(
     """
     store_id = store_id or new_name()
     settings: dict[str, Any] = {
-        "format": FORMAT_VERSION if has_logs else 1,
+        "format": FORMAT_VERSION if has_database else 1,
         "id": store_id,
         "chunk_bytes": chunk_bytes,
         "digest": "blake3-256",
     }
     if is_carried:
         settings["carried"] = True
-    if has_logs:
-        settings["logs"] = True
+    if has_database:
+        settings["database"] = True
     data = record_bytes(settings) + b"\n"
     try:
         parse_format(data)
@@ -276,8 +278,8 @@ def parse_format(blob: bytes) -> tuple[str, int]:
     return store_id, chunk_bytes
 
 
-def check_logs(blob: bytes, backend: Backend) -> None:
-    """Check that a backend shows the logs of a store that has some: without them all saves seem to be missing.
+def check_database(blob: bytes, backend: Backend) -> None:
+    """Check that a backend shows the database of a store that has one: without it all small saves seem to be missing.
 
     Args:
         blob: The store's ``format``.
@@ -286,12 +288,12 @@ def check_logs(blob: bytes, backend: Backend) -> None:
     Raises:
         RefusedError: It shows none.
     """
-    if json.loads(blob).get("logs") is True and not backend.has_logs:
+    if json.loads(blob).get("database") is True and not backend.has_database:
         raise RefusedError(
             "open",
             FORMAT,
-            f"the store at {backend.uri!r} has logs, and no logs are found: there is no folder `logs` beside its "
-            "`format`, or the store is reached through a server or an object store; restore the folder, or copy the "
+            f"the store at {backend.uri!r} has a database, and none is found: there is no file `blobs.db` beside its "
+            "`format`, or the store is reached through a server or an object store; restore the file, or copy the "
             "store on its machine with `tensorcas copy`",
         )
 

@@ -360,7 +360,12 @@ def read_pack_table(backend: Backend, name: str, *, size: int | None = None) -> 
 
 
 def mark_loose(backend: Backend, name: str) -> None:
-    """Add a new pack to the index; in a remote store, or in a log, it needs no marker."""
-    if not backend.is_remote and not backend.is_in_log(pack_key(name)):
-        with contextlib.suppress(BlobExistsError):
-            backend.put_new(f"index/{name}.loose", [], durable=False)
+    """Add a new pack to the index; in a remote store it needs no marker."""
+    if backend.is_remote:
+        return
+    key = f"index/{name}.loose"
+    with contextlib.suppress(BlobExistsError):
+        if backend.has_database:
+            backend.put_all([(key, [])])  # in the transaction of the pack
+        else:
+            backend.put_new(key, [], durable=False)

@@ -61,7 +61,7 @@ _KEY = re.compile(
     rf"|(?:intents|census|ref-tables)/{_HEX}"
     rf"|condemned/(?:{_HEX}|@generation)"
     rf"|maintenance/(?:{_HEX}|@lease)"
-    rf"|quarantine/(?:{_HEX}(?:\.pack)?|@{_HEX})"
+    rf"|quarantine/(?:{_HEX}(?:\.pack|\.db(?:-wal|-lost|-head)?)?|@{_HEX})"
     rf"|refs/runs/{_SEGMENT}/(?:{_SEGMENT}/)?@-?[0-9]+"
     rf"|refs/copies/[0-9a-f]{{64}}/@{_HEX}"
     rf"|refs/replacing/@{_HEX}"

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, BlobInfo
-from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.files import new_name, pid_space, started
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError, without_secrets
@@ -381,11 +380,7 @@ def read_refs_around(backend: Backend, keys: Iterable[str]) -> tuple[list[Ref], 
             return error
 
     keys = list(keys)
-    if backend.is_remote:
-        found = list(threads.ordered_map(read, keys, waits=True))
-    else:
-        with backend.reading_together():
-            found = list(map(read, keys))
+    found = list(backend.map_requests(read, keys))
     refs: list[Ref] = []
     damaged: dict[str, CorruptError] = {}
     for key, each in zip(keys, found, strict=True):

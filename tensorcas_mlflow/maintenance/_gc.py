@@ -11,7 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence, Set
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, starmap
@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, Freed
+from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
@@ -41,6 +41,7 @@ from tensorcas_mlflow.layout import (
     list_blobs,
     pack_key,
     recipe_key,
+    segment_name,
     strangers_text,
     tidy_ref_tables,
 )
@@ -55,9 +56,6 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
 _log = logging.getLogger(__name__)
-
-_CLEARLY = 0.05
-"""A smaller share of the store that stays in logs is not worth a word."""
 
 
 def choose(
@@ -323,9 +321,6 @@ class GcPlan(PrintedPlan):
     """Bytes of all files of the store."""
     freed_bytes: int = 0
     """Estimate of the bytes that the execution frees of these."""
-    left_bytes: int = 0
-    """Estimate of the garbage that stays in files which also hold other blobs, such as logs, until enough of it is
-    garbage."""
     bound_bytes: int = 0
     """Unneeded bytes of packs that waste too much and stay, because deltas need other chunks of them. An optimization
     encodes these deltas anew, after which the packs go."""
@@ -358,9 +353,6 @@ class GcPlan(PrintedPlan):
         if self.bound_bytes:
             held = f"{size_text(self.bound_bytes)} stay in packs that deltas of other checkpoints need"
             lines.append(f"{held} (`tensorcas optimize` frees most of them)")
-        if self.left_bytes > _CLEARLY * self.disk_bytes:
-            held = f"about {size_text(self.left_bytes)} stay in logs"
-            lines.append(f"{held} until half of a log is garbage and no process appends to it")
         if self.stale_intents:
             lines.append(f"{count_text(len(self.stale_intents), 'dead save')} to withdraw")
         if self.damaged_refs:
@@ -517,11 +509,15 @@ def plan_gc(
     manifests = tuple(sorted(state.manifests.keys() - state.live_manifests))
     quarantine = _old_quarantine(store.backend, quarantine_s)
     dead_lists = tuple(condemned.key for condemned in state.dead_lists)
-    others = [*state.stale, *state.damaged_refs, *dead_lists, *map(recipe_key, unneeded)]
+    others = [*state.stale, *state.damaged_refs, *without, *dead_lists, *map(recipe_key, unneeded)]
     deleted = {info.key: info.size for info in store.backend.map_requests(store.backend.stat, others) if info}
     deleted |= quarantine | {f"manifests/{name}": state.manifests[name] for name in manifests}
     deleted |= {pack_key(name): state.sizes[name] for name in doomed}
-    worth, freed = _worth_rewriting(store.backend, state, deleted, rewrites, grace_s)
+    gone = deleted | {pack_key(name): state.sizes[name] for name in rewrites}
+    kept = state.sizes.keys() - {*doomed, *rewrites}
+    markers = list_blobs(store.backend, "index") if store.backend.has_database else ()  # elsewhere they have no bytes
+    gone |= {info.key: 0 for info in markers if info.key.endswith(".loose") and segment_name(info.key) not in kept}
+    freed_bytes = store.backend.freed_by(gone, older_than_s=max(grace_s, DEFAULT_GRACE_S)) - sum(rewrites.values())
     return GcPlan(
         store=store,
         census=census,
@@ -530,7 +526,7 @@ def plan_gc(
         unread_refs=state.unread_refs,
         stale_intents=tuple(state.stale),
         packs={name: state.sizes[name] for name in doomed},
-        rewrites={name: (needed, state.sizes[name]) for name, needed in worth.items()},
+        rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
         manifests=manifests,
         recipes=tuple(sorted(unneeded)),
         recipe_bytes=int(state.rows.stored_bytes[state.kept_by_recipes[state.rows.chunk]].sum()),
@@ -540,36 +536,10 @@ def plan_gc(
         n_refs=state.n_refs,
         n_live_chunks=state.n_live,
         disk_bytes=disk_bytes(store.backend),
-        freed_bytes=max(0, freed.n_bytes),
-        left_bytes=freed.left_bytes,
+        freed_bytes=max(0, freed_bytes),
         bound_bytes=bound_bytes,
         strangers=find_strangers(store.backend),
     )
-
-
-def _worth_rewriting(
-    backend: Backend, state: Survey, deleted: Mapping[str, int], rewrites: Mapping[str, int], grace_s: float
-) -> tuple[Mapping[str, int], Freed]:
-    """Leave out packs in logs if to rewrite them makes more bytes than it frees; return the others, and what is freed.
-
-    Args:
-        backend: Backend of the store.
-        state: Survey of the store.
-        deleted: Keys and sizes of the blobs to delete.
-        rewrites: Packs that waste much, and the bytes needed of each.
-        grace_s: See `plan_gc`.
-    """
-
-    def frees(some: Mapping[str, int]) -> Freed:
-        gone = {**deleted, **{pack_key(name): state.sizes[name] for name in some}}
-        freed = backend.freed_by(gone, older_than_s=max(grace_s, DEFAULT_GRACE_S))
-        return freed._replace(n_bytes=freed.n_bytes - sum(some.values()))
-
-    freed = frees(rewrites)
-    in_files = {name: needed for name, needed in rewrites.items() if not backend.is_in_log(pack_key(name))}
-    if len(in_files) < len(rewrites) and (without := frees(in_files)).n_bytes >= freed.n_bytes:
-        return in_files, without
-    return rewrites, freed
 
 
 def _check_understood(store: Store) -> None:
@@ -677,7 +647,8 @@ def _condemn(backend: Backend, census: Census, condemned: bytes) -> str:
     except BackendError as error:
         if not _is_full(error):
             raise
-    census.drop()
+    with suppress(BackendError):  # a database takes room for each deletion
+        census.drop()
     try:
         return _put_list(backend, condemned)
     except BackendError as error:

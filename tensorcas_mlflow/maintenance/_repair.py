@@ -5,13 +5,14 @@ It may run while others save, load and collect; ``docs/design/protocol.md`` says
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, LogDamage
+from tensorcas_mlflow.backends import Damage, damages_of, rebuild
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
@@ -30,7 +31,7 @@ from tensorcas_mlflow.errors import (
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, recipe_key
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._inventory import DigestSet, read_holders, stands
-from tensorcas_mlflow.maintenance._quarantine import keep_bytes, noted_refs
+from tensorcas_mlflow.maintenance._quarantine import noted_refs
 from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, rows_of_recipe
 from tensorcas_mlflow.maintenance._repair_packs import MAY_BE_BASE, mend_packs
 from tensorcas_mlflow.maintenance._repair_recipes import find_recipe, mend_recipes, read_for_repair
@@ -220,19 +221,19 @@ class RepairReport:
     packs_gone: tuple[str, ...]
     """Keys of damaged packs that the repair deleted, after it copied their good chunks."""
     n_quarantined: int
-    """Damaged packs, and stretches of logs, that the repair put into quarantine."""
+    """Damaged packs that the repair put into quarantine."""
     n_healed: int
     """Chunks that the repair took from other stores, decoded with another copy of their base, or encoded anew."""
     n_fenced: int
     """Saves under way that relied on a lost chunk; they begin again."""
     left: Mapping[str, str]
-    """Keys of damaged blobs and logs that the repair left alone, and why."""
+    """Keys of damaged blobs that the repair left alone, and why."""
     losses: tuple[Problem, ...]
     """Checkpoints and files that do not load, or not whole, after the repair, by the keys of their refs."""
     recipes_gone: tuple[str, ...] = ()
     """Keys of damaged recipes that no other store has. Their bytes are in quarantine."""
-    mended_logs: tuple[str, ...] = ()
-    """Damaged logs whose whole records the repair has copied. What the others committed is lost."""
+    n_kept: int | None = None
+    """Whole blobs of a damaged database, which the repair has moved to a new one; None if it was not damaged."""
 
     @property
     def is_whole(self) -> bool:
@@ -240,7 +241,10 @@ class RepairReport:
         return not self.losses and not self.left
 
     def __str__(self) -> str:
-        lines = [f"rewrote {key} without its damaged records" for key in self.mended_logs]
+        lines = []
+        if self.n_kept is not None:
+            kept = count_text(self.n_kept, "whole blob")
+            lines.append(f"rebuilt the database with {kept}; the old one is in quarantine")
         lines += [f"restored {key}" for key in self.restored]
         lines += [f"removed {key}" for key in self.abandoned]
         lines += [f"put {key} into quarantine" for key in self.recipes_gone]
@@ -276,7 +280,6 @@ class _Seen:
     format_fix: FormatFix | None
     abandon: frozenset[str]
     sources: Sources
-    logs: Sequence[LogDamage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,9 +351,13 @@ def plan_repair(
     """
     if store.backend.is_carrier:
         raise DirectAccessError("repair", store.uri)
-    store = store.past_damage()
+    damages = damages_of(store.backend)
+    if damages:
+        again = partial(
+            plan_repair, store, sources=sources, abandon=abandon, format_fix=format_fix, engine=engine, watch=watch
+        )
+        return _plan_rebuild(store, damages, again)
     backend = store.backend
-    logs = backend.damages()
     bad_intents = _look_at_intents(store)
     lists = read_lists(backend)
     found = Sources(store, sources)
@@ -397,23 +404,55 @@ def plan_repair(
         format_fix=format_fix,
         abandon=frozenset(abandon),
         sources=found,
-        logs=logs,
     )
     return RepairPlan(
         store=store,
-        findings=(*map(_finding_of_log, logs), *_findings(store, seen), *bad_intents),
-        losses=(*_losses_of_logs(logs), *needs.losses(packs.good())),
+        findings=(*_findings(store, seen), *bad_intents),
+        losses=tuple(needs.losses(packs.good())),
         seen=seen,
     )
 
 
+def _plan_rebuild(store: Store, damages: Sequence[Damage], again: Callable[[], RepairPlan]) -> RepairPlan:
+    """Plan a new database with all that is whole of a damaged one. What else is damaged shows in that one alone.
+
+    Args:
+        store: Store to repair.
+        damages: Damage of its database.
+        again: Plans the repair of the rest.
+    """
+    rebuilt = rebuild(store.backend, only_plans=True)
+    remedy = f"{count_text(rebuilt.n_blobs, 'whole blob')} to a new database, the old one to quarantine"
+    losses = tuple(_loss_of(damage) for damage in rebuilt.lost if damage.key.partition("/")[0] not in _REBUILT)
+    findings = tuple(Finding(key=key, reason=reason, remedy=remedy) for key, reason in damages)
+    return RepairPlan(store=store, findings=findings, losses=losses, seen=again)
+
+
 def _execute(plan: RepairPlan) -> RepairReport:
-    store, seen = plan.store, plan.seen
+    if isinstance(plan.seen, _Seen):
+        return _execute_rest(plan.store, plan.seen)
+    rebuilt = rebuild(plan.store.backend)
+    rest: RepairPlan = plan.seen()
+    if not isinstance(rest.seen, _Seen):
+        raise CorruptError(rest.findings[0].key, f"it is damaged anew: {rest.findings[0].reason}")
+    report = rest.execute()
+    # A lost ref has left a damaged one in its place, and of other blobs the rest knows whether anything needs them.
+    of_all = tuple(_loss_of(damage) for damage in rebuilt.lost if "/" not in damage.key)
+    return replace(report, n_kept=rebuilt.n_blobs, losses=(*of_all, *report.losses))
+
+
+_REBUILT = frozenset({"index", "census", "ref-tables", "intents"})
+"""First segments of the keys of blobs that others stand in for, or that end by themselves."""
+
+
+def _loss_of(damage: Damage) -> Problem:
+    return Problem(key=damage.key, checkpoint=p.label_of(damage.key), reason=damage.reason)
+
+
+def _execute_rest(store: Store, seen: _Seen) -> RepairReport:
     backend = store.backend
     # Again, now that packs were listed: a pack that is cut may be one that a save began to send since the first look.
     may_be_written = bool(_look_at_intents(store)) and may_be_carried(backend)
-    # First: everything below looks for blobs, and saves may not look past the damage.
-    n_of_logs, left = _mend_logs(backend, seen.logs)
     if seen.format_fix is not None:
         write_format(store, seen.format_fix)
     abandoned = abandon_lists(backend, seen.abandon & seen.lists.damaged.keys())
@@ -432,7 +471,7 @@ def _execute(plan: RepairPlan) -> RepairReport:
     lists = read_lists(backend)
     for key in finished_lists(backend, lists):
         backend.delete(key)
-    left |= {key: reason for key, reason in fixes.items() if reason is not None} | recipes.left | mended.left
+    left = {key: reason for key, reason in fixes.items() if reason is not None} | recipes.left | mended.left
     left |= {key: _ABANDON.format(key=key) for key in lists.damaged}
     seen.packs.look()
     index = find_index_faults(backend, seen.packs)
@@ -444,24 +483,12 @@ def _execute(plan: RepairPlan) -> RepairReport:
         abandoned=tuple(abandoned),
         packs_gone=tuple(sorted(mended.gone)),
         recipes_gone=tuple(recipes.gone),
-        mended_logs=tuple(sorted({damage.key for damage in seen.logs} - left.keys())),
-        n_quarantined=mended.n_quarantined + n_of_logs,
+        n_quarantined=mended.n_quarantined,
         n_healed=mended.n_healed,
         n_fenced=mended.n_fenced,
         left=left,
-        losses=(*_losses_of_logs(seen.logs), *Needs(store).losses(seen.packs.good())),
+        losses=tuple(Needs(store).losses(seen.packs.good())),
     )
-
-
-def _mend_logs(backend: Backend, damages: Sequence[LogDamage]) -> tuple[int, dict[str, str]]:
-    """Keep the damaged parts of logs, and rewrite these; return the number of parts, and why logs were left alone."""
-    n_kept = 0
-    for damage in damages:
-        if damage.n_bytes:
-            block = bytearray(damage.n_bytes)
-            backend.read_into(damage.key, damage.start, memoryview(block))
-            n_kept += keep_bytes(backend, damage.key, block, damage.reason)
-    return n_kept, dict(backend.mend()) if damages else {}
 
 
 _ABANDON = (
@@ -523,16 +550,6 @@ def _findings_of_packs(packs: CheckedPacks, sources: Sources) -> Iterator[Findin
         reason = pack.failure or f"{what}: {pack.damage}"
         is_mended = not (is_held or name in stay)
         yield Finding(key=pack_key(name), reason=reason, remedy=remedy, is_mended=is_mended)
-
-
-def _losses_of_logs(damages: Sequence[LogDamage]) -> list[Problem]:
-    reason = "{}; what they committed is lost, and what that replaced is back"
-    return [Problem(key=each.key, reason=reason.format(each.reason)) for each in damages if each.loses_records]
-
-
-def _finding_of_log(damage: LogDamage) -> Finding:
-    remedy = "whole records go to a new log, damaged bytes to quarantine; what the damaged records committed is lost"
-    return Finding(key=damage.key, reason=damage.reason, remedy=remedy)
 
 
 def _look_at_intents(store: Store) -> list[Finding]:

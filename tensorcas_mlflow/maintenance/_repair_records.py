@@ -34,7 +34,6 @@ from tensorcas_mlflow.layout import (
     list_blobs,
     make_table,
     open_segment,
-    pack_key,
     segment_bytes,
     segment_key,
     segment_name,
@@ -155,8 +154,7 @@ def find_index_faults(backend: Backend, packs: CheckedPacks) -> IndexFaults:
     whole = {name for name, pack in packs.packs.items() if not pack.damage and pack.failure is None}
     if backend.is_remote and not bad:
         return IndexFaults(bad={}, missing=frozenset())  # a remote store lists its packs, and needs no entry for each
-    missing = (name for name in whole - named if not backend.is_in_log(pack_key(name)))
-    return IndexFaults(bad=bad, missing=frozenset(missing))
+    return IndexFaults(bad=bad, missing=frozenset(whole - named))
 
 
 def rebuild_index(backend: Backend, packs: CheckedPacks, faults: IndexFaults) -> None:
@@ -221,7 +219,7 @@ def open_damaged_backend(backend: Backend, others: Sequence[Store] = ()) -> tupl
         with suppress(BlobNotFoundError, CorruptError):
             blob = backend.get(p.FORMAT, max_bytes=p.MAX_REF_BYTES)
     store_id, chunk_bytes = _said_by_manifests(backend, others, reason)
-    fixed = p.new_format(chunk_bytes, store_id, is_carried=b'"carried"' in blob, has_logs=backend.has_logs)
+    fixed = p.new_format(chunk_bytes, store_id, is_carried=b'"carried"' in blob, has_database=backend.has_database)
     p.parse_format(fixed)
     return Store(backend, store_id=store_id, chunk_bytes=chunk_bytes), FormatFix(blob=fixed, reason=reason)
 

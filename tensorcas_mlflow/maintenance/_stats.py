@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import DATABASE_FILES, Backend
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
 from tensorcas_mlflow.base.text import size_text
@@ -97,8 +97,8 @@ class DiskUsage(Figures):
     census: int
     quarantine: int
     format: int
-    logs: int
-    """Bytes of the logs: small blobs of all kinds, and deleted ones in logs that are not yet rewritten."""
+    database: int
+    """Bytes of the database with its write-ahead log: small blobs of all kinds, and pages of deleted ones."""
     other: int
     """Bytes of records of maintenance, of temporary files, and of files of other programs."""
 
@@ -171,8 +171,8 @@ def store_stats(store: Store) -> StoreStats:
     return StoreStats(runs=len(runs), damaged_refs=tuple(sorted(damaged)), **_figures_of(store, refs))
 
 
-_KIND_OF = {RECIPES: "manifests", REF_TABLES: "refs"}
-"""Kinds of blobs that count as another kind."""
+_KIND_OF = {RECIPES: "manifests", REF_TABLES: "refs", **dict.fromkeys(DATABASE_FILES, "database")}
+"""Kinds of blobs and files that count as another kind."""
 
 
 def disk_usage(backend: Backend) -> DiskUsage:
@@ -354,7 +354,7 @@ class Shares(Figures):
     shared_bytes: int
     """Bytes that several owners need, counted once."""
     disk_bytes: int
-    """Bytes of all files of the store: the needed ones, garbage, tables of packs, refs, the index and logs."""
+    """Bytes of all files of the store: the needed ones, garbage, tables of packs, refs, the index and the database."""
     shares: tuple[Share, ...]
     """Most exclusive bytes first."""
 
@@ -594,18 +594,19 @@ def _earliest(inventory: Inventory, rank: Any) -> tuple[Any, Any]:
 def _stored_bytes(backend: Backend, inventory: Inventory) -> tuple[Any, Any]:
     """Return the bytes on the disk of each chunk, those of its smallest copy, and of each manifest.
 
-    A chunk without a copy has 0. Packs and manifests that are no files of their own share the bytes of the logs in
+    A chunk without a copy has 0. Packs and manifests that are no files of their own share the bytes of the database in
     proportion to their sizes, so that all of them together never have more bytes than the files.
     """
     entry_bytes, manifest_bytes = inventory.entry_bytes.astype(np.int64), inventory.manifest_bytes.astype(np.int64)
-    if backend.has_logs:
-        packs = np.array([backend.is_in_log(pack_key(name)) for name in inventory.packs], dtype=bool)
+    if backend.has_database:
+        files = dict(backend.files())
+        packs = np.array([pack_key(name) not in files for name in inventory.packs], dtype=bool)
         all_manifests = {
-            name: size for name, size in list_manifests(backend).items() if backend.is_in_log(f"manifests/{name}")
+            name: size for name, size in list_manifests(backend).items() if f"manifests/{name}" not in files
         }
         manifests = np.array([name in all_manifests for name in inventory.manifests], dtype=bool)
-        in_logs = int(inventory.pack_bytes[packs].sum()) + sum(all_manifests.values())
-        share = min(1.0, disk_usage(backend).logs / max(in_logs, 1))
+        in_rows = int(inventory.pack_bytes[packs].sum()) + sum(all_manifests.values())
+        share = min(1.0, sum(files.get(name, 0) for name in DATABASE_FILES) / max(in_rows, 1))
         entries = packs[inventory.entry_pack]
         # Rounding each by itself would lose a part of a byte of each, and their sum would depend on their sizes.
         ends = np.cumsum(np.concatenate([entry_bytes[entries], manifest_bytes[manifests]])) * share

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, damages_of
 from tensorcas_mlflow.base.digest import as_keys, hex_of, unique_rows
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.progress import Watcher, counted, ignore
@@ -147,13 +147,40 @@ def verify(
         DirectAccessError: There are workers, and the store is reached through an MLflow server.
         ValueError: There is no such share or part.
     """
+    damages = damages_of(store.backend)
+    try:
+        report = _verify(store, full=full, sample=sample, part=part, seed=seed, engine=engine, watch=watch)
+    except CorruptError as error:
+        if not damages:
+            raise
+        # A damaged listing may hide any blob.
+        problem = Problem(key=error.key, reason=f"only the database was checked: {error.reason}")
+        report = VerifyReport(n_refs=0, n_packs=0, n_chunks=0, full=full, problems=(problem,))
+    named = {problem.key for problem in report.problems}
+    of_database = (
+        Problem(key=damage.key, reason=damage.reason, checkpoint=p.label_of(damage.key))
+        for damage in damages
+        if damage.key not in named
+    )
+    return replace(report, problems=(*of_database, *report.problems))
+
+
+def _verify(
+    store: Store,
+    *,
+    full: bool,
+    sample: float | None,
+    part: tuple[int, int] | None,
+    seed: int | None,
+    engine: Engine | None,
+    watch: Watcher,
+) -> VerifyReport:
+    """Check all but the database; see `verify`."""
     seed = secrets.randbits(32) if seed is None else seed
     k, n = part or (1, 1)
     share = 1.0 if sample is None else sample
     if not 0 <= share <= 1 or not 1 <= k <= n:
         raise ValueError(f"a sample is from 0 to 1, and a part the k-th of n: {sample}, {part}")
-    store = store.past_damage()
-    of_logs = [Problem(key=damage.key, reason=damage.reason) for damage in store.backend.damages()]
     holders, faults = read_holders(store)
     unreadable = [
         Problem(key=key, reason=reason_of(error), checkpoint=p.label_of(key)) for key, error in faults.items()
@@ -185,7 +212,7 @@ def verify(
         n_read=damage.n_read,
         full=full,
         seed=None if sample is None else seed,
-        problems=(*of_logs, *unreadable, *unread, *packs.problems, *found),
+        problems=(*unreadable, *unread, *packs.problems, *found),
         strangers=find_strangers(store.backend),
     )
 

@@ -31,8 +31,6 @@ class StoreAt:
 
     uri: str
     id: str
-    is_past_damage: bool
-    """True if its logs are damaged, and blobs behind the damage count; see `Backend.past_damage`."""
     call: str = field(default_factory=lambda: uuid4().hex)
     """Identifies the call that the workers serve: each opens the store anew for the next one."""
 
@@ -45,7 +43,7 @@ class StoreAt:
         """
         if store.backend.is_carrier:
             raise DirectAccessError("work in several processes", store.uri)
-        return cls(uri=store.uri, id=store.id, is_past_damage=bool(store.backend.damages()))
+        return cls(uri=store.uri, id=store.id)
 
     def open(self) -> Backend:
         """Open the store's backend.
@@ -77,7 +75,7 @@ def _open(place: StoreAt) -> Backend:
         # A path may lead elsewhere on another machine, where every chunk would count as gone.
         reason = f"it is store {place.id}, and a worker on {socket.gethostname()} finds {found}: use no workers there"
         raise BackendError("open", place.uri, reason)
-    return backend.past_damage() if place.is_past_damage else backend
+    return backend
 
 
 @lru_cache(maxsize=1)

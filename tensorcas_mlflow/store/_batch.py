@@ -217,7 +217,7 @@ class PendingBatch:
             condemned = look(self._backend, self._catalog)
             seen = self._catalog.seen(condemned.generation)
             wanted = {f"manifests/{self._names[digest]}" for digest in known}
-            gone = self._backend.missing(wanted - seen)
+            gone = wanted if condemned.is_unknown else self._backend.missing(wanted - seen)
             seen |= wanted - gone
             lost = {d for d in known if self._names[d] in condemned.manifests or f"manifests/{self._names[d]}" in gone}
             if not lost:
@@ -232,7 +232,7 @@ class PendingBatch:
 
     def _find_bases(self, places: Places, packs: set[str]) -> None:
         """Remove condemned and missing packs from the possible bases, now that intents name these packs."""
-        there = packs - self._condemned.packs
+        there = set[str]() if self._condemned.is_unknown else packs - self._condemned.packs
         gone = {pack_name(key) for key in self._backend.missing(map(pack_key, sorted(there)))}
         self._catalog.forget(gone)
         lost = gone | (packs - there)

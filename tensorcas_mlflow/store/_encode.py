@@ -273,7 +273,7 @@ def encode_chunks(
         plan: Possible bases, protected by the save's intent.
         chooser: The choices for earlier batches of the same stream, if there were any.
         keep: Receives the chunks as they are stored.
-        leaves_text: Whether text stays raw: a log compresses it together with earlier text.
+        leaves_text: Whether text stays raw: the database compresses it together with earlier text.
 
     Yields:
         Groups, in the order of the chunks.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import MOST_SHARED_BYTES, Backend, Token
+from tensorcas_mlflow.backends import MOST_SHARED_BYTES, Backend, DamagedError, Token
 from tensorcas_mlflow.base.digest import Buffer, Digests, unique_rows
 from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.tensors import distinct
@@ -77,12 +77,17 @@ def declare(backend: Backend, manifest_name: str, digests: Digests, bases: Colle
 def look(backend: Backend, catalog: Catalog) -> Condemnation:
     """Read the condemned lists, after creating an intent, and check that the intent is in the store this object opened.
 
+    A save goes on if the database is damaged: a repair needs time, and a training has none.
+
     Raises:
         CorruptError: A list is unreadable.
         StoreNotFoundError: The store is gone.
         ConflictError: Another store is in its place.
     """
-    condemned = read_condemned(backend)
+    try:
+        condemned = read_condemned(backend)
+    except DamagedError:
+        condemned = Condemnation(lists=(), generation=None, is_unknown=True)
     catalog.identity.check(condemned.generation)
     return condemned
 
@@ -117,29 +122,30 @@ def probe(
     Returns:
         For each digest whether the chunk is missing.
     """
+    if condemned.is_unknown:
+        check_bases()
+        return np.ones(len(digests), bool)
     seen = catalog.seen(condemned.generation)
     doomed = set(condemned.packs)
     bases: Iterable[str] | None = None
     is_known = False
     while True:
-        # One look after the reading of the condemned lists serves all checks (``docs/design/protocol.md``, Logs).
-        with backend.reading_together():
-            if bases is None:
-                # For a remote store, refresh this process's view of the index only if it lacks a chunk.
-                is_known = is_fresh or (backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all()))
-            if not is_known:
-                # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
-                seen |= catalog.refresh(n_bytes=n_bytes)
-            if bases is None:
-                # After the listing of a remote store's packs, which shows most of them.
-                bases = check_bases()
-                seen |= set(map(pack_key, bases))
-            places = catalog.find_sound(digests, doomed)
-            used = {pack_key(places.packs[number]) for number in distinct(places.pack[places.found]).tolist()}
-            # A delta without its base is no copy.
-            used |= set(map(pack_key, catalog.find_chains(places)[1]))
-            unseen = used - seen
-            gone = backend.missing(unseen) if unseen else set()
+        if bases is None:
+            # For a remote store, refresh this process's view of the index only if it lacks a chunk.
+            is_known = is_fresh or (backend.is_remote and bool(catalog.find_sound(digests, doomed).found.all()))
+        if not is_known:
+            # Repeated if a pack turned out to be gone: its collector has put the needed chunks elsewhere before.
+            seen |= catalog.refresh(n_bytes=n_bytes)
+        if bases is None:
+            # After the listing of a remote store's packs, which shows most of them.
+            bases = check_bases()
+            seen |= set(map(pack_key, bases))
+        places = catalog.find_sound(digests, doomed)
+        used = {pack_key(places.packs[number]) for number in distinct(places.pack[places.found]).tolist()}
+        # A delta without its base is no copy.
+        used |= set(map(pack_key, catalog.find_chains(places)[1]))
+        unseen = used - seen
+        gone = backend.missing(unseen) if unseen else set()
         seen |= used - gone
         if not gone:
             if look_again is None or not _has_new_deltas(places, before):
@@ -252,7 +258,7 @@ def publish(catalog: Catalog, packs: Mapping[str, PackWriter], condemned: Condem
 
 def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> bytes:
     """Return the blob of a manifest with stored chunks: in a remote store with hints, for readers without an index."""
-    blob = manifest.to_blob(is_packed=not backend.has_logs)
+    blob = manifest.to_blob(is_packed=not backend.has_database)
     if backend.is_remote:
         different, first, _ = unique_rows(manifest.stored_digests)
         places = catalog.find(different)
@@ -550,15 +556,14 @@ class PendingSave:
             return
         # In a remote store a manifest's blob has hints of its chunks' places, known only after the packs are written.
         is_together = not self._backend.is_remote
-        with self._backend.reading_together():
-            if self._missing is not None:
-                payloads = self._payloads()
-                if watch is not None:
-                    payloads = self._watched(payloads, watch)
-                self._put(payloads, with_manifest=is_together and not self._has_manifest)
-                self._missing = None
-            if not self._has_manifest:
-                self._put(iter(()), with_manifest=True)
+        if self._missing is not None:
+            payloads = self._payloads()
+            if watch is not None:
+                payloads = self._watched(payloads, watch)
+            self._put(payloads, with_manifest=is_together and not self._has_manifest)
+            self._missing = None
+        if not self._has_manifest:
+            self._put(iter(()), with_manifest=True)
 
     def _payloads(self) -> Iterator[PayloadGroup]:
         new = self._new_chunks()
@@ -570,7 +575,7 @@ class PendingSave:
 
     def _encoded(self, new: Any) -> Iterator[PayloadGroup]:
         n_bytes = int(self._source.sizes[new].sum())
-        leaves_text = self._backend.has_logs and n_bytes + _ENTRY_BYTES * len(new) <= MOST_SHARED_BYTES
+        leaves_text = self._backend.has_database and n_bytes + _ENTRY_BYTES * len(new) <= MOST_SHARED_BYTES
         if self._parents is None or n_bytes > MOST_SAVED_BYTES:
             return encode_chunks(self._source, new, self._policy, self._plan, leaves_text=leaves_text)
         # For a small state, choosing and decoding would take most of the time. The next step finds both done.
@@ -602,7 +607,7 @@ class PendingSave:
         # Imported only for a remote store: other saves need no reader.
         keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None
         packs = put_packs(self._backend, payloads, beside.items(), keep)
-        self._put_keys += [*map(pack_key, packs), *beside]
+        self._put_keys += [*map(pack_key, packs), *(f"index/{name}.loose" for name in packs), *beside]
         if with_manifest:
             self._catalog.seen(self._condemned.generation).add(key)
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
@@ -636,7 +641,8 @@ class PendingSave:
         self._intent = declare(self._backend, self._manifest_name, self._unique, bases)
         self._condemned = look(self._backend, self._catalog)
         self._has_manifest = known is not None
-        if known is not None and (known in self._condemned.manifests or not self._is_there(f"manifests/{known}")):
+        is_doomed = self._condemned.is_unknown or known in self._condemned.manifests
+        if known is not None and (is_doomed or not self._is_there(f"manifests/{known}")):
             self._backend.retract(*self._intent)
             self._declare(None)
 

@@ -39,7 +39,6 @@ from tensorcas_mlflow.errors import (
     ForbiddenError,
     FormatError,
     NewerFormatError,
-    RefusedError,
     StoreNotFoundError,
     WrongStoreError,
 )
@@ -56,7 +55,7 @@ from tensorcas_mlflow.layout import (
     artifact_key,
     artifact_prefix,
     begin_first_generation,
-    check_logs,
+    check_database,
     label_of,
     list_blobs,
     list_dir,
@@ -369,7 +368,7 @@ class Store(Refs):
         *,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         store_id: str | None = None,
-        logs: bool | None = None,
+        database: bool | None = None,
     ) -> Store:
         """Create a store.
 
@@ -377,13 +376,13 @@ class Store(Refs):
             root: Its root; a missing folder is created.
             chunk_bytes: Size of its chunks, fixed for its life: a power of two from 4 KiB to 64 MiB.
             store_id: 32 hex digits; drawn unless given. A copy of a store has its id.
-            logs: Whether small saves append to logs: one file and one sync a save. A store with logs is changed on its
-                own machine only, and earlier releases refuse it. None takes the environment's TENSORCAS_LOGS, by
-                default true, and no logs where there can be none.
+            database: Whether small blobs go to a database: one transaction a save. A store with a database is changed
+                on its own machine only. None takes the environment's TENSORCAS_DATABASE, by default true, and none
+                where there can be none.
 
         Raises:
             ConflictError: There is a store here, above, or below already.
-            RefusedError: The root cannot have logs.
+            RefusedError: The root cannot have a database.
             ValueError: The root cannot hold a store, or the chunk size is not such a number.
         """
         if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES or chunk_bytes & (chunk_bytes - 1):
@@ -392,7 +391,7 @@ class Store(Refs):
             )
         place = Root.parse(root)
         check_free(place)
-        return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes, store_id=store_id, logs=logs)
+        return cls.init_backend(open_backend(place), chunk_bytes=chunk_bytes, store_id=store_id, database=database)
 
     @classmethod
     def init_backend(
@@ -401,20 +400,22 @@ class Store(Refs):
         *,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         store_id: str | None = None,
-        logs: bool | None = None,
+        database: bool | None = None,
     ) -> Store:
         """Create a store in a backend, without checks of its surroundings; see `init`.
 
         Args:
             store_id: 32 hex digits; drawn unless given.
-            logs: Whether small saves append to logs; see `init`.
+            database: Whether small blobs go to a database; see `init`.
 
         Raises:
             CorruptError: A store without its ``format`` is there: under another id none of its data would load.
         """
-        backend.check_conditions()
         if store_id is None and any(True for _ in list_blobs(backend, "manifests")) and backend.stat(FORMAT) is None:
             raise CorruptError(FORMAT, "it is gone from a store with manifests: run `tensorcas repair` to restore it")
+        if database is None and not config.database():
+            database = False
+        backend.prepare(database=database)
         generation: Generation | None = None
         try:
             if backend.is_remote:
@@ -422,8 +423,7 @@ class Store(Refs):
                 if backend.stat(FORMAT) is not None:
                     raise BlobExistsError(FORMAT)
                 generation = begin_first_generation(backend)
-            has_logs = _make_logs(backend, logs)
-            blob = new_format(chunk_bytes, store_id, is_carried=backend.is_carrier, has_logs=has_logs)
+            blob = new_format(chunk_bytes, store_id, is_carried=backend.is_carrier, has_database=backend.has_database)
             backend.put_new(FORMAT, [blob])
         except BlobExistsError:
             raise ConflictError(f"there is already a store at {backend.uri!r}") from None
@@ -432,15 +432,6 @@ class Store(Refs):
             store.catalog.identity.note(generation)
             RECENT.note_searched(store.id)  # a new store has no manifests of others, and a listing is a request
         return store
-
-    def past_damage(self) -> Store:
-        """Return a store with the blobs behind damage in logs too, for a verification or a repair.
-
-        Returns:
-            This store, if no log is damaged.
-        """
-        backend = self.backend.past_damage()
-        return Store(backend, store_id=self.id, chunk_bytes=self.chunk_bytes) if backend.damages() else self
 
     def check_identity(self) -> None:
         """Check that the store at this place is still the one this object opened.
@@ -489,7 +480,7 @@ class Store(Refs):
         except BlobNotFoundError:
             raise StoreNotFoundError(backend.uri) from None
         store_id, chunk_bytes = parse_format(blob)
-        check_logs(blob, backend)
+        check_database(blob, backend)
         return cls(backend, store_id=store_id, chunk_bytes=chunk_bytes)
 
     @classmethod
@@ -844,19 +835,6 @@ def _chunk_cache(backend: Backend) -> ExtentCache | None:
 
 
 _open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
-
-
-def _make_logs(backend: Backend, wanted: bool | None) -> bool:
-    """Give a new store logs, if they are wanted; return whether it has some."""
-    if wanted is False or (wanted is None and not config.logs()):
-        return False
-    try:
-        backend.make_logs()
-    except RefusedError:
-        if wanted:
-            raise
-        return False
-    return True
 
 
 def _written(save: PendingSave) -> PendingSave:

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import LoggedBackend, _log_records, _log_view, _log_writer
-from tensorcas_mlflow.backends._locked_file import LockedFile
-from tensorcas_mlflow.errors import BackendError, CorruptError
+from tensorcas_mlflow.backends import FolderBackend
+from tensorcas_mlflow.backends._database import SHM
+from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.store import Store
@@ -57,14 +57,10 @@ def steps(store: Store) -> set[int]:
     return listed
 
 
-def view_of(store: Store) -> _log_view.LogView:
-    assert isinstance(store.backend, LoggedBackend)
-    return store.backend._view
-
-
 def end_process(store: Store) -> None:
-    """Let others append to the log, as after the end of a process."""
-    _log_writer.close_writer(view_of(store))
+    """Close the database, as the end of a process does."""
+    assert isinstance(store.backend, FolderBackend)
+    store.backend._database.close()
 
 
 def in_its_place(backup: Path, root: Path) -> None:
@@ -97,7 +93,7 @@ WAYS = [in_its_place, over_it, beside_the_moved_one, file_by_file]
 @pytest.mark.parametrize("way", WAYS)
 def test_open_processes_go_on_with_a_store_that_was_put_back(way: Callable[[Path, Path], None], tmp_path: Path) -> None:
     root, backup = tmp_path / "store", tmp_path / "backup"
-    writer = Store.init(root, logs=True)
+    writer = Store.init(root, database=True)
     for step in range(3):
         save(writer, step)
     shutil.copytree(root, backup)
@@ -123,17 +119,13 @@ def test_open_processes_go_on_with_a_store_that_was_put_back(way: Callable[[Path
     assert verify(Store.open(root), full=True).problems == ()
 
 
-@pytest.mark.parametrize("is_watched", [False, True], ids=["looked-at", "watched"])
 @pytest.mark.parametrize("way", WAYS)
 def test_process_that_did_not_look_finds_what_others_saved_after_the_store_was_put_back(
-    way: Callable[[Path, Path], None], is_watched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: Callable[[Path, Path], None], tmp_path: Path
 ) -> None:
-    """Other records of the same sizes lie at the same places by then, and other tombstones."""
-    if is_watched:
-        monkeypatch.setattr(_log_view, "_WATCHED_AT", 1)
-        monkeypatch.setattr(_log_view, "_WATCHED_LOGS", 1)
+    """Other records have the same numbers by then."""
     root, backup = tmp_path / "store", tmp_path / "backup"
-    store = Store.init(root, logs=True)
+    store = Store.init(root, database=True)
     for step in range(3):
         save(store, step)
     drop(store, 0)
@@ -144,9 +136,7 @@ def test_process_that_did_not_look_finds_what_others_saved_after_the_store_was_p
     drop(store, 1)
     end_process(store)
     reader = Store.open(root)
-    view_of(reader).may_watch = is_watched
     assert steps(reader) == {2, 3, 4, 5}
-    assert (view_of(reader)._watch is not None) == is_watched
 
     way(backup, root)
     other = Store.open(root)
@@ -161,44 +151,7 @@ def test_process_that_did_not_look_finds_what_others_saved_after_the_store_was_p
     assert steps(reader) == {1, 3, 4, 5, 6}
 
 
-@pytest.mark.parametrize("has_generation", [True, False], ids=["all", "changed-files"])
-def test_process_that_did_not_look_finds_other_deletions_in_as_many_bytes(has_generation: bool, tmp_path: Path) -> None:
-    root, backup = tmp_path / "store", tmp_path / "backup"
-    store = Store.init(root, logs=True)
-    for step in range(4):
-        save(store, step)
-    drop(store, 0)
-    shutil.copytree(root, backup)
-    drop(store, 1)
-    if not has_generation:
-        (backup / ".tensorcas" / "logs" / "generation").unlink()
-    over_it(backup, root)
-    drop(Store.open(root), 2)
-
-    assert steps(store) == steps(Store.open(root)) == {1, 3}
-
-
-def test_later_save_counts_if_a_backup_brings_an_earlier_one_of_its_version_again(tmp_path: Path) -> None:
-    root, backup = tmp_path / "store", tmp_path / "backup"
-    store = Store.init(root, logs=True)
-    save(store, 0)
-    held = Store.open(root)
-    assert steps(held) == {0}
-    shutil.copytree(root, backup)
-    drop(store, 0)
-    end_process(store)
-    with LockedFile.alone_in(str(next(root.rglob("*.log")))):
-        save(store, 0, content=1)  # a new log, since another process has the old one
-    (logs,) = root.rglob("logs")
-    shutil.copy2(next((backup / ".tensorcas" / "logs").glob("*.log")), logs)
-    for path in logs.glob("*.dead"):
-        path.unlink()
-
-    for each in (held, store, Store.open(root)):
-        assert load(each, 0) == 1
-
-
-def begin(backend: LoggedBackend, name: str) -> tuple[str, str]:
+def begin(backend: FolderBackend, name: str) -> tuple[str, str]:
     """Create an intent, and write a pack and a manifest for its commit."""
     intent = f"intents/{uuid.uuid4().hex}"
     token = backend.put_new(intent, [b"x"], durable=False)
@@ -206,144 +159,47 @@ def begin(backend: LoggedBackend, name: str) -> tuple[str, str]:
     return intent, token
 
 
-def commit(backend: LoggedBackend, name: str, ref: str = "") -> None:
-    intent, token = begin(backend, name)
-    backend.promote(intent, f"refs/@{ref or name}", name.encode(), token=token, replace=bool(ref))
-
-
-def made(folder: Path) -> LoggedBackend:
-    backend = LoggedBackend(folder)
-    backend.make_logs()
-    return backend
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_commit_whose_blobs_went_with_the_state_before_is_refused(
     way: Callable[[Path, Path], None], tmp_path: Path
 ) -> None:
     root, backup = tmp_path / "store", tmp_path / "backup"
-    backend = made(root)
-    commit(backend, "a")
+    backend = FolderBackend(root)
+    backend.prepare(database=True)
+    intent, token = begin(backend, "b")
     shutil.copytree(root, backup)
-    intent, _ = begin(backend, "b")
     assert backend.missing(["packs/b"]) == set()  # it writes the blobs
-    kept = (root / intent).read_bytes()
     way(backup, root)
-    (root / intent).parent.mkdir(exist_ok=True)
-    (root / intent).write_bytes(kept)
-    info = backend.stat(intent)
-    assert info is not None
 
     with pytest.raises(BackendError, match="save again"):
-        backend.promote(intent, "refs/@b", b"b", token=info.token, replace=False)
+        backend.promote(intent, "refs/@b", b"b", token=token, replace=False)
     assert backend.stat("refs/@b") is None
     backend.discard(["packs/b", "manifests/b"])
-    commit(backend, "b")
-    assert LoggedBackend(root).get("packs/b") == b"b" * 100
+    intent, token = begin(backend, "b")
+    backend.promote(intent, "refs/@b", b"b", token=token, replace=False)
+    assert FolderBackend(root).get("packs/b") == b"b" * 100
 
 
-# --- tombstones
-
-
-def lose_the_tail(folder: Path, size: int) -> None:
-    """Cut the power: the log had so many durable bytes."""
-    (log,) = (folder / "logs").glob("*.log")
-    os.truncate(log, size)
-
-
-@pytest.mark.parametrize("how", ["deleted", "withdrawn"])
-def test_commit_in_the_place_of_a_lost_and_deleted_one_stays(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = made(tmp_path)
-    commit(backend, "a")
-    (log,) = (tmp_path / "logs").glob("*.log")
-    durable = log.stat().st_size
-
-    def die(self: _log_writer.LogWriter, end: int, view: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_log_writer.LogWriter, "sync", die)
-        with pytest.raises(KeyboardInterrupt):
-            commit(backend, "b")
-    _log_writer.close_writer(backend._view)
-    other = LoggedBackend(tmp_path)
-    for key in ("refs/@b", "manifests/b", "packs/b"):
-        info = other.stat(key)
-        assert info is not None
-        if how == "withdrawn" and key == "refs/@b":
-            assert other.withdraw(key, info.token)
-        else:
-            other.delete(key)
-    _log_writer.close_writer(other._view)
-    lose_the_tail(tmp_path, durable)
-
-    for name in "bcd":
-        commit(LoggedBackend(tmp_path), name)
-    after = LoggedBackend(tmp_path)
-    assert {info.key for info in after.list("refs")} == {"refs/@a", "refs/@b", "refs/@c", "refs/@d"}
-    assert [after.get(f"packs/{name}") for name in "abcd"] == [name.encode() * 100 for name in "abcd"]
-    assert after.missing([f"manifests/{name}" for name in "abcd"]) == set()
-
-
-@pytest.mark.parametrize("ending", [".dead", ".index"])
-def test_saves_after_an_earlier_state_was_put_back_beside_a_newer_file_stay(
-    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for bound in ("_INDEXED_BYTES", "_INDEXED_AGAIN_BYTES"):
-        monkeypatch.setattr(_log_view, bound, 1 << 10)
+@pytest.mark.parametrize("way", WAYS)
+def test_saves_after_an_earlier_state_was_put_back_stay(way: Callable[[Path, Path], None], tmp_path: Path) -> None:
     root, backup = tmp_path / "store", tmp_path / "backup"
-    store = Store.init(root, logs=True)
+    store = Store.init(root, database=True)
     for step in range(3):
         save(store, step)
     end_process(store)
     shutil.copytree(root, backup)
-    for path in backup.rglob("*.index" if ending == ".index" else "*.dead"):
-        path.unlink()
     for step in range(3, 8):
         save(store, step)
     for step in range(3, 8):
         drop(store, step)
     end_process(store)
-    for path in root.rglob(".index" if ending == ".dead" else "*.dead"):
-        path.unlink()
-    newer = {path: path.read_bytes() for path in root.rglob(f"*{ending}")}
-    assert newer
-    over_it(backup, root)
+    way(backup, root)
 
-    opened = Store.open(root)
-    if ending == ".index":
-        with pytest.raises(CorruptError, match="tensorcas repair"):
-            steps(opened)
-        with pytest.raises(CorruptError, match="tensorcas repair"):
-            save(opened, 3)
-        assert len(verify(Store.open(root)).problems) == 1
-        plan_repair(Store.open(root)).execute()
     for step in range(3, 8):
         save(Store.open(root), step)
-    for store in (opened, Store.open(root)):
-        assert steps(store) == set(range(8))
+    for each in (store, Store.open(root)):
+        assert steps(each) == set(range(8))
     assert verify(Store.open(root), full=True).problems == ()
-
-
-def test_tombstone_of_another_record_at_its_place_is_none(tmp_path: Path) -> None:
-    """A collection and a rewriting of the log find the record alive, too."""
-    backend = made(tmp_path)
-    commit(backend, "a")
-    entry = backend._view.find("refs/@a")
-    assert entry is not None
-    line = _log_records.tombstone(entry.log, entry.place._replace(check=b"another1"))
-    backend._view.folder.append_dead(entry.log, line, durable=True)
-    commit(backend, "b")
-    backend.delete("refs/@b")
-    backend.delete("packs/b")
-    backend.delete("manifests/b")
-    backend.sweep(0)
-
-    for each in (backend, LoggedBackend(tmp_path)):
-        assert each.get("refs/@a") == b"a"
-        assert {info.key for info in each.list("refs")} == {"refs/@a"}
 
 
 # --- snapshots by hard links
@@ -356,18 +212,18 @@ def linked(root: Path, copy: Path) -> Path:
 
 
 def content(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    """Return all files but the index of the write-ahead log, which readers change and SQLite makes anew."""
+    paths = [path for path in root.rglob("*") if path.is_file() and path.name != SHM]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
 
 
 @pytest.mark.parametrize("changed", ["original", "snapshot"])
-@pytest.mark.parametrize("logs", [True, False], ids=["logs", "files"])
+@pytest.mark.parametrize("database", [True, False], ids=["database", "files"])
 def test_snapshot_by_hard_links_and_its_original_do_not_change_each_other(
-    logs: bool, changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: bool, changed: str, tmp_path: Path
 ) -> None:
-    for bound in ("_INDEXED_BYTES", "_INDEXED_AGAIN_BYTES"):
-        monkeypatch.setattr(_log_view, bound, 1 << 10)
     root = tmp_path / "root"
-    store = Store.init(root, logs=logs)
+    store = Store.init(root, database=database)
     for step in range(6):
         save(store, step)
     drop(store, 5)
@@ -382,7 +238,7 @@ def test_snapshot_by_hard_links_and_its_original_do_not_change_each_other(
     save(store, 6)
     drop(store, 3)
     assert content(snapshot) == kept
-    end_process(store) if logs else None
+    end_process(store) if database else None
     save(Store.open(root), 7)
     plan_gc(Store.open(root), grace_s=0).execute()
     plan_optimize(Store.open(root)).execute()
@@ -398,9 +254,9 @@ def test_snapshot_by_hard_links_and_its_original_do_not_change_each_other(
         assert verify(Store.open(each), full=True).problems == ()
 
 
-@pytest.mark.parametrize("logs", [True, False], ids=["logs", "files"])
-def test_ref_of_a_store_with_a_snapshot_is_withdrawn(logs: bool, tmp_path: Path) -> None:
-    store = Store.init(tmp_path / "root", logs=logs)
+@pytest.mark.parametrize("database", [True, False], ids=["database", "files"])
+def test_ref_of_a_store_with_a_snapshot_is_withdrawn(database: bool, tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "root", database=database)
     save(store, 0)
     info = store.backend.stat(target(0).key)
     assert info is not None
@@ -412,9 +268,9 @@ def test_ref_of_a_store_with_a_snapshot_is_withdrawn(logs: bool, tmp_path: Path)
     assert steps(Store.open(tmp_path / "snapshot")) == {0}
 
 
-@pytest.mark.parametrize("logs", [True, False], ids=["logs", "files"])
-def test_snapshot_that_is_taken_during_a_save_does_not_change(logs: bool, tmp_path: Path) -> None:
-    store = Store.init(tmp_path / "root", logs=logs)
+@pytest.mark.parametrize("database", [True, False], ids=["database", "files"])
+def test_snapshot_that_is_taken_during_a_save_does_not_change(database: bool, tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "root", database=database)
     save(store, 0)
     with store.write_checkpoint(arrays(1)) as pending:
         snapshot = linked(tmp_path / "root", tmp_path / "snapshot")
@@ -426,36 +282,21 @@ def test_snapshot_that_is_taken_during_a_save_does_not_change(logs: bool, tmp_pa
     assert steps(Store.open(snapshot)) == {0}
 
 
-def test_damaged_log_of_a_snapshot_is_repaired(tmp_path: Path) -> None:
-    """Another name of the log belongs to another store, and no process."""
-    store = Store.init(tmp_path / "root", logs=True)
+def test_damaged_database_of_a_snapshot_is_repaired(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "root", database=True)
     for step in range(3):
         save(store, step)
     end_process(store)
     snapshot = linked(tmp_path / "root", tmp_path / "snapshot")
-    (log,) = (tmp_path / "root").rglob("*.log")
-    os.truncate(log, log.stat().st_size - 1)
+    database = tmp_path / "root" / ".tensorcas" / "blobs.db"
+    with open(database, "r+b") as file:
+        file.write(bytes(100))
 
     for root in (tmp_path / "root", snapshot):
-        assert len(verify(Store.open(root)).problems) == 1
-        assert not plan_repair(Store.open(root)).execute().left
-        assert steps(Store.open(root)) == {0, 1}
+        assert verify(Store.open(root)).problems
+        plan_repair(Store.open(root)).execute()
+        assert steps(Store.open(root)) == {0, 1, 2}
         assert verify(Store.open(root), full=True).problems == ()
-
-
-def test_log_with_a_failed_sync_and_a_snapshot_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = made(tmp_path / "root")
-    commit(backend, "a")
-    linked(tmp_path / "root", tmp_path / "snapshot")
-    for log in backend._view.logs():
-        backend._view.folder.mark_failed(log)
-    _log_writer.close_writer(backend._view)
-
-    commit(LoggedBackend(tmp_path / "root"), "b")
-    assert {info.key for info in backend.list("refs")} == {"refs/@a", "refs/@b"}
-    assert LoggedBackend(tmp_path / "snapshot").get("refs/@a") == b"a"
 
 
 # --- all of it
@@ -465,7 +306,7 @@ def check_history(folder: Path, seed: int) -> None:
     """Save, delete, collect, snapshot and put back at random with several open processes; compare with a dict."""
     rng = random.Random(seed)
     root = folder / "store"
-    stores = [Store.init(root, logs=True)]
+    stores = [Store.init(root, database=True)]
     expected: dict[int, int] = {}
     backups: list[tuple[Path, dict[int, int]]] = []
     snapshots: list[tuple[Path, dict[int, int]]] = []

@@ -1,4 +1,4 @@
-"""The check of stored bytes finds damage before anything is decoded, and reads what the logs hold."""
+"""The check of stored bytes finds damage before anything is decoded, and reads what the database holds."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _same(manifest: Manifest | None) -> Manifest | None:
     return manifest
 
 
-def saved(root: Path, steps: list[dict[str, Array]], *, policy: str = "balanced", logs: bool = False) -> Store:
-    store = Store.init(root, chunk_bytes=CHUNK_BYTES, logs=logs)
+def saved(root: Path, steps: list[dict[str, Array]], *, policy: str = "balanced", database: bool = False) -> Store:
+    store = Store.init(root, chunk_bytes=CHUNK_BYTES, database=database)
     before: Manifest | None = None
     for number, tensors in enumerate(steps):
         with store.write_checkpoint(
@@ -132,18 +132,18 @@ def test_check_uses_an_intact_copy_of_a_damaged_chunk(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("policy", ["fast", "balanced"])
-def test_check_reads_packs_in_logs(tmp_path: Path, policy: str) -> None:
+def test_check_reads_packs_in_a_database(tmp_path: Path, policy: str) -> None:
     small = [{name: array[:3_000] for name, array in step.items()} for step in history()]
-    store = saved(tmp_path, small, policy=policy, logs=True)
+    store = saved(tmp_path, small, policy=policy, database=True)
 
     store.chunks.check(last(store), np.arange(54))
 
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("policy", ["fast", "balanced"])
-def test_packs_in_logs_return_their_tensors(tmp_path: Path, policy: str, verify: bool) -> None:
+def test_packs_in_a_database_return_their_tensors(tmp_path: Path, policy: str, verify: bool) -> None:
     small = [{name: array[:3_000] for name, array in step.items()} for step in history()]
-    store = saved(tmp_path, small, policy=policy, logs=True)
+    store = saved(tmp_path, small, policy=policy, database=True)
 
     found = store.read_tensors(last(store), verify=verify)
     assert all(np.array_equal(found[name], array) for name, array in small[-1].items())

@@ -19,6 +19,7 @@ from tensorcas_mlflow.reader import diff
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.backends.objects.servers import S3Server
+from tests.stored_bytes import bytes_below
 
 Tensorcas = Callable[..., Any]
 
@@ -116,7 +117,7 @@ def test_an_unknown_run_is_reported_with_the_known_ones(tensorcas: Tensorcas, st
 def bytes_at(root: Root) -> int:
     """Bytes of everything below a root, as somebody sees it who knows of no store."""
     if root.is_local:
-        return sum((Path(at) / name).stat().st_size for at, _, names in os.walk(root.folder) for name in names)
+        return bytes_below(root.folder)
     server = S3Server(endpoint=os.environ["AWS_ENDPOINT_URL"])
     return sum(found["Size"] for found in server.client().list_objects_v2(Bucket=root.container)["Contents"])
 

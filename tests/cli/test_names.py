@@ -49,7 +49,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Log
     before, uri = mlflow.get_tracking_uri(), f"sqlite:///{folder}/mlflow.db"
     runs = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TENSORCAS_LOGS", "false")
+        patch.setenv("TENSORCAS_DATABASE", "false")
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         mlflow.set_tracking_uri(uri)
         with active_experiment("vision", f"tensorcas://{folder}/root"):

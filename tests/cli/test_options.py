@@ -54,7 +54,10 @@ def test_every_option_with_a_value_is_taken_once_or_is_a_list() -> None:
     assert ("delete", "step") in lists
 
 
-@pytest.mark.parametrize("words", [("--root", "a", "list", "--root", "b"), ("init", "x", "--logs", "--no-logs")])
+CONTRADICTIONS = [("--root", "a", "list", "--root", "b"), ("init", "x", "--database", "--no-database")]
+
+
+@pytest.mark.parametrize("words", CONTRADICTIONS)
 def test_options_that_contradict_each_other_are_refused(tensorcas: Tensorcas, words: tuple[str, ...]) -> None:
     done = tensorcas(*words)
 

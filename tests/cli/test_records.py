@@ -20,7 +20,7 @@ Tensorcas = Callable[..., Any]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The folder of a store of one checkpoint in one pack."""
-    store = Store.init(tmp_path / "root", logs=False)
+    store = Store.init(tmp_path / "root", database=False)
     with store.write_checkpoint({"w": np.random.default_rng(0).normal(size=1000)}) as pending:
         pending.commit(RefTarget(run_id="run", step=1))
     return tmp_path / "root"

@@ -16,6 +16,10 @@ from typing import Any, Protocol
 
 Node = int
 """A file or folder, whatever its names are; 0 is the folder in which everything lies."""
+SECTOR_BYTES = 512
+"""A disk writes so many bytes whole or not at all."""
+PAGE_BYTES = 4096
+"""The system writes files so many bytes at a time."""
 Tree = dict[str, "tuple[Node, bytes | None]"]
 """Nodes below the top by path, folders first; a file's node comes with its bytes."""
 
@@ -54,13 +58,20 @@ class Synced:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncFailed:
+    """A sync of a file's bytes failed. The system keeps them in memory and never writes them again (fsyncgate)."""
+
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """Something the program said, such as that a save has returned."""
 
     said: Any
 
 
-Effect = Named | Wrote | Resized | Synced | Mark
+Effect = Named | Wrote | Resized | Synced | SyncFailed | Mark
 Entry = tuple[Effect, ...]
 """The effects of one call."""
 
@@ -84,6 +95,8 @@ class Disk:
     """Of each name the durable version and, in order, those since."""
     durable: dict[Node, bytes] = field(default_factory=dict)
     writes: dict[Node, list[Wrote | Resized]] = field(default_factory=dict)
+    unwritten: dict[Node, dict[int, bytes]] = field(default_factory=dict)
+    """Pages of which a sync has failed, by number: programs see them as long as the machine runs."""
 
     def apply(self, entry: Entry) -> None:
         """Do what one call did."""
@@ -94,6 +107,8 @@ class Disk:
                 self.writes.setdefault(effect.node, []).append(effect)
             elif isinstance(effect, Synced):
                 self._sync(effect.node)
+            elif isinstance(effect, SyncFailed):
+                self._fail_to_sync(effect.node)
 
     def unsettled_folders(self) -> list[Node]:
         """Folders of which some name is not durable."""
@@ -120,6 +135,8 @@ class Disk:
                 if node not in held:
                     writes = self.writes.get(node, [])
                     durable = self.durable.get(node, b"")
+                    if fate == KILL:
+                        durable = self._in_memory(node)
                     held[node] = fate.data(durable, writes) if writes else durable
                 tree[place] = (node, held[node])
         return tree
@@ -130,7 +147,47 @@ class Disk:
                 if folder == node:
                     del versions[:-1]
         else:
-            self.durable[node] = applied(self.durable.get(node, b""), self.writes.pop(node, []))
+            held, pages = applied(self._in_memory(node), writes := self.writes.pop(node, [])), _pages(writes)
+            unwritten = self.unwritten.pop(node, {})
+            left = {n: page for n, page in unwritten.items() if n not in pages and n * PAGE_BYTES < len(held)}
+            old = self.durable.get(node, b"")
+            self.durable[node] = _with_pages(held, {n: _page(old, n) for n in left})
+            if left:
+                self.unwritten[node] = left
+
+    def _fail_to_sync(self, node: Node) -> None:
+        writes = self.writes.pop(node, [])
+        held = applied(self._in_memory(node), writes)
+        self.unwritten.setdefault(node, {}).update({n: _page(held, n) for n in _pages(writes)})
+        # The size is kept apart from the bytes.
+        durable = self.durable.get(node, b"")
+        self.durable[node] = durable[: len(held)] + bytes(max(0, len(held) - len(durable)))
+
+    def _in_memory(self, node: Node) -> bytes:
+        """Return the bytes of a file as programs see them, without those since the last sync."""
+        return _with_pages(self.durable.get(node, b""), self.unwritten.get(node, {}))
+
+
+def _pages(writes: Sequence[Wrote | Resized]) -> set[int]:
+    """Return the numbers of the pages that some writes touch."""
+    return {
+        n
+        for each in writes
+        if isinstance(each, Wrote)
+        for n in range(each.at // PAGE_BYTES, -(-(each.at + len(each.data)) // PAGE_BYTES))
+    }
+
+
+def _page(data: bytes, n: int) -> bytes:
+    return data[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]
+
+
+def _with_pages(data: bytes, pages: dict[int, bytes]) -> bytes:
+    """Put pages into a content, whose size stays."""
+    result = bytearray(data)
+    for n, page in pages.items():
+        result[n * PAGE_BYTES : (n + 1) * PAGE_BYTES] = page.ljust(PAGE_BYTES, b"\0")
+    return bytes(result[: len(data)])
 
 
 def applied(data: bytes, writes: Sequence[Wrote | Resized]) -> bytes:
@@ -194,6 +251,10 @@ class Plain:
         return applied(durable, _first_half(writes)) if self.bytes_ == "torn" else durable
 
 
+KILL = Plain()
+"""What a process leaves that is killed."""
+
+
 @dataclass(frozen=True)
 class Drawn:
     """Each for itself, by lot."""
@@ -206,8 +267,8 @@ class Drawn:
     def data(self, durable: bytes, writes: Sequence[Wrote | Resized]) -> bytes:
         n = self.draw.randrange(len(writes) + 1)
         some = [*writes[:n], *_first_half(writes[n : n + 1])] if self.draw.random() < 0.5 else list(writes[:n])
-        if durable and self.draw.random() < 0.3:  # of a file that grows, later pages may reach the disk alone
-            some = [each for each in writes if self.draw.random() < 0.5]
+        if durable and self.draw.random() < 0.3:  # of a file that grows, later sectors may reach the disk alone
+            some = [each for each in _sectors(writes) if self.draw.random() < 0.5]
         data = applied(durable, some)
         blank = durable[: len(data)] + bytes(max(0, len(data) - len(durable)))
         return blank if self.draw.random() < 0.2 else data
@@ -215,7 +276,7 @@ class Drawn:
 
 def fates(disk: Disk, *, n_drawn: int, seed: int) -> Iterator[Fate]:
     """Yield possible fates of a disk: the plain ones, each folder by itself, and some at random."""
-    yield Plain()  # what a process leaves that is killed
+    yield KILL
     for names in ("all", "none", "made", "removed"):
         for bytes_ in ("none", "torn", "zeros") if names == "all" else ("none",):
             yield Plain(names, bytes_)
@@ -234,3 +295,14 @@ def _first_half(writes: Sequence[Wrote | Resized]) -> list[Wrote | Resized]:
     if isinstance(last, Wrote):
         first.append(Wrote(last.node, last.at, last.data[: len(last.data) // 2]))
     return first
+
+
+def _sectors(writes: Sequence[Wrote | Resized]) -> Iterator[Wrote | Resized]:
+    """Take writes apart."""
+    for each in writes:
+        if isinstance(each, Resized):
+            yield each
+            continue
+        for begin in range(each.at // SECTOR_BYTES * SECTOR_BYTES, each.at + len(each.data), SECTOR_BYTES):
+            at = max(begin, each.at)
+            yield Wrote(each.node, at, each.data[at - each.at : begin + SECTOR_BYTES - each.at])

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from tensorcas_mlflow.backends._database import _gate
 from tensorcas_mlflow.testing import SimulatedCrash
-from tests.crash.disk import Effect, Entry, Mark, Named, Node, Resized, Synced, Wrote
+from tests.crash import sqlite_calls
+from tests.crash.disk import Effect, Entry, Mark, Named, Node, Resized, Synced, SyncFailed, Wrote
 
 OF_THE_DEAD = 1 << 23
 """A process id that no process has, so that who looks finds the one that was recorded gone."""
@@ -46,7 +48,7 @@ class Fault:
 
 
 class Recorder:
-    """Watches `os` below one folder while it is installed."""
+    """Watches `os` and SQLite below one folder while it is installed."""
 
     def __init__(self, top: Path) -> None:
         self.top = os.path.realpath(top)
@@ -55,6 +57,9 @@ class Recorder:
         """Names of all calls below the folder."""
         self.fault: Fault | None = None
         self.short_writes = False
+        """True if each write of `os` writes a part of what it is given. SQLite goes on until all is written."""
+        self.life = 0
+        """How many processes have died."""
         self._is_dead = False
         self._lock = threading.RLock()
         self._nodes: dict[tuple[int, int], Node] = {}
@@ -67,6 +72,11 @@ class Recorder:
         """All nodes that are folders."""
         return set(self._folders)
 
+    @property
+    def is_dead(self) -> bool:
+        """True from a simulated kill on, until another process begins."""
+        return self._is_dead
+
     def mark(self, said: Any) -> None:
         """Put something into the log."""
         with self._lock:
@@ -78,6 +88,7 @@ class Recorder:
 
     def revive(self) -> None:
         """Let another process begin, on the same machine."""
+        self.life += self._is_dead
         self.fault, self._is_dead = None, False
 
     def open_descriptors(self) -> list[str]:
@@ -95,7 +106,7 @@ class Recorder:
     @contextmanager
     def installed(self) -> Iterator[Recorder]:
         """Watch."""
-        with pytest.MonkeyPatch.context() as patch:
+        with sqlite_calls.shown_to(self), pytest.MonkeyPatch.context() as patch:
             for name in (
                 "write",
                 "pwrite",
@@ -119,6 +130,7 @@ class Recorder:
             patch.setattr(io, "open", opened)
             patch.setattr(builtins, "open", opened)
             patch.setattr(os, "getpid", lambda: OF_THE_DEAD)
+            patch.setattr(_gate, "_pid", OF_THE_DEAD)
             yield self
 
     # --- which file
@@ -157,7 +169,7 @@ class Recorder:
         first: list[Effect] = []
         for folder, folders, files in os.walk(self.top):
             above = self._node(_stat(folder))
-            for name in [*folders, *files]:
+            for name in [*folders, *(each for each in files if not each.endswith(sqlite_calls.WAL_INDEX))]:
                 found = os.lstat(os.path.join(folder, name))
                 is_known = (found.st_dev, found.st_ino) in self._nodes
                 node = self._node(found) if is_known else self._new_node(found)
@@ -168,8 +180,14 @@ class Recorder:
 
     # --- calls
 
-    def _call(self, name: str, act: Callable[[], Any]) -> Any:
-        """Do one call, or let it fail."""
+    def _call(self, name: str, act: Callable[[], Any], *, synced: Node | None = None) -> Any:
+        """Do one call, or let it fail.
+
+        Args:
+            name: Its name.
+            act: What it does.
+            synced: The file whose bytes it syncs.
+        """
         if self._is_dead:
             raise SimulatedCrash
         self.calls.append(name)
@@ -186,6 +204,8 @@ class Recorder:
                 act()
         self._is_dead = isinstance(fault.error, SimulatedCrash)
         if isinstance(fault.error, OSError):
+            if synced is not None:
+                self._did(SyncFailed(synced))
             raise OSError(*fault.error.args)
         raise fault.error
 
@@ -264,15 +284,21 @@ class Recorder:
             if self._place_of(descriptor) is None:
                 return real(descriptor)
             found = _fstat(descriptor)
-            name = "sync" if stat.S_ISDIR(found.st_mode) else "fsync"
+            node, is_folder = self._node(found), stat.S_ISDIR(found.st_mode)
             with self._lock:
-                self._call(name, lambda: self._did(Synced(self._node(found))))
+                if is_folder:
+                    self._call("sync", lambda: self._did(Synced(node)))
+                else:
+                    self._call("fsync", lambda: self._did(Synced(node)), synced=node)
 
         return call
 
     def _rename(self, name: str, real: Callable[..., None]) -> Callable[..., None]:
         def call(source: Any, dest: Any, **options: Any) -> None:
             if not self._is_below(dest):
+                return real(source, dest, **options)
+
+            if str(source).endswith(sqlite_calls.WAL_INDEX):
                 return real(source, dest, **options)
 
             def act() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.backends import _log_writer
+from tensorcas_mlflow.backends._database import Database
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import verify
@@ -65,17 +65,11 @@ ACTS: dict[str, Callable[[World], None]] = {
 }
 
 
-@pytest.fixture(params=["files", pytest.param("logs", marks=pytest.mark.long)], autouse=True)
+@pytest.fixture(params=["files", "database"], autouse=True)
 def _places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give new stores logs, or none."""
-    monkeypatch.setenv("TENSORCAS_LOGS", str(request.param == "logs"))
-
-
-def close_logs() -> None:
-    """Close the logs to which this process appends; it keeps them open otherwise."""
-    for writer in _log_writer._writers.values():
-        writer.close()
-    _log_writer._writers.clear()
+    """Give new stores a database, with a checkpoint after every few commits, or none."""
+    monkeypatch.setenv("TENSORCAS_DATABASE", str(request.param == "database"))
+    monkeypatch.setattr("tensorcas_mlflow.backends._database._CHECKPOINT_BYTES", 24 << 10)
 
 
 @pytest.fixture
@@ -131,7 +125,7 @@ def try_faults(
         if not isinstance(error, BackendError | MlflowException | None):
             raise AssertionError(f"{words} ended in {error!r}") from error
         del error
-        close_logs()
+        Database.close_all()  # it keeps its connections open otherwise
         assert world.recorder.open_descriptors() == [], words
         may = {key: contents | allowed(world.recorder.log).get(key, set()) for key, contents in MAY.items()}
         may |= {key: contents for key, contents in allowed(world.recorder.log).items() if key not in MAY}
@@ -214,7 +208,9 @@ def test_a_disk_that_writes_a_part_of_what_it_is_given_keeps_all(prepared: Path,
         assert verify(Store.open(World(top).root), full=True).problems == ()
 
 
+# A database repeats a checkpoint that fails behind a commit; `test_database_cuts` cuts after failed syncs.
 @pytest.mark.parametrize("kind", ["fsync", "sync"])
+@pytest.mark.parametrize("_places", ["files"], indirect=True)
 def test_a_commit_fails_if_any_of_its_fsyncs_failed_once(prepared: Path, tmp_path: Path, kind: str) -> None:
     n_failed = 0
     for nth in range(20):

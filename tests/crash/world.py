@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.backends import LocalBackend, _log_writer, _plain_files, open_backend
+from tensorcas_mlflow.backends import LocalBackend, _plain_files, open_backend
+from tensorcas_mlflow.backends._database import Database
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.files import Settled
@@ -186,7 +187,7 @@ def forget_stores() -> None:
     """Close the stores that this process keeps open, and forget what it knows of plain folders."""
     _plain_files._settled = Settled()
     _plain_files._stores.clear()
-    _log_writer.forget_writers()
+    Database.close_all()
     LockedFile.close_all()
     opening._open_stores = OpenStores(lambda root: Store.open_backend(open_backend(root)))
 
@@ -305,8 +306,8 @@ def assert_clean(store: Store) -> None:
     assert [each for each in lists if not each.manifests & manifests | each.packs & set(packs)] == []
     assert {chunk for _, chunk in held} >= needed
     assert {name for name, chunk in held if chunk in needed} == set(packs)
-    # A collection leaves a pack in a log as it is where a rewriting would free no bytes.
-    outside = [chunk for name, chunk in held if not backend.is_in_log(pack_key(name))]
+    # A collection leaves a pack in the database as it is where a rewriting would free no bytes.
+    outside = [chunk for name, chunk in held if (backend.root / pack_key(name)).exists()]
     assert len(outside) == len(set(outside) & needed)
     assert {info.key for info in backend.list("manifests")} == {f"manifests/{name}" for name in manifests}
     assert not [path.name for path in backend.root.rglob("*") if "staging" in path.name]

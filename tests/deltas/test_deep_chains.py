@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
-from tensorcas_mlflow.backends._logged import LoggedBackend
+from tensorcas_mlflow.backends import FolderBackend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.layout import MAX_DEPTH, Entries, Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, verify
@@ -69,10 +68,10 @@ def pack_of(store: Store, step: int) -> tuple[str, bytes]:
     return place.packs[int(place.pack[0])], chunk
 
 
-@pytest.fixture(params=["in memory", "of files", "of files, with logs"])
+@pytest.fixture(params=["in memory", "of files", "with a database"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param.endswith("with logs"):
-        return Store.init(tmp_path / "store", logs=True)
+    if request.param == "with a database":
+        return Store.init(tmp_path / "store", database=True)
     is_in_memory = request.param == "in memory"
     return Store.init_backend(MemoryBackend() if is_in_memory else LocalBackend(tmp_path / "store"))
 
@@ -114,8 +113,8 @@ def test_an_optimization_encodes_deep_chains_anew(store: Store) -> None:
     plan_gc(fresh(store), grace_s=0, max_waste=0).execute()
 
     assert entries_of(store)["depth"].max() <= MAX_DEPTH
-    # In logs, where tables are compressed, the saved copies take less room than new packs would.
-    assert report.is_undone == isinstance(store.backend, LoggedBackend)
+    # In a database, where tables are compressed, the saved copies take less room than new packs would.
+    assert report.is_undone == isinstance(store.backend, FolderBackend)
     assert (plan_optimize(fresh(store)).n_chunks == 0) != report.is_undone
     check_whole(store, refs)
 

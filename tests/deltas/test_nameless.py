@@ -72,7 +72,7 @@ def renamed(tensors: Mapping[str, Any]) -> Tensors:
 
 def n_bytes(store: Store) -> int:
     return sum(
-        info.size for folder in ("packs", "manifests", "refs", "index", "logs") for info in store.backend.list(folder)
+        info.size for folder in ("packs", "manifests", "refs", "index") for info in store.backend.list(folder)
     )
 
 

@@ -121,7 +121,7 @@ def serve(
         backend: Of the store at its artifact destination, if that is not the local folder ``artifacts``.
     """
     # Clients without this package import this module too.
-    from tensorcas_mlflow.backends import STORE_FOLDER, LoggedBackend
+    from tensorcas_mlflow.backends import STORE_FOLDER, FolderBackend
 
     backend_store_uri = backend_store_uri or f"sqlite:///{folder}/mlflow.db"
     port = port or free_port()
@@ -135,7 +135,7 @@ def serve(
         folder=folder,
         backend_store_uri=backend_store_uri,
         process=process,
-        backend=backend or LoggedBackend(folder / "artifacts" / STORE_FOLDER),
+        backend=backend or FolderBackend(folder / "artifacts" / STORE_FOLDER),
     )
     running.append(server)
     try:

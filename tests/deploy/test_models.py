@@ -241,12 +241,10 @@ def folders_of_a_logged_model(n_steps: int, *, trained: bool) -> tuple[str, int]
 def test_ten_steps_of_a_network_take_a_fraction_of_their_bytes(
     uvicorn: Server, user: Client, trained: bool, share: float
 ) -> None:
-    before = disk_bytes(uvicorn.store_root)
+    from tests.stored_bytes import bytes_below  # clients without the package import this module too
+
+    before = bytes_below(uvicorn.store_root)
     _, plain_bytes = user(folders_of_a_logged_model, 10, trained=trained)
 
     assert plain_bytes > 10 * 2_000_000
-    assert (disk_bytes(uvicorn.store_root) - before) / plain_bytes <= share
-
-
-def disk_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert (bytes_below(uvicorn.store_root) - before) / plain_bytes <= share

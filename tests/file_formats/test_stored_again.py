@@ -24,6 +24,7 @@ import torch
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tests.file_formats.samples import flax_file, of_torch, pt2_of_2_7, pt2_of_2_8, tensorflow_folder
+from tests.stored_bytes import bytes_below
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -128,11 +129,6 @@ FOLDERS: dict[str, Write] = {
 """Containers of several files. Raw tensors are told by another file of the folder."""
 
 
-def size_of(folder: Path) -> int:
-    """Return the size of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 def log(store: Store, path: Path, name: str) -> None:
     with store.write_file(path) as pending:
         pending.commit(RefTarget(path=name))
@@ -144,7 +140,7 @@ def test_weights_that_a_store_has_are_not_stored_again(container: str, tmp_path:
     first, again = tmp_path / "model.safetensors", tmp_path / "again"
     safetensors.numpy.save_file(weights(), first)
     log(store, first, "first/model.safetensors")
-    before = size_of(tmp_path / "store")
+    before = bytes_below(tmp_path / "store")
     again.mkdir()
     if container in FOLDERS:
         FOLDERS[container](again)
@@ -155,7 +151,7 @@ def test_weights_that_a_store_has_are_not_stored_again(container: str, tmp_path:
         log(store, path, f"again/{path.name}")
     n_weight_bytes = sum(array.nbytes for array in weights().values())
 
-    assert size_of(tmp_path / "store") - before <= MOST * n_weight_bytes
+    assert bytes_below(tmp_path / "store") - before <= MOST * n_weight_bytes
     for path in paths:
         ref = store.artifact(f"again/{path.name}")
         assert ref is not None
@@ -168,7 +164,7 @@ def steps_of(container: str, folder: Path) -> list[int]:
     torch.manual_seed(SEED)
     module = Holder().bfloat16()
     exact = [weight.detach().double() for weight in module.parameters()]
-    sizes = [size_of(folder)]
+    sizes = [bytes_below(folder)]
     for step in range(4):
         saved = folder / "saved"
         saved.mkdir()
@@ -179,7 +175,7 @@ def steps_of(container: str, folder: Path) -> list[int]:
         for path in sorted(saved.iterdir()):
             log(store, path, f"{step}/{path.name}")
         shutil.rmtree(saved)
-        sizes.append(size_of(folder))
+        sizes.append(bytes_below(folder))
         with torch.no_grad():
             for weight, to in zip(module.parameters(), exact, strict=True):
                 to += 1e-6 * torch.randn(to.shape)

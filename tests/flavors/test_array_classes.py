@@ -21,6 +21,7 @@ from tensorcas_mlflow.adapter import SKELETON, Adapter, Array
 from tensorcas_mlflow.errors import AdapterError
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.flavors.arrays import Bare, Unit, noted, odd
+from tests.stored_bytes import bytes_below
 
 ADAPTERS: dict[str, tuple[Adapter, Any]] = {
     "generic": (GenericAdapter(), np.ones(3)),
@@ -214,20 +215,16 @@ class TestMemoryMaps:
         assert np.array_equal(getattr(mapping, method)(x), getattr(other, method)(x))
 
 
-def size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 def test_equal_arrays_of_any_class_share_their_chunks(tmp_path: Path) -> None:
     store = TensorCasStore(tmp_path / "store", "run")
     values = numbers(0, 300, 300)
     np.save(tmp_path / "w.npy", values)
     store.save({"w": values}, step=1)
-    before = size_of(tmp_path / "store")
+    before = bytes_below(tmp_path / "store")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PendingDeprecationWarning)
         classes = [np.load(tmp_path / "w.npy", mmap_mode="r"), np.asmatrix(values), np.ma.MaskedArray(values)]
     store.save(dict(enumerate([*classes, noted(values, "m", Unit)])), step=2)
 
-    assert size_of(tmp_path / "store") - before < 0.05 * values.nbytes
+    assert bytes_below(tmp_path / "store") - before < 0.05 * values.nbytes

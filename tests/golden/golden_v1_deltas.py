@@ -30,6 +30,11 @@ def _weights(n: int, step: int, *, seed: int, moved: float) -> np.ndarray:
     return weights
 
 
+def far(step: int) -> dict[str, np.ndarray]:
+    """Weights that a step moves by more."""
+    return {"far": _weights(16_384, step, seed=50, moved=1e-3).astype(ml_dtypes.bfloat16)}
+
+
 def counts(step: int) -> np.ndarray:
     start = (noise(2_048, 5) % np.uint64(1_000)).astype(np.int64)
     return start + step * (noise(2_048, 6) % np.uint64(3)).astype(np.int64)

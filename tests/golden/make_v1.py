@@ -1,4 +1,4 @@
-"""Write the golden store of format 1, without logs. It was run once; a store that was written is never changed.
+"""Write the golden store of format 1, without a database. It was run once; a store that was written is never changed.
 
     python -m tests.golden.make_v1
 
@@ -22,7 +22,7 @@ def main() -> None:
     if HERE.exists():
         raise SystemExit(f"{HERE} is there, and stays as it is")
     _catalog._FOLD_AT = 3  # a segment of few packs keeps the store small
-    store = Store.init(HERE / "root", chunk_bytes=4096, logs=False)
+    store = Store.init(HERE / "root", chunk_bytes=4096, database=False)
     for step in (1, 2, 3, 4):
         target = RefTarget(run_id="run one", step=step, model_id="m-1")
         with store.write_checkpoint(tensors(step), flavor="pytorch", cuts=CUTS, metadata=METADATA) as save:

@@ -38,7 +38,7 @@ def save(store: Store, expected: Expected, step: int, arrays: Mapping[str, np.nd
 def make_root(expected: Expected) -> None:
     """Two steps that are optimized, two that are stored against them, and a save under way that may rely on both."""
     uri = HERE / "root"
-    store = Store.init(uri, chunk_bytes=CHUNK_BYTES, logs=False)
+    store = Store.init(uri, chunk_bytes=CHUNK_BYTES, database=False)
     for step in (0, 1):
         save(store, expected, step, tensors(step))
     plan_optimize(Store.open(uri)).execute()

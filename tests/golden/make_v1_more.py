@@ -109,7 +109,7 @@ def leave_open(store: Store, expected: Expected) -> None:
 
 def make_carried(expected: Expected) -> None:
     """As if clients had put it there through a server; one of them is in the middle of a save."""
-    store = Store.init(HERE / "carried", chunk_bytes=4096, logs=False)
+    store = Store.init(HERE / "carried", chunk_bytes=4096, database=False)
     path = HERE / "carried" / ".tensorcas" / "format"
     said = {name: value for name, value in json.loads(path.read_bytes()).items() if name != "check"}
     path.write_bytes(record_bytes(said | {"carried": True}))
@@ -165,7 +165,7 @@ def main() -> None:
         mock.patch("platform.node", return_value="golden"),
         mock.patch.object(_records.os, "getpid", return_value=1),
     ):
-        store = Store.init(HERE / "root", chunk_bytes=4096, logs=False)
+        store = Store.init(HERE / "root", chunk_bytes=4096, database=False)
         save_files(store, expected["root"])
         save_steps(store, expected["root"])
         drop_and_rewrite(store)

@@ -1,4 +1,4 @@
-"""Write the golden store of format 2, with logs. It was run once; a store that was written is never changed.
+"""Write the golden store of format 2, with a database. It was run once; a store that was written is never changed.
 
     python -m tests.golden.make_v2
 
@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorcas_mlflow.backends import LoggedBackend, _log_writer
-from tensorcas_mlflow.backends._locked_file import LockedFile
+from tensorcas_mlflow.backends._database import Database
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
-from tests.golden.golden_v1_deltas import sha_of, tensors
+from tests.golden.golden_v1_deltas import far, sha_of, tensors
 
 HERE = Path(__file__).parent / "v2"
 N_SMALL = 80
@@ -26,7 +25,7 @@ N_LARGE = 3
 
 
 def small(step: int) -> dict[str, np.ndarray]:
-    """A step whose pack lies in the meta of a record."""
+    """A step whose pack shares its record with the manifest and the ref."""
     skeleton = np.frombuffer(b'{"kind": "small"}' * 10 + str(step).encode(), np.uint8)
     return {"weight": np.arange(step, step + 16, dtype=np.float32), "__skeleton__": skeleton}
 
@@ -39,19 +38,13 @@ def save(store: Store, expected: Expected, name: str, step: int, arrays: dict[st
         expected[pending.commit(RefTarget(run_id="run", name=name, step=step)).key] = sha_of(arrays)
 
 
-def close(store: Store) -> None:
-    """Let go of the log, as the end of a process does."""
-    assert isinstance(store.backend, LoggedBackend)
-    _log_writer.close_writer(store.backend._view)
-
-
 def main() -> None:
     if HERE.exists():
         raise SystemExit(f"{HERE} is there, and stays as it is")
     expected: Expected = {}
-    store = Store.init(HERE / "root", chunk_bytes=32 << 10, logs=True)
-    for step in range(N_LARGE):  # packs in the bodies of records, with deltas
-        save(store, expected, "large", step, tensors(step))
+    store = Store.init(HERE / "root", chunk_bytes=32 << 10, database=True)
+    for step in range(N_LARGE):  # packs in records of their own, with deltas
+        save(store, expected, "large", step, tensors(step) | far(step))
     for step in range(N_SMALL):
         save(store, expected, "small", step, small(step))
     save(store, expected, "small", 3, small(1003))  # in the place of another
@@ -60,15 +53,9 @@ def main() -> None:
         assert ref is not None
         store.drop(ref)
         del expected[ref.key]
-    close(store)
     plan_gc(Store.open(HERE / "root"), grace_s=0).execute()
-    close(store)
-    # Two processes at once: the second one makes a log of its own.
-    (first,) = (HERE / "root" / ".tensorcas" / "logs").glob("*.log")
-    with LockedFile.alone_in(str(first)):
-        other = Store.open(HERE / "root")
-        save(other, expected, "small", N_SMALL, small(N_SMALL))
-        close(other)
+    save(Store.open(HERE / "root"), expected, "small", N_SMALL, small(N_SMALL))
+    Database.close_all()  # empties the write-ahead log
     (HERE / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 

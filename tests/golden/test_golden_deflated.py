@@ -17,7 +17,7 @@ EXPECTED = json.loads((Path(__file__).parent / "v2_deflated/expected.json").read
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return copied("v2_deflated", "root", tmp_path)
+    return copied("v1_deflated", "root", tmp_path)
 
 
 def check_holds(store: Store) -> None:

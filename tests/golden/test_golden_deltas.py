@@ -105,7 +105,7 @@ def test_an_optimization_goes_on_from_where_the_earlier_one_ended(store: Store, 
     report = plan.execute()
 
     assert [label[-6:] for label in plan.labels] == {"root": ["step 2", "step 3"], "objects": ["step 2"]}[kind]
-    # The saved copies in the logs of "root" take less room than new packs would.
+    # The saved copies in "root" take less room than new packs would.
     assert report.is_undone == (kind == "root")
     assert (plan_optimize(Store.open_backend(store.backend)).n_chunks == 0) != report.is_undone
     assert_holds(store, kind)

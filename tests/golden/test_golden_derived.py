@@ -15,13 +15,13 @@ from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, ve
 from tensorcas_mlflow.store import Store
 from tests.golden.stores import copied
 
-HERE = Path(__file__).parent / "v2_derived"
+HERE = Path(__file__).parent / "v1_derived"
 EXPECTED = json.loads((HERE / "expected.json").read_text())
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return copied("v2_derived", "root", tmp_path)
+    return copied("v1_derived", "root", tmp_path)
 
 
 def check_holds(store: Store) -> None:

@@ -12,12 +12,12 @@ from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tests.golden.stores import copied
 
-EXPECTED = json.loads((Path(__file__).parent / "v2_hdf5/expected.json").read_text())
+EXPECTED = json.loads((Path(__file__).parent / "v1_hdf5/expected.json").read_text())
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return copied("v2_hdf5", "root", tmp_path)
+    return copied("v1_hdf5", "root", tmp_path)
 
 
 def check_holds(store: Store) -> None:

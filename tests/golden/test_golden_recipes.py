@@ -14,12 +14,12 @@ from tensorcas_mlflow.store import Store
 from tests.golden.stores import copied
 from tests.recipes.made import digests_of, held
 
-EXPECTED = json.loads((Path(__file__).parent / "v2_recipes/expected.json").read_text())
+EXPECTED = json.loads((Path(__file__).parent / "v1_recipes/expected.json").read_text())
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return copied("v2_recipes", "root", tmp_path)
+    return copied("v1_recipes", "root", tmp_path)
 
 
 def check_holds(store: Store) -> None:

@@ -12,12 +12,12 @@ from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, ve
 from tensorcas_mlflow.store import Store
 from tests.golden.stores import copied
 
-EXPECTED = json.loads((Path(__file__).parent / "v2_shards/expected.json").read_text())
+EXPECTED = json.loads((Path(__file__).parent / "v1_shards/expected.json").read_text())
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return copied("v2_shards", "root", tmp_path)
+    return copied("v1_shards", "root", tmp_path)
 
 
 def check_holds(store: Store) -> None:

@@ -15,7 +15,7 @@ from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.golden.stores import copied
 
-FOLDERS = {Transform.SPARSE: "v2_sparse", Transform.NUDGED: "v2_nudged"}
+FOLDERS = {Transform.SPARSE: "v1_sparse", Transform.NUDGED: "v1_nudged"}
 
 
 @pytest.fixture(params=FOLDERS, ids=lambda transform: transform.name.lower())

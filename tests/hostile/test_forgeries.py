@@ -51,7 +51,7 @@ def at_most(n_bytes: int) -> Iterator[None]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    store = Store.init(tmp_path, logs=False)
+    store = Store.init(tmp_path, database=False)
     with store.write_checkpoint({"w": WEIGHTS}) as save:
         save.commit(RefTarget(run_id="r", step=1))
     return tmp_path

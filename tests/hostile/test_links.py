@@ -14,6 +14,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from tensorcas_mlflow.backends import Bucket, LocalBackend, LocalPlainFiles, ObjectPlainFiles, new_void
+from tensorcas_mlflow.backends._database import Database
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptError, RefusedError, TensorCasError
 from tensorcas_mlflow.layout import RefTarget
@@ -23,9 +24,9 @@ from tensorcas_mlflow.store import Store
 TENSORS = {"w": np.arange(5000, dtype=np.float32)}
 
 
-def saved(root: Path, *, logs: bool = False) -> Store:
+def saved(root: Path, *, database: bool = False) -> Store:
     """A store with one checkpoint."""
-    store = Store.init(root, logs=logs)
+    store = Store.init(root, database=database)
     save(store, TENSORS, run_id="r", step=1)
     return store
 
@@ -109,57 +110,19 @@ def test_target_of_a_linked_store_folder_stays_unchanged(folder: str, root: Path
         assert "is a symbolic link" in said[act], act
 
 
-@pytest.mark.parametrize("name", ["logs", "logs/generation", "logs/*.log"])
-def test_target_of_a_link_in_the_place_of_a_log_stays_unchanged(name: str, tmp_path: Path) -> None:
-    saved(tmp_path / "ours", logs=True)
-    saved(tmp_path / "theirs", logs=True)
-    (ours,) = (tmp_path / "ours/.tensorcas").glob(name)
-    (theirs,) = (tmp_path / "theirs/.tensorcas").glob(name)
+def test_target_of_a_link_in_the_place_of_a_database_stays_unchanged(tmp_path: Path) -> None:
+    saved(tmp_path / "ours", database=True)
+    saved(tmp_path / "theirs", database=True)
+    Database.close_all()
+    ours = tmp_path / "ours/.tensorcas/blobs.db"
     ours.rename(tmp_path / "aside")
-    ours.symlink_to(theirs)
+    ours.symlink_to(tmp_path / "theirs/.tensorcas/blobs.db")
     before = everything(tmp_path / "theirs")
 
-    said = {act: told_by(act, tmp_path / "ours") for act in ("save", "gc")}
+    said = {act: told_by(act, tmp_path / "ours") for act in ACTS}
 
     assert everything(tmp_path / "theirs") == before
-    assert all("symbolic link" in text for text in said.values())
-
-
-def test_open_store_writes_nothing_behind_a_link_put_in_the_place_of_its_logs(tmp_path: Path) -> None:
-    root, outside = tmp_path / "store", tmp_path / "outside"
-    store = saved(root, logs=True)
-    save(store, {"w": TENSORS["w"] + 1}, run_id="r", step=2)  # now it has the log open, and has listed it
-    logs = root / ".tensorcas" / "logs"
-    logs.rename(outside)
-    logs.symlink_to(outside)
-    before = everything(outside)
-
-    with pytest.raises(RefusedError, match="symbolic link"):
-        save(store, {"w": TENSORS["w"] + 2}, run_id="r", step=3)
-    assert everything(outside) == before
-
-
-@pytest.mark.parametrize("target", ["a file", "nothing"])
-@pytest.mark.parametrize("ending", ["log", "dead"])
-def test_error_for_a_link_in_the_place_of_a_log_names_the_log_and_the_remedy(
-    ending: str, target: str, tmp_path: Path
-) -> None:
-    saved(tmp_path, logs=True)
-    store = Store.open(tmp_path)
-    [ref] = [store.ref(info.key) for info in store.backend.list("refs")]
-    assert ref is not None
-    store.drop(ref)
-    (ours,) = (tmp_path / ".tensorcas/logs").glob(f"*.{ending}")
-    ours.rename(tmp_path / "aside")
-    ours.symlink_to(tmp_path / ("aside" if target == "a file" else "gone"))
-
-    for act in ("save", "gc", "verify"):
-        with pytest.raises(RefusedError) as refused:
-            ACTS[act](tmp_path)
-        message = str(refused.value)
-        assert f"'logs/{ours.name}'" in message
-        assert f"{str(ours)!r} is a symbolic link" in message
-        assert "put the file or folder itself in its place" in message
+    assert all("is a symbolic link" in text for text in said.values()), said
 
 
 def test_a_collection_deletes_no_packs_behind_a_link(root: Path, outside: Path) -> None:

@@ -13,9 +13,9 @@ CHUNK_BYTES = 4096
 N_STEPS = 6
 
 
-def make_store(folder: Path, *, logs: bool) -> None:
+def make_store(folder: Path, *, database: bool) -> None:
     """Write a store of deltas and full chunks in several packs."""
-    store = Store.init(folder, chunk_bytes=CHUNK_BYTES, logs=logs)
+    store = Store.init(folder, chunk_bytes=CHUNK_BYTES, database=database)
     random = np.random.default_rng(0)
     values = random.standard_normal(20_000).astype(np.float32)
     for step in range(N_STEPS):

@@ -71,7 +71,7 @@ def same_names(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def folder(tmp_path: Path) -> Path:
     """A store of deltas and full chunks in several packs."""
     folder = tmp_path / "source"
-    make_store(folder, logs=False)
+    make_store(folder, database=False)
     path = max(folder.glob(".tensorcas/packs/**/*.pack"), key=lambda each: each.stat().st_mtime_ns)
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
@@ -87,7 +87,7 @@ def blobs_of(folder: Path, *prefixes: str) -> dict[str, bytes]:
 
 def copied(folder: Path, target: Path, engine: Engine | None) -> tuple[Any, dict[str, bytes]]:
     source = Store.open(folder)
-    destination = Store.init(target, chunk_bytes=CHUNK_BYTES, store_id=source.id, logs=False)
+    destination = Store.init(target, chunk_bytes=CHUNK_BYTES, store_id=source.id, database=False)
     report = copy_refs(source, destination, read_source(source)[0], engine=engine)
     return report, blobs_of(target, "refs", "manifests", "packs")
 

@@ -160,8 +160,8 @@ def test_stats_of_one_run_tell_the_bytes_it_shares_with_others(store: Store) -> 
     assert (share.run_id, share.step, share.shared_bytes) == ("one", 0, KB)
 
 
-def test_bytes_that_many_small_blobs_share_in_a_log_add_up(tmp_path: Path) -> None:
-    store = Store.init(tmp_path, chunk_bytes=KB, logs=True)
+def test_bytes_that_many_small_blobs_share_in_a_database_add_up(tmp_path: Path) -> None:
+    store = Store.init(tmp_path, chunk_bytes=KB, database=True)
     for step in range(20):
         arrays = {f"layer.{n}.weight": np.full(100 + step, step + n, np.int32) for n in range(20)}
         with store.write_checkpoint(arrays) as pending:
@@ -169,7 +169,7 @@ def test_bytes_that_many_small_blobs_share_in_a_log_add_up(tmp_path: Path) -> No
     packs = dict(list_packs(store.backend))
     payloads = sum(int(read_pack_table(store.backend, name)["stored_bytes"].sum()) for name in packs)
     manifests = manifest_bytes(store, *store.checkpoints())
-    share = disk_usage(store.backend).logs / (sum(packs.values()) + manifests)
+    share = disk_usage(store.backend).database / (sum(packs.values()) + manifests)
 
     assert share < 1
     assert find_shares(store, "run").needed_bytes == int((payloads + manifests) * share)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tensorcas_mlflow.maintenance import disk_usage, plan_gc, run_stats, store_s
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
+from tests.stored_bytes import bytes_below
 
 KB = 4096
 
@@ -24,10 +24,6 @@ KB = 4096
 def save(store: Store, run_id: str, step: int, tensors: dict[str, Any], **more: Any) -> Ref:
     with store.write_checkpoint(tensors) as pending:
         return pending.commit(RefTarget(run_id=run_id, step=step, **more))
-
-
-def bytes_below(folder: Path) -> int:
-    return sum((Path(at) / name).stat().st_size for at, _, names in os.walk(folder) for name in names)
 
 
 @pytest.fixture
@@ -64,9 +60,9 @@ def test_a_run_that_keeps_nothing_saves_nothing(store: Store) -> None:
     assert (found.dedup_ratio, found.saved_ratio) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("logs", [False, True], ids=["files", "logs"])
-def test_every_byte_of_the_store_is_counted(tmp_path: Path, logs: bool) -> None:
-    store = Store.init(tmp_path / "store", chunk_bytes=KB, logs=logs)
+@pytest.mark.parametrize("database", [False, True], ids=["files", "database"])
+def test_every_byte_of_the_store_is_counted(tmp_path: Path, database: bool) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=KB, database=database)
     dropped = [save(store, "one", step, {"w": np.arange(8 * KB) * step, "b": np.full(9, step)}) for step in range(3)]
     store.drop(dropped[0])
     (tmp_path / "file").write_bytes(bytes(5000))
@@ -83,9 +79,9 @@ def test_every_byte_of_the_store_is_counted(tmp_path: Path, logs: bool) -> None:
         on_disk = bytes_below(tmp_path / "store")
 
     assert found.total == on_disk == sum(found[kind] for kind in found if kind != "total")
-    assert all(found[kind] > 0 for kind in found if kind != "logs" and not logs)
-    assert (found.logs > 0) is logs
-    assert (found.logs > 8_800) if logs else (found.packs > 3 * KB)  # a log compresses all that lies in it
+    assert all(found[kind] > 0 for kind in found if kind != "database" and not database)
+    assert (found.database > 0) is database
+    assert (found.database > 8_800) if database else (found.packs > 3 * KB)
 
 
 def test_files_and_models_are_counted_with_their_chunks(store: Store, tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ def many_small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_workers, "_LEAST_BYTES", 1)
 
 
-@pytest.fixture(scope="module", params=["files", "logs"])
+@pytest.fixture(scope="module", params=["files", "database"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of deltas and full chunks, some of them damaged."""
     folder = tmp_path_factory.mktemp("store")
-    make_store(folder, logs=request.param == "logs")
-    files = sorted((folder / ".tensorcas").glob("packs/**/*.pack" if request.param == "files" else "logs/*.log"))
+    make_store(folder, database=request.param == "database")
+    files = sorted((folder / ".tensorcas").glob("packs/**/*.pack" if request.param == "files" else "blobs.db"))
     for number, path in enumerate(files[1:4] if request.param == "files" else files):
         data = bytearray(path.read_bytes())
         data[len(data) // (2 + number)] ^= 8
@@ -78,7 +78,7 @@ def test_workers_tell_the_progress_of_each_part(folder: Path) -> None:
 
 def test_worker_refuses_another_store_at_the_place(tmp_path: Path) -> None:
     # A path of one machine may lead to another store, or nowhere, on the worker's.
-    store = Store.init(tmp_path, logs=False)
+    store = Store.init(tmp_path, database=False)
     with store.write_checkpoint({"a": np.arange(1000)}) as pending:
         pending.commit(RefTarget(run_id="run", step=0))
     format_blob = tmp_path / ".tensorcas" / "format"

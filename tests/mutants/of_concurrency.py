@@ -219,71 +219,11 @@ MUTANTS = (
         after="bool(self.drop_artifacts(path))",
     ),
     Mutant(
-        fault="a skipped record that has consumed an intent",
-        test="test_intent_consumed_by_a_skipped_record_is_withdrawn_by_nobody",
-        definition="LogView.has_consumed",
-        before="self._read_wanted(...)",
-        after="pass",
-    ),
-    Mutant(
-        fault="a tombstone in a skipped record",
-        test="test_deletion_of_a_skipped_ref_is_known_before_another_takes_its_place",
-        definition="LogView.undurable_deletions",
-        before="self._read_wanted(...)",
-        after="pass",
-    ),
-    Mutant(
-        fault="an index of a log with skipped records",
-        test="test_index_of_a_log_that_was_taken_over_names_the_skipped_blobs",
-        definition="LogView.write_index",
-        before="self._read_skipped(...)",
-        after="pass",
-    ),
-    Mutant(
-        fault="a chunk in a skipped pack",
-        test="test_chunks_of_a_skipped_pack_are_found",
-        definition="LogView.find_packs",
-        before="self._skipped.with_words(words)",
-        after="[]",
-    ),
-    Mutant(
-        fault="a listing with skipped records",
-        test="test_records_are_skipped_until_one_of_their_blobs_is_wanted",
-        definition="LogView._read_below",
-        before="self._read_skipped(...)",
-        after="pass",
-    ),
-    Mutant(
-        fault="a skipped blob outside of the folders that listings wait for",
-        test="test_blob_outside_of_the_usual_folders_is_listed_at_once",
-        definition="Front",
-        before="self.flags & (_SUMMARIZED | _OTHER_KEYS) == _SUMMARIZED",
-        after="self.flags & _SUMMARIZED",
-    ),
-    Mutant(
         fault="a folder of artifacts with deleted files alone",
         test="test_file_takes_the_place_of_a_folder_whose_files_are_deleted",
         definition="_list_around",
         before="any(listing.blobs.values())",
         after="listing.blobs",
-    ),
-    Mutant(
-        fault="a rewriting of a skipped record into a log with an index",
-        test="test_skipped_blob_is_found_in_the_index_of_the_log_that_took_the_place_of_its_own",
-        definition="LogView._read_wanted",
-        before="self._list_anew()",
-        after="""
-            self._list_anew()
-            self._read_skipped(skipped())
-            return
-        """,
-    ),
-    Mutant(
-        fault="a skipped record that the disk has lost",
-        test="test_process_that_skipped_a_record_which_the_disk_lost_says_so_and_goes_on",
-        definition="LogView._read_skipped",
-        before="name not in self.failed or at < log.durable",
-        after="True",
     ),
     Mutant(
         fault="a folder that another client makes in the place of a file of an upload",
@@ -293,24 +233,41 @@ MUTANTS = (
         after="True",
     ),
     Mutant(
-        fault="damage of a durable record in a log with a failed sync",
-        test="test_damage_of_a_durable_record_is_no_loss_of_a_failed_sync",
-        definition="LogView._read_skipped",
-        before="name not in self.failed or ...",
-        after="name not in self.failed",
-    ),
-    Mutant(
-        fault="damage in a log whose index is to be written",
-        test="test_damage_in_a_log_that_was_taken_over_refuses_no_commit_for_the_index",
-        definition="LogView.write_index",
-        before="(OSError, CorruptError)",
-        after="OSError",
-    ),
-    Mutant(
         fault="a listing that is older than it says",
         test="test_folder_in_a_new_folder_is_known_for_as_long_as_that_one",
         definition="_list_around",
         before="checked.note(store, folder, _NOTHING, listed_s)",
         after="checked.note(store, folder, _NOTHING, time.monotonic())",
+    ),
+    Mutant(
+        fault="two processes that write to a database at once",
+        test="test_no_schedule_of_processes_that_share_a_database_breaks_the_contract[two blobs at one key]",
+        definition="Database._writing",
+        before="LockedFile.lock(descriptor)",
+        after="pass",
+    ),
+    Mutant(
+        fault="two processes that take one key of a database",
+        test="test_no_schedule_of_processes_that_share_a_database_breaks_the_contract[two blobs at one key]",
+        definition="FolderBackend.put_new",
+        before="change.taken([key])",
+        after="False",
+    ),
+    Mutant(
+        fault="a withdrawal of an intent after its commit to a database",
+        test="test_no_schedule_of_processes_that_share_a_database_breaks_the_contract[a save and its withdrawal]",
+        definition="FolderBackend.promote",
+        before="change.remove(intent)",
+        after="",
+    ),
+    Mutant(
+        fault="a repair that replaces a database between two looks of a reader at its files",
+        test="test_no_schedule_of_processes_that_share_a_database_breaks_the_contract[a repair and a reader]",
+        definition="Database._take",
+        before="""
+            if _file_of(os.lstat(self.path)) != file:
+                return self._take(is_locked=is_locked)
+        """,
+        after="",
     ),
 )

@@ -202,10 +202,17 @@ MUTANTS = (
         after="os.fchmod(descriptor, 0o644)",
     ),
     Mutant(
-        fault="a summary of other keys than its record has",
-        test="test_summary_of_other_keys_than_the_record_has_is_impossible",
-        definition="parse_meta",
-        before="(summary.keys, summary.body_digest) != (hashes, body_digest if front.has_body else b'')",
+        fault="a link in the place of a database",
+        test="test_file_behind_a_link_in_the_place_of_a_database_stays_as_it_is[save-blobs.db]",
+        definition="Database._check_names",
+        before="os.path.islink(self._beside(name))",
+        after="False",
+    ),
+    Mutant(
+        fault="a database with triggers",
+        test="test_database_with_a_schema_of_somebody_else_is_refused[a trigger]",
+        definition="Database._connect",
+        before='run("SELECT type, name, sql FROM sqlite_schema").fetchall() != _schema()',
         after="False",
     ),
 )

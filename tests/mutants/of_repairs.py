@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant(
         fault="a save through a server that begins between the plan of a repair and what it does",
         test="test_a_pack_is_left_alone_that_a_save_through_a_server_began_to_send_after_the_first_look",
-        definition="_execute",
+        definition="_execute_rest",
         before="bool(_look_at_intents(store)) and may_be_carried(backend)",
         after="False",
     ),

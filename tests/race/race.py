@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tensorcas_mlflow.backends import DATABASE_FILES
 from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store
@@ -178,7 +179,7 @@ def assert_empties(store: Store) -> None:
     if store.uri.startswith("tensorcas://"):
         folder = Path(store.uri.removeprefix("tensorcas://"), ".tensorcas")
         files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        assert files - {"logs/generation"} == {"format"}
+        assert files - DATABASE_FILES == {"format"}
 
 
 PREFIXES = ("refs", "intents", "manifests", "packs", "index", "condemned")

@@ -21,10 +21,10 @@ GRACE_S = 20.0
 """Longer than a save takes, even where the machine is busy."""
 
 
-@pytest.fixture(params=["files", "logs"])
+@pytest.fixture(params=["files", "database"])
 def places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let new stores, those of other processes too, have logs or none."""
-    monkeypatch.setenv("TENSORCAS_LOGS", str(request.param == "logs"))
+    """Let new stores, those of other processes too, have a database or none."""
+    monkeypatch.setenv("TENSORCAS_DATABASE", str(request.param == "database"))
 
 
 def race_in(tmp_path: Path, seconds: float, *, grace_s: float, with_torch: bool) -> tuple[Race, Store]:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
+from tensorcas_mlflow.backends import Backend, FolderBackend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.maintenance import plan_optimize, verify
 from tensorcas_mlflow.store import Ref, Store
 from tests.derived.made import (
@@ -180,10 +180,14 @@ def test_base_of_deltas_is_not_made_by_a_recipe() -> None:
     assert verify(Store.open_backend(store.backend), full=True).problems == ()
 
 
-@pytest.mark.parametrize("kind", ["files", "logs", "objects"])
+@pytest.mark.parametrize("kind", ["files", "database", "objects"])
 def test_recipes_are_written_and_read_in_stores_of_each_kind(kind: str, tmp_path: Any) -> None:
-    backend = MemoryBackend(is_remote=True) if kind == "objects" else LocalBackend(tmp_path)
-    family = Family(backend).optimized()
+    backends: dict[str, Backend] = {
+        "files": LocalBackend(tmp_path),
+        "database": FolderBackend(tmp_path),
+        "objects": MemoryBackend(is_remote=True),
+    }
+    family = Family(backends[kind]).optimized()
 
     check_loads(family.store, family.of_copy, family.copy)
     check_loads(family.store, family.of_model, family.model)

@@ -140,9 +140,11 @@ def test_tables_at_the_edges_are_saved_without_a_warning(before: Any, after: Any
         check_loads(store, manifest, {"t": change})
 
 
-@pytest.mark.parametrize("logs", [False, True])
-def test_optimization_keeps_parts_of_longer_bases(logs: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store, rng = Store.init(tmp_path, chunk_bytes=64 << 10, logs=logs), np.random.default_rng(5)
+@pytest.mark.parametrize("database", [False, True])
+def test_optimization_keeps_parts_of_longer_bases(
+    database: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, rng = Store.init(tmp_path, chunk_bytes=64 << 10, database=database), np.random.default_rng(5)
     a = rng.integers(0, 1 << 31, (4000, 64)).astype(np.int32)
     drift = rng.standard_normal(400_000).cumsum().astype(np.float32)
     saved = []

@@ -13,6 +13,7 @@ from tensorcas_mlflow.layout import RefTarget, pack_name
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.testing import FaultyBackend
+from tests.stored_bytes import bytes_below
 
 rng = np.random.default_rng(0)
 
@@ -142,10 +143,10 @@ def test_a_save_of_a_copy_fails_rather_than_store_what_it_did_not_copy(store: St
 @pytest.mark.usefixtures("store_of_files")
 def test_bytes_stored_are_all_that_the_store_has_grown_by(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
-    before = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    before = bytes_below(tmp_path)
     with store.begin_checkpoint({"w": rng.normal(size=5_000)}) as save:
         save.commit(target(1))
-    after = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    after = bytes_below(tmp_path)
 
     assert save.n_stored_bytes == after - before
 

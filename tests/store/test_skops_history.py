@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,42 +11,41 @@ from sklearn.ensemble import GradientBoostingRegressor
 
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
+from tests.stored_bytes import bytes_below
 
 N_STEPS = 12
 KINDS = ("skops", "pickle")
 
 
-def taken_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 @pytest.fixture(scope="module")
 def taken(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], int]:
-    """Sizes of stores with one history, by MLflow's form of the models and by whether the store has logs."""
+    """Sizes of stores with one history, by MLflow's form of the models and by whether the store has a database."""
     folder = tmp_path_factory.mktemp("histories")
     X = np.random.default_rng(0).normal(size=(500, 8))
     model = GradientBoostingRegressor(random_state=0, warm_start=True)
     stores = {
-        (kind, logs): Store.init(folder / f"{kind}-{logs}", logs=logs) for kind in KINDS for logs in (False, True)
+        (kind, has_database): Store.init(folder / f"{kind}-{has_database}", database=has_database)
+        for kind in KINDS
+        for has_database in (False, True)
     }
     for step in range(1, N_STEPS + 1):
         model.set_params(n_estimators=step).fit(X, X @ np.arange(8) + np.sin(9 * X[:, 0]))
         for kind, data in {"skops": skops.io.dumps(model), "pickle": pickle.dumps(model, 4)}.items():
             (folder / "file").write_bytes(data)
-            for logs in (False, True):
-                with stores[kind, logs].write_file(folder / "file") as pending:
+            for has_database in (False, True):
+                with stores[kind, has_database].write_file(folder / "file") as pending:
                     pending.commit(RefTarget(path=f"{step}/model.{kind}"))
-    return {(kind, logs): taken_bytes(folder / f"{kind}-{logs}") for kind, logs in stores}
+    return {(kind, has_database): bytes_below(folder / f"{kind}-{has_database}") for kind, has_database in stores}
 
 
-def test_a_history_of_skops_files_in_packs_takes_less_than_half_more_than_one_of_pickles(
+def test_a_history_of_skops_files_takes_less_than_half_more_than_one_of_pickles(
     taken: dict[tuple[str, bool], int],
 ) -> None:
     assert taken["skops", False] < 1.5 * taken["pickle", False]
 
 
 @pytest.mark.parametrize(("kind", "share"), [("skops", 1.0), ("pickle", 0.2)])
-def test_a_history_takes_no_more_in_logs_than_in_packs(
+def test_a_history_takes_no_more_in_a_database_than_in_files(
     taken: dict[tuple[str, bool], int], kind: str, share: float
 ) -> None:
     assert taken[kind, True] < share * taken[kind, False]

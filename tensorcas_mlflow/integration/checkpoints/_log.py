@@ -187,7 +187,7 @@ class CheckpointInfo:
     """Bytes of the chunks new to the store. None until a save in the background is finished, and if a server has the
     store: the server gets the whole state and does not report the figure."""
     stored_bytes: int | None
-    """Encoded bytes that the save adds to the store: chunks, manifest and ref; a log stores them in fewer. None until a
+    """Encoded bytes that the save adds to the store: chunks, manifest and ref; a database takes fewer. None until a
     save in the background is finished, and if a server has the store."""
     blocked_s: float
     """Seconds for which the call blocked its caller."""

@@ -107,7 +107,7 @@ def n_deltas(store: Store) -> int:
 def test_step_takes_as_many_bytes_as_in_a_folder_and_eight_requests(
     store: Store, way: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Store.init_backend(LocalBackend(tmp_path / "folder"), logs=False)
+    folder = Store.init_backend(LocalBackend(tmp_path / "folder"), database=False)
     for step, state in enumerate(training(6)):
         before = stored_bytes(folder.backend), stored_bytes(store.backend)
         save(folder, state, step)

@@ -24,15 +24,12 @@ from sklearn.linear_model import Ridge
 from tensorcas_flavors.generic import GenericAdapter
 from tensorcas_mlflow.adapter import SKELETON, adapter_for
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
+from tests.stored_bytes import bytes_below
 
 pytestmark = pytest.mark.long
 
 X, Y = make_regression(2000, 12, random_state=0)
 SETTINGS = {"verbose": -1, "seed": 0, "num_threads": 1}
-
-
-def bytes_under(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def boosters(n_steps: int) -> Iterator[lightgbm.Booster]:
@@ -111,7 +108,7 @@ def test_a_step_of_a_growing_booster_stores_only_its_growth(tmp_path: Path) -> N
         store.save(booster, step=step)
         texts.append(booster.model_to_string())
 
-    assert bytes_under(tmp_path) < 0.1 * sum(map(len, texts))
+    assert bytes_below(tmp_path) < 0.1 * sum(map(len, texts))
     assert [store.load(step).model_to_string() for step in range(20)] == texts
 
 
@@ -124,7 +121,7 @@ def test_steps_of_a_catboost_model_take_far_less_room_than_its_pickles(tmp_path:
         store.save(model, step=step)
         n_bytes += len(pickle.dumps(model))
 
-    assert bytes_under(tmp_path) < 0.35 * n_bytes
+    assert bytes_below(tmp_path) < 0.35 * n_bytes
     assert np.array_equal(store.load(9).predict(X), model.predict(X))
 
 
@@ -132,6 +129,7 @@ WRITE = """
 import sys
 import numpy as np
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
+from tests.stored_bytes import bytes_below
 
 class Mean:
     def fit(self, X):
@@ -147,6 +145,7 @@ READ = """
 import sys
 import numpy as np
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
+from tests.stored_bytes import bytes_below
 
 X = np.arange(2000.0).reshape(20, 100)
 model = TensorCasStore(sys.argv[1], "run").load(step=1)

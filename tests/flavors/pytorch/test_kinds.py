@@ -30,6 +30,7 @@ from tests.flavors.pytorch.kinds import (
     wrapper,
 )
 from tests.flavors.pytorch.models import ADAPTER, stored
+from tests.stored_bytes import bytes_below
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = MADE | CLASSES
@@ -125,19 +126,15 @@ def test_parts_have_the_bytes_of_plain_tensors() -> None:
     assert words.numpy().tobytes() in contents
 
 
-def size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 def test_large_parts_share_chunks_with_the_plain_tensor(tmp_path: Path) -> None:
     store = TensorCasStore(tmp_path, "run")
     values = numbers(0, 200_000)
     store.save({"w": values}, step=1)
-    before = size_of(tmp_path)
+    before = bytes_below(tmp_path)
 
     store.save({"w": Wrapper(values, torch.ones(1)), "s": values.as_subclass(Plain), "c": values.clone()}, step=2)
 
-    assert size_of(tmp_path) - before < 0.05 * values.nbytes
+    assert bytes_below(tmp_path) - before < 0.05 * values.nbytes
 
 
 def test_conjugate_shares_memory_with_its_tensor_again() -> None:

@@ -16,6 +16,7 @@ from tensorcas_flavors.xgboost import XGBoostAdapter
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.store import Store
 from tests.flavors.xgboost.models import FRAME, load, save
+from tests.stored_bytes import bytes_below
 
 pytestmark = pytest.mark.long
 
@@ -133,7 +134,7 @@ def test_twenty_steps_take_less_than_a_fourteenth_of_their_files(tmp_path: Path)
         booster = xgboost.train({"max_depth": 4, "nthread": 1}, DMatrix(X, Y), 5, xgb_model=booster)
         save(store, booster, step)
         files.append(raw(booster))
-    stored = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    stored = bytes_below(tmp_path)
 
     assert stored <= 0.07 * sum(map(len, files))
     assert all(raw(load(store, step)) == file for step, file in enumerate(files))

@@ -13,7 +13,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from tensorcas_mlflow.backends import LoggedBackend
+from tensorcas_mlflow.backends import FolderBackend
 from tensorcas_mlflow.integration.checkpoints import Keep
 from tensorcas_mlflow.integration.forgotten import drop_orphans, orphaned_refs
 from tensorcas_mlflow.maintenance import plan_gc
@@ -241,18 +241,18 @@ def test_the_runs_folder_is_durable_before_the_first_checkpoint(
     plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    fsync, promote = os.fsync, LoggedBackend.promote
+    fsync, promote = os.fsync, FolderBackend.promote
 
     def note_fsync(descriptor: int) -> None:
         events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         fsync(descriptor)
 
-    def note_commit(self: LoggedBackend, *arguments: Any, **options: Any) -> None:
+    def note_commit(self: FolderBackend, *arguments: Any, **options: Any) -> None:
         events.append("commit")
         promote(self, *arguments, **options)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(LoggedBackend, "promote", note_commit)
+    monkeypatch.setattr(FolderBackend, "promote", note_commit)
     with mlflow.start_run() as run:
         log(make_state(1), 1)
 

@@ -15,14 +15,13 @@ N_WARM = 12
 MOST_CALLS = 1_420
 """Some more than measured with Python 3.11 and torch 2: other versions of other libraries make other calls."""
 MOST_CALLS_OF_ANY = 1_570
-"""The same of the dearest step. After one in three to seven, less often as the log grows, the log's index is written
-anew; after one in three, the choices of codings are made anew."""
+"""The same of the dearest step. After one in three, the choices of codings are made anew."""
 MOST_CALLS_IN_BACKGROUND = 350
 
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch, cas_experiment: str) -> torch.nn.Module:
-    monkeypatch.setenv("TENSORCAS_LOGS", "1")
+    monkeypatch.setenv("TENSORCAS_DATABASE", "1")
     monkeypatch.setattr(_log, "_MOST_HERE_BYTES", 0)  # no trials of saves in the caller
     return torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.ReLU(), torch.nn.Linear(256, 20))
 
@@ -58,5 +57,5 @@ def test_background_step_costs_its_caller_less_than_a_third_of_the_calls(net: to
     assert max(steps(net, blocking=False)[N_WARM:]) < min(steps(net, blocking=True)[N_WARM:]) / 3
 
 
-def test_step_looks_at_the_logs_four_times(net: torch.nn.Module) -> None:
-    assert set(steps(net, "LogView.refresh", blocking=True)[N_WARM:]) == {4}
+def test_step_asks_the_database_twelve_times_at_most(net: torch.nn.Module) -> None:
+    assert max(steps(net, "Database.read", "Database.write", blocking=True)[N_WARM:]) <= 12

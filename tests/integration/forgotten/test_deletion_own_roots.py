@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 from sklearn.linear_model import LinearRegression
 
-from tensorcas_mlflow.backends import LoggedBackend
+from tensorcas_mlflow.backends import FolderBackend
 from tensorcas_mlflow.integration.forgotten import drop_orphans, orphaned_refs
 from tensorcas_mlflow.store import Store
 from tests.integration.forgotten.forgetting import N_BYTES, array, collect, forget, holders, packs_bytes
@@ -142,15 +142,15 @@ def test_a_checkpoint_that_is_its_runs_first_artifact_is_no_orphan_when_it_is_co
 ) -> None:
     """Never show a commit before its run's artifact folder: a missing folder means a forgotten run."""
     checkpoints(1)
-    promote = LoggedBackend.promote
+    promote = FolderBackend.promote
     seen: list[list[str | None]] = []
 
-    def look_after_it(self: LoggedBackend, *words: Any, **options: Any) -> Any:
+    def look_after_it(self: FolderBackend, *words: Any, **options: Any) -> Any:
         done = promote(self, *words, **options)
         seen.append([ref.run_id for ref in orphaned_refs(Store.open(root), grace_s=0)])
         return done
 
-    monkeypatch.setattr(LoggedBackend, "promote", look_after_it)
+    monkeypatch.setattr(FolderBackend, "promote", look_after_it)
     checkpoints(2)
 
     assert seen == [[]]
@@ -163,15 +163,15 @@ def test_a_ref_is_made_again_if_its_place_cannot_be_looked_at_while_it_is_droppe
     shutil.rmtree(root / run_id)
     store = Store.open(root)
     orphans = orphaned_refs(store, grace_s=0)
-    withdraw = LoggedBackend.withdraw
+    withdraw = FolderBackend.withdraw
 
-    def then_fail(self: LoggedBackend, key: str, token: Any) -> bool:
+    def then_fail(self: FolderBackend, key: str, token: Any) -> bool:
         is_withdrawn = withdraw(self, key, token)
         if key == orphans[0].key:
             (root / run_id).symlink_to(root / run_id)
         return is_withdrawn
 
-    monkeypatch.setattr(LoggedBackend, "withdraw", then_fail)
+    monkeypatch.setattr(FolderBackend, "withdraw", then_fail)
 
     with pytest.raises(OSError, match="symbolic links"):
         drop_orphans(store, orphans)

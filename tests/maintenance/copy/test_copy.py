@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
+from tensorcas_mlflow.backends import Backend, FolderBackend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.errors import WrongStoreError
 from tensorcas_mlflow.layout import RefTarget
@@ -29,17 +30,24 @@ from tests.maintenance.copy.copying import (
     state,
 )
 
+PAIRS = ["memory to memory", "files to memory", "memory to files", "files to database", "database to files"]
+KINDS: dict[str, Callable[[Path], Backend]] = {
+    "memory": lambda _: MemoryBackend(),
+    "files": LocalBackend,
+    "database": FolderBackend,
+}
 
-@pytest.fixture(params=["memory to memory", "local to memory", "memory to local", "local to local"])
+
+@pytest.fixture(params=PAIRS)
 def backends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Backend, Backend]:
-    kinds = str(request.param).split(" to ")
-    made = [MemoryBackend() if kind == "memory" else LocalBackend(tmp_path / str(n)) for n, kind in enumerate(kinds)]
+    made = [KINDS[kind](tmp_path / str(n)) for n, kind in enumerate(str(request.param).split(" to "))]
     return made[0], made[1]
 
 
 def test_a_copy_holds_everything_bit_for_bit(backends: tuple[Backend, Backend], tmp_path: Path) -> None:
     source = new_store(backends[0])
     destination = new_store(backends[1], like=source)
+    assert all(each.has_database == isinstance(each, FolderBackend) for each in backends)
     save_steps(source, 1, 2, 3)
     data = np.random.default_rng(0).bytes(100_000)
     file = save_file(source, data, "notes/a.bin", tmp_path)

@@ -95,9 +95,9 @@ def moving(rng: Rng, n_steps: int = 10) -> Iterator[State]:
 HISTORIES = {each.__name__: each for each in (sparse, embedding, drifting, adam, trees, unrelated, quantized, equal)}
 
 
-def save_history(root: Path, states: Iterator[State], policy: str, *, logs: bool = False) -> list[State]:
+def save_history(root: Path, states: Iterator[State], policy: str, *, database: bool = False) -> list[State]:
     """Save the steps of a history in a new store, and return them."""
-    store, saved = Store.init(root, logs=logs), []
+    store, saved = Store.init(root, database=database), []
     for step, state in enumerate(states):
         saved.append({name: np.array(each) for name, each in state.items()})
         with store.write_checkpoint(state, series="run", policy=policy) as pending:

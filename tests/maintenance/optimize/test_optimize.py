@@ -50,7 +50,7 @@ def test_every_step_loads_as_it_was_and_the_store_is_smaller(is_remote: bool) ->
 
 
 def test_optimization_covers_files_of_a_local_store(tmp_path: Path) -> None:
-    store = train(Store.init(tmp_path, chunk_bytes=CHUNK_BYTES, logs=False), range(4))
+    store = train(Store.init(tmp_path, chunk_bytes=CHUNK_BYTES, database=False), range(4))
 
     optimize(store)
 
@@ -58,15 +58,15 @@ def test_optimization_covers_files_of_a_local_store(tmp_path: Path) -> None:
     assert is_done(store.backend)
 
 
-def test_store_whose_logs_take_less_than_new_packs_stays_as_it_is(tmp_path: Path) -> None:
-    """A log compresses the tables of small packs, which are most of this store."""
-    store = train(Store.init(tmp_path, chunk_bytes=CHUNK_BYTES, logs=True), range(4))
+def test_store_whose_database_takes_less_than_new_packs_stays_as_it_is(tmp_path: Path) -> None:
+    """A database compresses the tables of small packs, which are most of this store."""
+    store = train(Store.init(tmp_path, chunk_bytes=CHUNK_BYTES, database=True), range(4))
     before = disk_bytes(store.backend)
 
     report = plan_optimize(Store.open(tmp_path)).execute()
 
     assert report.is_undone
-    assert disk_bytes(store.backend) <= before
+    assert disk_bytes(store.backend) <= before + 2048  # two pages: the record of the work, and one that is not full
     assert all(loads(Store.open(tmp_path), step) for step in range(4))
 
 
@@ -330,7 +330,7 @@ def test_a_repair_of_an_optimized_store_finds_nothing_to_mend(store: Store, monk
 
 
 def test_small_tensors_of_sparse_steps_stay_deltas(tmp_path: Path) -> None:
-    store, draw = Store.init(tmp_path, logs=False), np.random.default_rng(0)
+    store, draw = Store.init(tmp_path, database=False), np.random.default_rng(0)
     state = {"w": draw.standard_normal(1_200_000).astype(np.float32)}
     state |= {f"layers.{n}.bias": draw.standard_normal(900).astype(np.float32) for n in range(60)}
     states = []

@@ -162,8 +162,8 @@ def test_a_history_with_dropped_steps_takes_no_more_room_when_optimized(kind: st
 
 
 @pytest.mark.parametrize("kind", HISTORIES)
-def test_an_optimized_history_in_logs_takes_no_more_room_on_the_disk(kind: str, tmp_path: Path) -> None:
-    saved = save_history(tmp_path, HISTORIES[kind](np.random.default_rng(0)), "balanced", logs=True)
+def test_an_optimized_history_in_a_database_takes_no_more_room_on_the_disk(kind: str, tmp_path: Path) -> None:
+    saved = save_history(tmp_path, HISTORIES[kind](np.random.default_rng(0)), "balanced", database=True)
     before, after = optimize_on_disk(tmp_path)
 
     assert after <= before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,12 +32,12 @@ LOOKS: dict[str, Callable[[Store], Any]] = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A store with two checkpoints and a segment of its index, without logs."""
-    return filled(tmp_path / "root", logs=False)
+    """A store with two checkpoints and a segment of its index, without a database."""
+    return filled(tmp_path / "root", database=False)
 
 
-def filled(root: Path, *, logs: bool) -> Path:
-    store = Store.init(root, chunk_bytes=4096, logs=logs)
+def filled(root: Path, *, database: bool) -> Path:
+    store = Store.init(root, chunk_bytes=4096, database=database)
     for step in range(2):
         with store.write_checkpoint({"w": np.arange(5000) % 7 + step, "i": np.arange(3)}) as pending:
             pending.commit(RefTarget(run_id="run", step=step))
@@ -136,21 +137,31 @@ def test_too_little_memory_for_zstandard_is_no_damage(root: Path, look: str, mon
         LOOKS[look](Store.open(root))
 
 
+def refusing(*arguments: Any, **options: Any) -> sqlite3.Connection:
+    """Fail like SQLite if the system does not open a file."""
+    error = sqlite3.OperationalError("unable to open database file")
+    error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+    raise error
+
+
 @pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("folder", ["packs", "manifests", "refs", "logs"])
+@pytest.mark.parametrize("folder", ["packs", "manifests", "refs", "database"])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 def test_too_few_descriptors_are_no_damage(
     tmp_path: Path, look: str, folder: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store.open(filled(tmp_path, logs=folder == "logs"))
+    store = Store.open(filled(tmp_path, database=folder == "database"))
     open_file = os.open
+    prefix = os.devnull if folder == "database" else f".tensorcas/{folder}/"  # SQLite does not tell why it cannot open
 
     def refused(path: Any, *arguments: Any, **options: Any) -> int:
-        if f".tensorcas/{folder}/" in os.fspath(path):
+        if prefix in os.fspath(path):
             raise OSError(number, os.strerror(number))
         return open_file(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", refused)
+    if folder == "database":
+        monkeypatch.setattr(sqlite3, "connect", refusing)
 
     with pytest.raises(StarvedError):
         LOOKS[look](store)
@@ -179,16 +190,11 @@ def test_permission_error_is_reported_as_such_and_not_as_damage(
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_permission_error_of_a_log_is_raised(tmp_path: Path, look: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store.open(filled(tmp_path, logs=True))
-    open_file = os.open
+def test_database_that_cannot_be_opened_is_no_damage(
+    tmp_path: Path, look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(filled(tmp_path, database=True))
+    monkeypatch.setattr(sqlite3, "connect", refusing)
 
-    def refused(path: Any, *arguments: Any, **options: Any) -> int:
-        if ".tensorcas/logs/" in os.fspath(path):
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return open_file(path, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", refused)
-
-    with pytest.raises(BackendError, match="Permission denied"):
+    with pytest.raises(BackendError, match="unable to open database file"):
         LOOKS[look](store)
