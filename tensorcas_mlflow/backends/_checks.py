@@ -137,7 +137,7 @@ def gap_of(rows: Rows) -> str | None:
     query = "SELECT coalesce(max(number), 1) FROM records WHERE number > 0 AND what = ?"
     [(first,)] = rows.connection.execute(query, (MENDED,))
     [(n_commits,)] = rows.connection.execute("SELECT count(*) FROM records WHERE number >= ?", (first,))
-    last, _ = rows.state()
+    last = rows.state().commits
     is_whole = n_commits == max(0, last - first + 1)
     return None if is_whole else f"of the commits {first} to {last} only {n_commits} are there"
 

@@ -42,7 +42,7 @@ WAL, SHM, LOST, HEAD, UNSYNCED = f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-wal-lost
 DATABASE_FILES = frozenset({NAME, WAL, SHM, LOST, HEAD, UNSYNCED, f"{NAME}-journal"})
 """Names of the files that belong to the database."""
 _LEAST_VERSION = (3, 35, 0)
-_CHECKPOINT_BYTES = 1 << 20
+_CHECKPOINT_BYTES = 4 << 20
 """Size of the write-ahead log from which on a commit is followed by a checkpoint."""
 _TIMEOUT_S = 60.0
 _CHECKPOINT_TIMEOUT_S = 0.05
@@ -329,7 +329,9 @@ class Database:
         """
         with self._writing() as rows:
             run = rows.connection.execute
-            run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            if rows.is_synchronous is not durable:
+                run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                rows.is_synchronous = durable
             if durable:
                 self._name_log()
             run("BEGIN IMMEDIATE")
@@ -470,7 +472,7 @@ class Database:
         known.head_number = -1 if head is None else head.number
 
     def _compare(self, rows: Rows, head: Head | None, found: os.stat_result) -> None:
-        known, (last, hash_) = rows.known, rows.state()
+        known, (last, hash_, _) = rows.known, rows.state()
         known.is_suspect = head is None or last > head.last
         if head is not None:
             if head.number > last:

@@ -71,6 +71,9 @@ CREATE TABLE blobs (key BLOB PRIMARY KEY, place INTEGER, size INTEGER, "commit" 
 CREATE TABLE state (name BLOB PRIMARY KEY, n INTEGER, total INTEGER) WITHOUT ROWID;
 """
 _COMMITS = "number, time, what, key, before, after, hash, data IS NULL"
+_STATE = """SELECT (SELECT min(number) FROM records), (SELECT max(number) FROM records),
+    (SELECT hash FROM records ORDER BY number DESC LIMIT 1), (SELECT n FROM state WHERE name = x''),
+    (SELECT total FROM state WHERE name = x'')"""
 _ROWS = 'SELECT blobs.key, place, blobs.size, "commit", time FROM blobs LEFT JOIN records ON number = place >> 10 '
 
 NO_DIGEST = bytes(DIGEST_BYTES)
@@ -143,6 +146,8 @@ class State(NamedTuple):
     commits: int
     """Its number; 0 for none."""
     hash: bytes
+    lowest: int
+    """The lowest number of a record; 0 if all of them are commits."""
 
 
 @dataclass
@@ -237,16 +242,17 @@ class Rows:
     def __init__(self, connection: sqlite3.Connection, known: Known) -> None:
         self.connection = connection
         self.known = known
+        self.is_synchronous: bool | None = None
+        """True if a commit through this connection waits for the disk; None if it does what the library is built for."""
         self._run = connection.execute
 
     def state(self) -> State:
         """Return the last commit, which two tables name."""
-        last = self._run("SELECT number, hash FROM records ORDER BY number DESC LIMIT 1").fetchone()
-        number, hash_ = (0, NO_DIGEST) if last is None or last[0] < 0 else last
-        said = self._run("SELECT n, total FROM state WHERE name = x''").fetchone()
-        if type(hash_) is not bytes or said != (number, as_int(hash_)):
+        lowest, number, hash_, *said = self._run(_STATE).fetchone()
+        number, hash_ = (0, NO_DIGEST) if (number or 0) <= 0 else (number, hash_)
+        if type(hash_) is not bytes or said != [number, as_int(hash_)]:
             raise DamagedError(f"it ends with commit {number}, and not as its state says")
-        return State(number, hash_)
+        return State(number, hash_, min(0, lowest or 0))
 
     # --- blobs
 
@@ -469,9 +475,7 @@ class Change(Rows):
     def __init__(self, connection: sqlite3.Connection, known: Known, *, is_new: bool = False) -> None:
         super().__init__(connection, known)
         self._run_many = connection.executemany
-        self._commits, self._hash = (0, NO_DIGEST) if is_new else self.state()
-        [(lowest,)] = [(0,)] if is_new else self._run("SELECT min(number) FROM records").fetchall()
-        self._lowest = min(0, lowest or 0)
+        self._commits, self._hash, self._lowest = (0, NO_DIGEST, 0) if is_new else self.state()
         self._counts: dict[bytes, list[int]] = {}
         self._held: dict[int, Record] = {}
         self._bases = dict(known.bases)

@@ -372,7 +372,7 @@ _BYTES_PER_TABLE = 256 << 10
 """A request for the table of another process's pack is worth so many bytes that a save need not write."""
 _BYTES_PER_LOCAL_TABLE = 64 << 10
 """The same for a read from a local disk."""
-_N_LOCAL_TABLES = 4
+_N_LOCAL_TABLES = 1
 """So many tables a save reads from a local disk in any case."""
 _MAX_HINTS = 4
 _MOST_HINTED_LISTED = 500
