@@ -25,7 +25,7 @@ from tensorcas_mlflow.base.text import content_text, count_text, freed_text, siz
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import CheckpointNotFoundError, DirectAccessError
 from tensorcas_mlflow.layout import TARGET_BYTES, Base, Manifest, Mask, PackWriter, Payload, Ref, pack_key
-from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
+from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._gc import GcPlan, plan_gc
 from tensorcas_mlflow.maintenance._inventory import Inventory, disk_bytes, manifest_of
 from tensorcas_mlflow.maintenance._optimize_derive import write_recipes
@@ -434,6 +434,7 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
     # A census saves the next collection some time. It is not to cost more room than this run has gained.
     if collected is not None and disk_bytes(store.backend) > bytes_before:
         collected.census.drop()
+        store.backend.sweep(DEFAULT_GRACE_S)
     return OptimizeReport(
         bytes_before=bytes_before,
         bytes_after=disk_bytes(store.backend),

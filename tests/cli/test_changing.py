@@ -252,7 +252,8 @@ def test_gc_in_json_prints_one_document(tensorcas: Tensorcas, garbage: Store) ->
     assert (why["reason"], len(why["packs"]), len(why["manifests"])) == ("deleted", 1, 1)
     assert why["packs_bytes"] == done.json["plan"]["packs_bytes"]
     assert (done.json["report"]["n_packs"], done.json["report"]["n_manifests"]) == (1, 1)
-    assert abs(done.json["plan"]["freed_bytes"] - done.json["report"]["freed_bytes"]) < 400  # the record of the round
+    most = 1024 if garbage.backend.has_database else 400  # the record of the round, in a database two pages
+    assert abs(done.json["plan"]["freed_bytes"] - done.json["report"]["freed_bytes"]) <= most
 
 
 def test_gc_keeps_what_a_save_within_the_grace_relies_on(tensorcas: Tensorcas, garbage: Store) -> None:

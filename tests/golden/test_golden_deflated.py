@@ -12,7 +12,7 @@ from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tests.golden.stores import copied
 
-EXPECTED = json.loads((Path(__file__).parent / "v2_deflated/expected.json").read_text())
+EXPECTED = json.loads((Path(__file__).parent / "v1_deflated/expected.json").read_text())
 
 
 @pytest.fixture

@@ -198,8 +198,8 @@ MUTANTS = (
     Mutant(
         fault="a power cut, and a database whose commits are not synced",
         test="test_a_commit_to_a_database_that_has_returned_is_there_after_a_cut",
-        definition="Database.write",
-        before="f\"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}\"",
+        definition="Rows.wait_for_disk",
+        before="f\"PRAGMA synchronous = {'FULL' if waits else 'NORMAL'}\"",
         after="'PRAGMA synchronous = NORMAL'",
     ),
     Mutant(

@@ -278,10 +278,10 @@ def test_step_syncs_few_files_and_waits_for_the_disk_a_few_times(experiment: str
 def test_small_model_is_one_record_of_its_store(experiment: str) -> None:
     with mlflow.start_run():
         mlflow.tensorcas.log_model(make_model(), name="model")
-        with calls_of("encode_record") as records:
+        with calls_of("Change._append") as commits:
             mlflow.tensorcas.log_model(make_model(1), name="model")
 
-    assert len(records) == 1
+    assert len(commits) == 1
 
 
 def test_next_model_of_a_name_has_its_bases_in_the_last_one(experiment: str) -> None:
