@@ -378,7 +378,7 @@ class Database:
 
     def settle(self) -> None:
         """Make all earlier transactions durable, whoever made them."""
-        self.write(lambda change: None, durable=True)
+        self.write(Change.touch, durable=True)
 
     def _name_log(self) -> None:
         """Make the name of the write-ahead log durable: SQLite ignores a failure of that."""
