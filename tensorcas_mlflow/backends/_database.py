@@ -297,15 +297,19 @@ class Database:
 
     # --- transactions
 
-    def read(self, act: Callable[[Rows], T]) -> T:
+    def read(self, act: Callable[[Rows], T], *, is_locked: bool = False) -> T:
         """Read one state through some connection.
+
+        Args:
+            act: Reads.
+            is_locked: Whether the caller holds the lock.
 
         Raises:
             DamagedError: The database is damaged where this call needs it.
             OSError: The disk fails.
         """
         with _gate:
-            rows = self._take()
+            rows = self._take(is_locked=is_locked)
             try:
                 rows.connection.execute("BEGIN")
                 return act(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -17,8 +18,10 @@ import pytest
 
 from tensorcas_mlflow.backends import FolderBackend, _database, damages_of, rebuild
 from tensorcas_mlflow.backends._database import HEAD, SHM, WAL
+from tensorcas_mlflow.backends._local import LocalBackend, NewFile
+from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._records import stored_key
-from tensorcas_mlflow.backends._rows import NAME, PAGE_BYTES, Rows
+from tensorcas_mlflow.backends._rows import NAME, PAGE_BYTES, Change, Rows
 from tensorcas_mlflow.backends._salvage import name_of_row
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -746,3 +749,123 @@ def test_saves_go_on_in_files_while_a_database_is_damaged(folder: Path, caplog: 
     assert caplog.text.count("tensorcas repair") == 1
     rebuild(backend)
     check_whole(backend, {"a", "b", "c", "d"})
+
+
+# --- refs in files
+
+
+@pytest.fixture
+def with_file(folder: Path) -> FolderBackend:
+    """The store with a ref that is a file, as a save leaves it that has met damage."""
+    backend = FolderBackend(folder)
+    LocalBackend.put_new(backend, "refs/@f", [b"file"])
+    return backend
+
+
+def test_ref_in_a_file_is_replaced_after_all_connections_were_closed(with_file: FolderBackend) -> None:
+    """A fork in another thread closes them, and a repair in another process replaces the files."""
+    token = with_file.put_new("intents/1", [b"x"], durable=False)
+    with_file._database.close()
+    done = threading.Thread(
+        target=with_file.promote,
+        args=("intents/1", "refs/@f", b"new"),
+        kwargs={"token": token, "replace": True},
+        daemon=True,
+    )
+    done.start()
+    done.join(20)
+
+    assert not done.is_alive()
+    assert with_file.get("refs/@f") == b"new"
+    assert with_file.stat("intents/1") is None
+
+
+def test_rows_are_durable_before_a_ref_in_a_file_that_needs_them(
+    with_file: FolderBackend, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = with_file.put_new("intents/1", [b"x"], durable=False)
+    with_file.put_all([("packs/1", [b"pack"])])
+    assert with_file.missing(["packs/1"]) == set()  # it writes the pack, not durably
+    done: list[list[str]] = []
+    replace = NewFile.replace
+    monkeypatch.setattr(NewFile, "replace", lambda file: (done.append(list(synced)), replace(file)))
+    synced.clear()
+    with_file.promote("intents/1", "refs/@f", b"new", token=token, replace=True)
+
+    assert done[0][:2] == ["PRAGMA synchronous = FULL", "folder"]
+
+
+def test_withdrawal_of_a_ref_in_a_file_spares_the_one_that_replaces_it(
+    with_file: FolderBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FolderBackend(with_file.root)
+    found = with_file.stat("refs/@f")
+    token = other.put_new("intents/1", [b"x"], durable=False)
+    replacing = threading.Thread(
+        target=other.promote,
+        args=("intents/1", "refs/@f", b"new"),
+        kwargs={"token": token, "replace": True},
+    )
+    unlink = os.unlink
+
+    def meanwhile(path: str) -> None:
+        if str(path).endswith("@f") and replacing.ident is None:
+            replacing.start()
+            replacing.join(1)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", meanwhile)
+    assert found is not None
+    with_file.withdraw("refs/@f", found.token)
+    replacing.join()
+
+    assert other.get("refs/@f") == b"new"
+
+
+def test_intent_of_a_ref_in_a_file_cannot_be_withdrawn_after_the_ref_was_written(
+    with_file: FolderBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FolderBackend(with_file.root)
+    token = with_file.put_new("intents/1", [b"x"], durable=False)
+    withdrawn: list[bool] = []
+    withdrawing = threading.Thread(target=lambda: withdrawn.append(other.withdraw("intents/1", token)))
+    close = NewFile.close
+
+    def meanwhile(file: NewFile) -> None:
+        close(file)
+        withdrawing.start()
+
+    monkeypatch.setattr(NewFile, "close", meanwhile)
+    alone_in = LockedFile.alone_in
+
+    @contextlib.contextmanager
+    def left(path: str) -> Iterator[int]:
+        with alone_in(path) as descriptor:
+            yield descriptor
+        withdrawing.join(1)
+
+    monkeypatch.setattr(LockedFile, "alone_in", left)
+    with_file.promote("intents/1", "refs/@f", b"new", token=token, replace=True)
+    withdrawing.join()
+
+    assert with_file.get("refs/@f") == b"new"
+    assert withdrawn == [False]
+
+
+def test_ref_that_became_a_file_before_a_commit_is_replaced_by_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has met damage that this one does not see."""
+    backend = FolderBackend(folder)
+    token = backend.put_new("intents/1", [b"x"], durable=False)
+    write = backend._database.write
+
+    def later(act: Callable[[Change], object], *, durable: bool) -> object:
+        monkeypatch.undo()
+        LocalBackend.put_new(FolderBackend(folder), "refs/@a", [b"file"])
+        return write(act, durable=durable)
+
+    monkeypatch.setattr(backend._database, "write", later)
+    backend.promote("intents/1", "refs/@a", b"new", token=token, replace=True)
+
+    assert FolderBackend(folder).get("refs/@a") == b"new"
