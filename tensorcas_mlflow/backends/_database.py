@@ -221,14 +221,25 @@ class Database:
         with LockedFile.alone_in(self._folder):
             if os.path.lexists(self.path):
                 return
-            new = self.new_path()
-            with _gate:
-                connect_new(new).close()
-            self._rename(new)
+            with self.building() as new:
+                with _gate:
+                    connect_new(new).close()
+                self._rename(new)
 
     def new_path(self) -> str:
         """Return the path of a file under way."""
         return f"{self._folder}{os.sep}{STAGING}{os.getpid()}-{HOST}-{new_name()}"
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[str]:
+        """Yield the path of a new database, and remove what is left there in the end: it may have filled the disk."""
+        new = self.new_path()
+        try:
+            yield new
+        finally:
+            for ending in ("", "-wal", "-shm", "-journal"):
+                with contextlib.suppress(OSError):
+                    os.unlink(new + ending)
 
     def _rename(self, new: str) -> None:
         """Give a whole new database its name, durably; the lock is held."""
@@ -287,7 +298,14 @@ class Database:
         return 0 if head is None else head.last
 
     def put_in_place(self, new: str, aside: str) -> None:
-        """Put a new database into the place of this one, whose files get other names; inside of `replacing`."""
+        """Put a new database into the place of this one, whose files get other names; inside of `replacing`.
+
+        Raises:
+            OSError: The disk fails, or has failed when the connection to the new one was closed: SQLite says nothing
+                then.
+        """
+        if _size_of(f"{new}-wal"):
+            raise OSError(errno.EIO, f"the write-ahead log of a new {NAME} could not be copied into it")
         os.makedirs(os.path.dirname(aside), exist_ok=True)
         for name, ending in ((NAME, ""), (WAL, "-wal"), (LOST, "-lost"), (HEAD, "-head")):
             with contextlib.suppress(FileNotFoundError):
@@ -585,18 +603,18 @@ class Database:
 
     def _leave_links(self) -> None:
         """Take a file of its own: another name of this one is a copy of the store by hard links; the lock is held."""
-        new = self.new_path()
         rows = self._take(is_locked=True)
-        try:
-            rows.check_whole()
-            target = sqlite3.connect(new, isolation_level=None)
+        with self.building() as new:
             try:
-                rows.connection.backup(target)
+                rows.check_whole()
+                target = sqlite3.connect(new, isolation_level=None)
+                try:
+                    rows.connection.backup(target)
+                finally:
+                    target.close()
             finally:
-                target.close()
-        finally:
-            self._give(rows)
-        self._rename(new)
+                self._give(rows)
+            self._rename(new)
 
     def _give(self, rows: Rows) -> None:
         try:

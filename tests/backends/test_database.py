@@ -6,7 +6,9 @@ import contextlib
 import multiprocessing
 import os
 import random
+import resource
 import shutil
+import signal
 import sqlite3
 import subprocess
 import threading
@@ -16,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.backends import FolderBackend, _database, damages_of, rebuild
+from tensorcas_mlflow.backends import FolderBackend, _database, _mend, _salvage, damages_of, rebuild
 from tensorcas_mlflow.backends._database import HEAD, SHM, WAL
 from tensorcas_mlflow.backends._local import LocalBackend, NewFile
 from tensorcas_mlflow.backends._locked_file import LockedFile
@@ -869,3 +871,71 @@ def test_ref_that_became_a_file_before_a_commit_is_replaced_by_it(
     backend.promote("intents/1", "refs/@a", b"new", token=token, replace=True)
 
     assert FolderBackend(folder).get("refs/@a") == b"new"
+
+
+# --- repair
+
+
+def test_repair_finds_what_the_log_had_of_a_process_that_ends_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last connection that closes copies the log into the database and removes it."""
+    begin, end = FORK.Event(), FORK.Event()
+
+    def other() -> None:
+        backend = FolderBackend(folder)
+        commit(backend, "c")
+        begin.set()
+        end.wait(20)
+        backend._database.close()
+
+    child = FORK.Process(target=other)
+    child.start()
+    assert begin.wait(20)
+    read = _salvage._read
+
+    def meanwhile(path: str) -> bytes:
+        data = read(path)
+        if data:
+            end.set()
+            child.join(20)
+        return data
+
+    monkeypatch.setattr(_salvage, "_read", meanwhile)
+    rebuilt = rebuild(FolderBackend(folder))
+
+    assert rebuilt.lost == []
+    check_whole(FolderBackend(folder), {"a", "b", "c"})
+
+
+def test_repair_on_a_disk_that_is_full_in_the_end_fails_and_leaves_the_database(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite says nothing if it cannot copy the log of a connection that closes."""
+    before = sorted(os.listdir(folder))
+    connect = _mend.connect_new
+
+    class Full:
+        def __init__(self, connection: sqlite3.Connection) -> None:
+            self._connection = connection
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._connection, name)
+
+        def close(self) -> None:
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+            try:
+                self._connection.close()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+                signal.signal(signal.SIGXFSZ, handler)
+
+    monkeypatch.setattr(_mend, "connect_new", lambda path: Full(connect(path)))
+    with pytest.raises(BackendError, match="could not be copied"):
+        rebuild(FolderBackend(folder))
+
+    check_whole(FolderBackend(folder), {"a", "b"})
+    assert set(os.listdir(folder)) <= {*before, WAL, SHM, HEAD}
