@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 _MOST_BYTES = 256 << 10
 """Bound of a blob in the database. A larger one is a file: SQLite would write it twice."""
+_MOST_KEY_BYTES = 4096
+"""Bound of the key of a blob in the database. No system has a file at a longer one, and refuses it when it is put."""
 _MOST_HELD_BYTES = 8 << 20
 """Bound of the blobs kept in memory for the next commit."""
 _IN_FILES = frozenset({"format", "quarantine"})
@@ -550,7 +552,7 @@ class FolderBackend(LocalBackend):
 
     def _may_have_rows(self, key: str) -> bool:
         """Tell whether a blob, or blobs below a prefix, may be in the database."""
-        return check_key(key).partition("/")[0] not in _IN_FILES and (self._database.is_there or self._database.look())
+        return not _is_in_files(check_key(key)) and (self._database.is_there or self._database.look())
 
     def _may_write_rows(self, key: str) -> bool:
         """Tell whether a blob goes to the database if it is small, and check that this process may change that."""
@@ -668,7 +670,7 @@ def _drawn(pieces: Iterable[Buffer]) -> tuple[list[bytes], Iterator[Buffer] | No
 
 
 def _is_in_files(key: str) -> bool:
-    return key.partition("/")[0] in _IN_FILES
+    return len(key) > _MOST_KEY_BYTES or key.partition("/")[0] in _IN_FILES
 
 
 def _is_ref(key: str) -> bool:

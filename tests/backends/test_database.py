@@ -25,6 +25,7 @@ from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._records import stored_key
 from tensorcas_mlflow.backends._rows import NAME, PAGE_BYTES, Change, Rows
 from tensorcas_mlflow.backends._salvage import name_of_row
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
@@ -196,6 +197,28 @@ def test_blob_is_found_while_another_thread_writes_it(tmp_path: Path) -> None:
 
     assert errors == []
     check_whole(backend, set(map(str, range(30))))
+
+
+def test_manifest_that_names_another_one_of_its_commit_is_read(tmp_path: Path) -> None:
+    """Its own name is the hash of all of it."""
+    backend = made(tmp_path)
+    first = b"a manifest"
+    second = b"derived from " + digest(first).hex().encode()
+    keys = [f"manifests/{digest(data).hex()}" for data in (first, second)]
+    token = backend.put_new("intents/1", [b"x"])
+    backend.put_all([(keys[0], [first]), (keys[1], [second])])
+    backend.promote("intents/1", "refs/@1", b"ref", token=token, replace=False)
+
+    assert list(map(FolderBackend(tmp_path).get, keys)) == [first, second]
+
+
+def test_key_that_is_too_long_is_refused_and_later_saves_succeed(folder: Path) -> None:
+    backend = FolderBackend(folder)
+    with pytest.raises(BackendError, match="too long"):
+        backend.put_all([("packs/" + "/".join(["a" * 200] * 400), [b"x"])])
+    commit(backend, "c")
+
+    check_whole(backend, {"a", "b", "c"})
 
 
 # --- durability
