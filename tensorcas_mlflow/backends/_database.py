@@ -119,7 +119,6 @@ class _Opened:
 
 _opened: dict[tuple[int, int], _Opened] = {}
 """By device and inode. To close the last connection to a database empties and deletes its write-ahead log."""
-_NO_LOGS = 0, 0
 _inherited: set[tuple[int, int]] = set()
 """Files that the parent of this process had open at the fork."""
 
@@ -525,7 +524,7 @@ class Database:
         elif opened.n and opened.logs != logs:
             if _file_of(os.lstat(self.path)) != file:  # a repair is replacing all of them
                 return self._take(is_locked=is_locked)
-            if opened.logs != _NO_LOGS:
+            if opened.logs[0]:
                 raise DamagedError(f"{WAL} or {SHM} was removed or replaced while this process has them open")
             with self._lock:  # it reads the file alone, and by now somebody writes
                 self._begin_anew(file)
@@ -539,7 +538,9 @@ class Database:
                 return self._idle.pop()
         with contextlib.nullcontext() if is_locked or opened is not None else _alone_in(self._folder):
             rows = Rows(self._connect(), self._known)
-            _, logs = self._seen()
+            _, found = self._seen()
+            if found[0] or logs[0]:
+                logs = found
         if _file_of(os.stat(self.path)) != file or rows.known.file != file:
             rows.connection.close()
             return self._take(is_locked=is_locked)
@@ -633,7 +634,7 @@ class Database:
         file = rows.known.file
         opened = _opened[file]
         with contextlib.suppress(FileNotFoundError):
-            if file == _file_of(os.stat(self.path)) and _NO_LOGS != opened.logs != self._seen()[1]:
+            if file == _file_of(os.stat(self.path)) and opened.logs[0] and opened.logs != self._seen()[1]:
                 # Nobody knows to which state of the database its write-ahead log belongs, and to close it copies that.
                 _leave_open(rows)
                 return
@@ -651,12 +652,15 @@ class Database:
             self._close(rows)
 
     def _seen(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return device and inode of the database, and the inodes of its write-ahead log and of the index of that."""
+        """Return device and inode of the database, and the inodes of its write-ahead log and of the index of that.
+
+        Without a log they are 0 and the time of change of the database: somebody else may have come, written and gone.
+        """
         found = os.lstat(self.path)
         try:
             logs = os.lstat(self._wal).st_ino, os.lstat(self._shm).st_ino
         except FileNotFoundError:
-            logs = _NO_LOGS
+            logs = 0, found.st_mtime_ns
         return (found.st_dev, found.st_ino), logs
 
     def _connect(self) -> sqlite3.Connection:

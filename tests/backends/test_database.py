@@ -11,6 +11,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -387,6 +388,29 @@ def test_folder_that_this_process_may_not_write_is_read(folder: Path, monkeypatc
     monkeypatch.undo()
     killed_after(folder, ["c"])
     check_whole(reader, {"a", "b", "c"})
+
+
+def test_reader_without_permission_finds_what_others_saved_who_are_gone_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FolderBackend(folder).settle("refs")
+    assert not (folder / WAL).exists()
+    access = os.access
+    monkeypatch.setattr(_database.os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    reader = FolderBackend(folder)
+    check_whole(reader, {"a", "b"})
+    code = f"""
+from pathlib import Path
+from tests.backends.test_database import FolderBackend, commit
+backend = FolderBackend(Path({str(folder)!r}))
+commit(backend, "c")
+commit(backend, "a", data=b"new", replace=True)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert not (folder / WAL).exists()
+
+    assert refs(reader) == {"a", "b", "c"}
+    assert reader.get("refs/@a") == b"new"
 
 
 def test_store_on_a_network_file_system_is_read_and_not_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
