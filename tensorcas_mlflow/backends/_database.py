@@ -64,6 +64,8 @@ class _Gate:
         self._lock = threading.RLock()
         self._n = 0
         self._pid = os.getpid()
+        self.opening = threading.RLock()
+        """Held while a connection is opened or closed and counted: to close the last one removes the log."""
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
@@ -95,7 +97,7 @@ class _Gate:
 
     def renew(self) -> None:
         """Begin anew, in the child."""
-        self._lock = threading.RLock()
+        self._lock, self.opening = threading.RLock(), threading.RLock()
         self._n = 0
         self._pid = os.getpid()
         _inherited.update(_opened)
@@ -516,8 +518,9 @@ class Database:
     # --- connections
 
     def _take(self, *, is_locked: bool = False) -> Rows:
-        file, logs = self._seen()
-        opened = _opened.get(file)
+        with _gate.opening:
+            file, logs = self._seen()
+            opened = _opened.get(file)
         # Each call comes here, so there are few others in it.
         if opened is None:
             self._check_names(file)
@@ -537,14 +540,9 @@ class Database:
             if self._idle:
                 return self._idle.pop()
         with contextlib.nullcontext() if is_locked or opened is not None else _alone_in(self._folder):
-            rows = Rows(self._connect(), self._known)
-            _, found = self._seen()
-            if found[0] or logs[0]:
-                logs = found
-        if _file_of(os.stat(self.path)) != file or rows.known.file != file:
-            rows.connection.close()
+            rows = self._open(file, opened, logs)
+        if rows is None:
             return self._take(is_locked=is_locked)
-        _opened.setdefault(file, _Opened(logs)).n += 1
         if not rows.known.modified_ns:
             try:
                 self._look(rows)
@@ -552,6 +550,21 @@ class Database:
                 self._close(rows)
                 raise
         return rows
+
+    def _open(self, file: tuple[int, int], opened: _Opened | None, logs: tuple[int, int]) -> Rows | None:
+        """Open a connection; None if the files are no longer what the caller has seen."""
+        with _gate.opening:
+            if opened is not _opened.get(file):
+                return None
+            rows = Rows(self._connect(), self._known)
+            _, found = self._seen()
+            if found[0] or logs[0]:
+                logs = found
+            if _file_of(os.stat(self.path)) != file or rows.known.file != file:
+                rows.connection.close()
+                return None
+            _opened.setdefault(file, _Opened(logs)).n += 1
+            return rows
 
     def _check_names(self, file: tuple[int, int]) -> None:
         """Check that the files may be opened: none is a link, and no parent of this process has them open."""
@@ -593,8 +606,9 @@ class Database:
 
     def _look_again(self, rows: Rows) -> Rows:
         """Look at a file that has changed, through a new connection: others may have pages in memory that are gone."""
-        fresh = Rows(self._connect(), rows.known)
-        _opened[rows.known.file].n += 1
+        with _gate.opening:
+            fresh = Rows(self._connect(), rows.known)
+            _opened[rows.known.file].n += 1
         with self._lock:
             idle, self._idle = [rows, *self._idle], []
         for each in idle:
@@ -632,17 +646,19 @@ class Database:
 
     def _close(self, rows: Rows) -> None:
         file = rows.known.file
-        opened = _opened[file]
-        with contextlib.suppress(FileNotFoundError):
-            if file == _file_of(os.stat(self.path)) and opened.logs[0] and opened.logs != self._seen()[1]:
-                # Nobody knows to which state of the database its write-ahead log belongs, and to close it copies that.
-                _leave_open(rows)
-                return
-        with contextlib.suppress(sqlite3.Error):
-            rows.connection.close()
-        opened.n -= 1
-        if not opened.n:
-            _opened.pop(file, None)
+        with _gate.opening:
+            opened = _opened[file]
+            with contextlib.suppress(FileNotFoundError):
+                if file == _file_of(os.stat(self.path)) and opened.logs[0] and opened.logs != self._seen()[1]:
+                    # Nobody knows to which state of the database its write-ahead log belongs, and to close it copies
+                    # that.
+                    _leave_open(rows)
+                    return
+            with contextlib.suppress(sqlite3.Error):
+                rows.connection.close()
+            opened.n -= 1
+            if not opened.n:
+                _opened.pop(file, None)
 
     def _begin_anew(self, file: tuple[int, int]) -> None:
         """Forget the connections and what was learned through them; other threads close those that they use."""

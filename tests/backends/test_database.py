@@ -222,6 +222,28 @@ def test_key_that_is_too_long_is_refused_and_later_saves_succeed(folder: Path) -
     check_whole(backend, {"a", "b", "c"})
 
 
+def test_threads_that_open_and_close_the_store_again_and_again_read_it(folder: Path) -> None:
+    """The last connection of a process that is closed removes the log, maybe while another thread opens one."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        for _ in range(150):
+            backend = FolderBackend(folder)
+            try:
+                assert backend.get("refs/@a") == b"a"
+            except BaseException as error:  # noqa: BLE001 -- raised below
+                errors.append(error)
+            backend._database.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+
+
 # --- durability
 
 
