@@ -367,10 +367,8 @@ class Database:
             change.keep()
             if durable:
                 self._note_commits(change)
-            try:
+            with contextlib.suppress(sqlite3.Error, OSError):  # the transaction is done
                 self._checkpoint_if_due(rows)
-            except (sqlite3.Error, OSError):  # the transaction is done
-                self._note_unsynced()
             return result
 
     def try_out(self, act: Callable[[Change], None]) -> int:
@@ -416,9 +414,11 @@ class Database:
             return
         path = self._head
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
             try:
-                if os.fstat(descriptor).st_nlink == 1:
+                found = os.fstat(descriptor)
+                # A full disk or a power cut may have cut the last line.
+                if found.st_nlink == 1 and os.pread(descriptor, 1, found.st_size - 1) == b"\n":
                     os.write(descriptor, b"".join(b"%d %d\n" % each for each in change.committed))
                     return
             finally:
@@ -441,7 +441,11 @@ class Database:
         run = rows.connection.execute
         rows.wait_for_disk(True)
         run(f"PRAGMA busy_timeout = {int(_CHECKPOINT_TIMEOUT_S * 1000)}")
-        [(is_busy, *_)] = run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        try:
+            [(is_busy, *_)] = run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.OperationalError:
+            self._note_unsynced()
+            raise
         run(f"PRAGMA busy_timeout = {int(_TIMEOUT_S * 1000)}")
         self._n_wal_bytes = _size_of(self._wal) if is_busy else 0
         found, path = os.stat(self.path), self._head

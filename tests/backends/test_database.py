@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tensorcas_mlflow.backends import FolderBackend, _database, _mend, _salvage, damages_of, rebuild
-from tensorcas_mlflow.backends._database import HEAD, SHM, WAL
+from tensorcas_mlflow.backends._database import HEAD, SHM, WAL, Head
 from tensorcas_mlflow.backends._local import LocalBackend, NewFile
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._records import stored_key
@@ -380,6 +380,37 @@ def test_failed_checkpoint_fails_no_commit_that_is_done(
 
     assert not (folder / "blobs.unsynced").exists()
     check_whole(backend, {"a", "b", "c", "d"})
+
+
+@pytest.mark.parametrize("ends", [lambda one: one._database.shrink(), lambda one: one._database.close()])
+def test_failed_sync_of_any_checkpoint_is_noted(
+    folder: Path, failing: list[str], ends: Callable[[FolderBackend], None]
+) -> None:
+    """Others may have written what the disk has lost, and rely on it."""
+    one, other = FolderBackend(folder), FolderBackend(folder)
+    other.put_new("packs/1", [b"x"], durable=False)
+    assert refs(one) == {"a", "b"}
+    failing.append("wal_checkpoint")
+    with contextlib.suppress(OSError):
+        ends(one)
+
+    assert (folder / "blobs.unsynced").exists()
+    commit(other, "c")
+    assert not (folder / "blobs.unsynced").exists()
+
+
+def test_line_of_a_commit_that_is_cut_does_not_become_a_part_of_the_next_one(folder: Path) -> None:
+    backend = FolderBackend(folder)
+    backend._database.close()
+    commit(backend, "c")
+    with open(folder / HEAD, "ab") as file:
+        file.write(b"1")
+    commit(backend, "d")
+    head = Head.read(str(folder / HEAD))
+
+    assert head is not None
+    assert list(head.later) == [1, 2, 3, 4]
+    check_whole(FolderBackend(folder), {"a", "b", "c", "d"})
 
 
 def test_full_disk_fails_a_save_and_leaves_the_store_as_it_is(folder: Path) -> None:
