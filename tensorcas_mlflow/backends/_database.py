@@ -39,7 +39,8 @@ from tensorcas_mlflow.errors import NewerFormatError, RefusedError
 T = TypeVar("T")
 
 WAL, SHM, LOST, HEAD, UNSYNCED = f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-wal-lost", "blobs.head", "blobs.unsynced"
-DATABASE_FILES = frozenset({NAME, WAL, SHM, LOST, HEAD, UNSYNCED, f"{NAME}-journal"})
+REPLACING = "blobs.replacing"
+DATABASE_FILES = frozenset({NAME, WAL, SHM, LOST, HEAD, UNSYNCED, REPLACING, f"{NAME}-journal"})
 """Names of the files that belong to the database."""
 _LEAST_VERSION = (3, 35, 0)
 _CHECKPOINT_BYTES = 4 << 20
@@ -249,16 +250,38 @@ class Database:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        if os.path.lexists(self._wal) or os.path.lexists(self._beside(LOST)):
+            mark = self._beside(REPLACING)
+            with open(mark, "wb") as file:
+                file.write(_mark_of(new))
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(self._folder)
         os.rename(new, self.path)
-        # A write-ahead log that is replayed over the new file before this writes pages that are there already.
-        for name in (WAL, SHM, LOST):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._beside(name))
+        self._end_replacement()
         sync_folder(self._folder)
         with self._lock:
             self._begin_anew(_file_of(os.stat(self.path)))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._head)
+
+    def _end_replacement(self) -> None:
+        """Remove the write-ahead log of a database that was replaced, also by a process that died; the lock is held.
+
+        SQLite would copy it into the new one.
+        """
+        mark = self._beside(REPLACING)
+        try:
+            with open(mark, "rb") as file:
+                is_replaced = file.read() == _mark_of(self.path)
+        except FileNotFoundError:
+            return
+        if is_replaced:
+            for name in (WAL, SHM, LOST):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._beside(name))
+            sync_folder(self._folder)
+        os.unlink(mark)
 
     def _beside(self, name: str) -> str:
         return f"{self._folder}{os.sep}{name}"
@@ -284,6 +307,7 @@ class Database:
             with _gate:
                 if _file_of(os.stat(self.path)) in _opened:
                     raise OSError(errno.EBUSY, "another thread of this process uses the database")
+                self._end_replacement()
                 yield
 
     def salvage(self) -> Salvage:
@@ -560,6 +584,8 @@ class Database:
         with _gate.opening:
             if opened is not _opened.get(file):
                 return None
+            if opened is None:
+                self._end_replacement()
             rows = Rows(self._connect(), self._known)
             _, found = self._seen()
             if found[0] or logs[0]:
@@ -816,6 +842,12 @@ def _leave_open(rows: Rows) -> None:
 
 def _file_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
+
+
+def _mark_of(path: str) -> bytes:
+    """Return what tells a new database from the one before."""
+    found = os.stat(path)
+    return b"%d %d" % (found.st_ino, found.st_mtime_ns)
 
 
 def _size_of(path: str) -> int:

@@ -1039,3 +1039,32 @@ def test_repair_on_a_disk_that_is_full_in_the_end_fails_and_leaves_the_database(
 
     check_whole(FolderBackend(folder), {"a", "b"})
     assert set(os.listdir(folder)) <= {*before, WAL, SHM, HEAD}
+
+
+def test_log_of_the_damaged_database_is_not_copied_into_the_new_one_of_a_repair_that_was_killed(folder: Path) -> None:
+    backend = FolderBackend(folder)
+    names = {str(number) for number in range(60)}
+    for name in sorted(names):
+        commit(backend, name)
+    for name in sorted(names)[:40]:
+        backend.delete(f"refs/@{name}")
+        backend.delete(f"packs/{name}")
+    backend._database.close()
+    killed_after(folder, ["c", "d", "e"])
+
+    def repair() -> None:
+        rename = os.rename
+
+        def die_after(source: str, dest: str) -> None:
+            rename(source, dest)
+            if dest == str(folder / NAME):
+                os._exit(9)
+
+        os.rename = die_after  # type: ignore[assignment]
+        rebuild(FolderBackend(folder))
+
+    assert in_child(repair) == 9
+    assert (folder / WAL).stat().st_size
+
+    check_whole(FolderBackend(folder), {"a", "b", "c", "d", "e", *sorted(names)[40:]})
+    assert not (folder / "blobs.replacing").exists()
