@@ -39,7 +39,8 @@ from tensorcas_mlflow.errors import NewerFormatError, RefusedError
 T = TypeVar("T")
 
 WAL, SHM, LOST, HEAD, UNSYNCED = f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-wal-lost", "blobs.head", "blobs.unsynced"
-DATABASE_FILES = frozenset({NAME, WAL, SHM, LOST, HEAD, UNSYNCED, f"{NAME}-journal"})
+REPLACING = "blobs.replacing"
+DATABASE_FILES = frozenset({NAME, WAL, SHM, LOST, HEAD, UNSYNCED, REPLACING, f"{NAME}-journal"})
 """Names of the files that belong to the database."""
 _LEAST_VERSION = (3, 35, 0)
 _CHECKPOINT_BYTES = 4 << 20
@@ -64,6 +65,8 @@ class _Gate:
         self._lock = threading.RLock()
         self._n = 0
         self._pid = os.getpid()
+        self.opening = threading.RLock()
+        """Held while a connection is opened or closed and counted: to close the last one removes the log."""
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
@@ -95,7 +98,7 @@ class _Gate:
 
     def renew(self) -> None:
         """Begin anew, in the child."""
-        self._lock = threading.RLock()
+        self._lock, self.opening = threading.RLock(), threading.RLock()
         self._n = 0
         self._pid = os.getpid()
         _inherited.update(_opened)
@@ -119,7 +122,6 @@ class _Opened:
 
 _opened: dict[tuple[int, int], _Opened] = {}
 """By device and inode. To close the last connection to a database empties and deletes its write-ahead log."""
-_NO_LOGS = 0, 0
 _inherited: set[tuple[int, int]] = set()
 """Files that the parent of this process had open at the fork."""
 
@@ -221,14 +223,25 @@ class Database:
         with LockedFile.alone_in(self._folder):
             if os.path.lexists(self.path):
                 return
-            new = self.new_path()
-            with _gate:
-                connect_new(new).close()
-            self._rename(new)
+            with self.building() as new:
+                with _gate:
+                    connect_new(new).close()
+                self._rename(new)
 
     def new_path(self) -> str:
         """Return the path of a file under way."""
         return f"{self._folder}{os.sep}{STAGING}{os.getpid()}-{HOST}-{new_name()}"
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[str]:
+        """Yield the path of a new database, and remove what is left there in the end: it may have filled the disk."""
+        new = self.new_path()
+        try:
+            yield new
+        finally:
+            for ending in ("", "-wal", "-shm", "-journal"):
+                with contextlib.suppress(OSError):
+                    os.unlink(new + ending)
 
     def _rename(self, new: str) -> None:
         """Give a whole new database its name, durably; the lock is held."""
@@ -237,16 +250,38 @@ class Database:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        if os.path.lexists(self._wal) or os.path.lexists(self._beside(LOST)):
+            mark = self._beside(REPLACING)
+            with open(mark, "wb") as file:
+                file.write(_mark_of(new))
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(self._folder)
         os.rename(new, self.path)
-        # A write-ahead log that is replayed over the new file before this writes pages that are there already.
-        for name in (WAL, SHM, LOST):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._beside(name))
+        self._end_replacement()
         sync_folder(self._folder)
         with self._lock:
             self._begin_anew(_file_of(os.stat(self.path)))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._head)
+
+    def _end_replacement(self) -> None:
+        """Remove the write-ahead log of a database that was replaced, also by a process that died; the lock is held.
+
+        SQLite would copy it into the new one.
+        """
+        mark = self._beside(REPLACING)
+        try:
+            with open(mark, "rb") as file:
+                is_replaced = file.read() == _mark_of(self.path)
+        except FileNotFoundError:
+            return
+        if is_replaced:
+            for name in (WAL, SHM, LOST):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._beside(name))
+            sync_folder(self._folder)
+        os.unlink(mark)
 
     def _beside(self, name: str) -> str:
         return f"{self._folder}{os.sep}{name}"
@@ -272,6 +307,7 @@ class Database:
             with _gate:
                 if _file_of(os.stat(self.path)) in _opened:
                     raise OSError(errno.EBUSY, "another thread of this process uses the database")
+                self._end_replacement()
                 yield
 
     def salvage(self) -> Salvage:
@@ -287,7 +323,14 @@ class Database:
         return 0 if head is None else head.last
 
     def put_in_place(self, new: str, aside: str) -> None:
-        """Put a new database into the place of this one, whose files get other names; inside of `replacing`."""
+        """Put a new database into the place of this one, whose files get other names; inside of `replacing`.
+
+        Raises:
+            OSError: The disk fails, or has failed when the connection to the new one was closed: SQLite says nothing
+                then.
+        """
+        if _size_of(f"{new}-wal"):
+            raise OSError(errno.EIO, f"the write-ahead log of a new {NAME} could not be copied into it")
         os.makedirs(os.path.dirname(aside), exist_ok=True)
         for name, ending in ((NAME, ""), (WAL, "-wal"), (LOST, "-lost"), (HEAD, "-head")):
             with contextlib.suppress(FileNotFoundError):
@@ -297,15 +340,19 @@ class Database:
 
     # --- transactions
 
-    def read(self, act: Callable[[Rows], T]) -> T:
+    def read(self, act: Callable[[Rows], T], *, is_locked: bool = False) -> T:
         """Read one state through some connection.
+
+        Args:
+            act: Reads.
+            is_locked: Whether the caller holds the lock.
 
         Raises:
             DamagedError: The database is damaged where this call needs it.
             OSError: The disk fails.
         """
         with _gate:
-            rows = self._take()
+            rows = self._take(is_locked=is_locked)
             try:
                 rows.connection.execute("BEGIN")
                 return act(rows)
@@ -344,10 +391,8 @@ class Database:
             change.keep()
             if durable:
                 self._note_commits(change)
-            try:
+            with contextlib.suppress(sqlite3.Error, OSError):  # the transaction is done
                 self._checkpoint_if_due(rows)
-            except (sqlite3.Error, OSError):  # the transaction is done
-                self._note_unsynced()
             return result
 
     def try_out(self, act: Callable[[Change], None]) -> int:
@@ -378,7 +423,7 @@ class Database:
 
     def settle(self) -> None:
         """Make all earlier transactions durable, whoever made them."""
-        self.write(lambda change: None, durable=True)
+        self.write(Change.touch, durable=True)
 
     def _name_log(self) -> None:
         """Make the name of the write-ahead log durable: SQLite ignores a failure of that."""
@@ -393,9 +438,11 @@ class Database:
             return
         path = self._head
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
             try:
-                if os.fstat(descriptor).st_nlink == 1:
+                found = os.fstat(descriptor)
+                # A full disk or a power cut may have cut the last line.
+                if found.st_nlink == 1 and os.pread(descriptor, 1, found.st_size - 1) == b"\n":
                     os.write(descriptor, b"".join(b"%d %d\n" % each for each in change.committed))
                     return
             finally:
@@ -418,7 +465,11 @@ class Database:
         run = rows.connection.execute
         rows.wait_for_disk(True)
         run(f"PRAGMA busy_timeout = {int(_CHECKPOINT_TIMEOUT_S * 1000)}")
-        [(is_busy, *_)] = run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        try:
+            [(is_busy, *_)] = run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.OperationalError:
+            self._note_unsynced()
+            raise
         run(f"PRAGMA busy_timeout = {int(_TIMEOUT_S * 1000)}")
         self._n_wal_bytes = _size_of(self._wal) if is_busy else 0
         found, path = os.stat(self.path), self._head
@@ -495,15 +546,16 @@ class Database:
     # --- connections
 
     def _take(self, *, is_locked: bool = False) -> Rows:
-        file, logs = self._seen()
-        opened = _opened.get(file)
+        with _gate.opening:
+            file, logs = self._seen()
+            opened = _opened.get(file)
         # Each call comes here, so there are few others in it.
         if opened is None:
             self._check_names(file)
         elif opened.n and opened.logs != logs:
             if _file_of(os.lstat(self.path)) != file:  # a repair is replacing all of them
                 return self._take(is_locked=is_locked)
-            if opened.logs != _NO_LOGS:
+            if opened.logs[0]:
                 raise DamagedError(f"{WAL} or {SHM} was removed or replaced while this process has them open")
             with self._lock:  # it reads the file alone, and by now somebody writes
                 self._begin_anew(file)
@@ -516,12 +568,9 @@ class Database:
             if self._idle:
                 return self._idle.pop()
         with contextlib.nullcontext() if is_locked or opened is not None else _alone_in(self._folder):
-            rows = Rows(self._connect(), self._known)
-            _, logs = self._seen()
-        if _file_of(os.stat(self.path)) != file or rows.known.file != file:
-            rows.connection.close()
+            rows = self._open(file, opened, logs)
+        if rows is None:
             return self._take(is_locked=is_locked)
-        _opened.setdefault(file, _Opened(logs)).n += 1
         if not rows.known.modified_ns:
             try:
                 self._look(rows)
@@ -529,6 +578,23 @@ class Database:
                 self._close(rows)
                 raise
         return rows
+
+    def _open(self, file: tuple[int, int], opened: _Opened | None, logs: tuple[int, int]) -> Rows | None:
+        """Open a connection; None if the files are no longer what the caller has seen."""
+        with _gate.opening:
+            if opened is not _opened.get(file):
+                return None
+            if opened is None:
+                self._end_replacement()
+            rows = Rows(self._connect(), self._known)
+            _, found = self._seen()
+            if found[0] or logs[0]:
+                logs = found
+            if _file_of(os.stat(self.path)) != file or rows.known.file != file:
+                rows.connection.close()
+                return None
+            _opened.setdefault(file, _Opened(logs)).n += 1
+            return rows
 
     def _check_names(self, file: tuple[int, int]) -> None:
         """Check that the files may be opened: none is a link, and no parent of this process has them open."""
@@ -570,8 +636,9 @@ class Database:
 
     def _look_again(self, rows: Rows) -> Rows:
         """Look at a file that has changed, through a new connection: others may have pages in memory that are gone."""
-        fresh = Rows(self._connect(), rows.known)
-        _opened[rows.known.file].n += 1
+        with _gate.opening:
+            fresh = Rows(self._connect(), rows.known)
+            _opened[rows.known.file].n += 1
         with self._lock:
             idle, self._idle = [rows, *self._idle], []
         for each in idle:
@@ -581,18 +648,18 @@ class Database:
 
     def _leave_links(self) -> None:
         """Take a file of its own: another name of this one is a copy of the store by hard links; the lock is held."""
-        new = self.new_path()
         rows = self._take(is_locked=True)
-        try:
-            rows.check_whole()
-            target = sqlite3.connect(new, isolation_level=None)
+        with self.building() as new:
             try:
-                rows.connection.backup(target)
+                rows.check_whole()
+                target = sqlite3.connect(new, isolation_level=None)
+                try:
+                    rows.connection.backup(target)
+                finally:
+                    target.close()
             finally:
-                target.close()
-        finally:
-            self._give(rows)
-        self._rename(new)
+                self._give(rows)
+            self._rename(new)
 
     def _give(self, rows: Rows) -> None:
         try:
@@ -609,17 +676,19 @@ class Database:
 
     def _close(self, rows: Rows) -> None:
         file = rows.known.file
-        opened = _opened[file]
-        with contextlib.suppress(FileNotFoundError):
-            if file == _file_of(os.stat(self.path)) and _NO_LOGS != opened.logs != self._seen()[1]:
-                # Nobody knows to which state of the database its write-ahead log belongs, and to close it copies that.
-                _leave_open(rows)
-                return
-        with contextlib.suppress(sqlite3.Error):
-            rows.connection.close()
-        opened.n -= 1
-        if not opened.n:
-            _opened.pop(file, None)
+        with _gate.opening:
+            opened = _opened[file]
+            with contextlib.suppress(FileNotFoundError):
+                if file == _file_of(os.stat(self.path)) and opened.logs[0] and opened.logs != self._seen()[1]:
+                    # Nobody knows to which state of the database its write-ahead log belongs, and to close it copies
+                    # that.
+                    _leave_open(rows)
+                    return
+            with contextlib.suppress(sqlite3.Error):
+                rows.connection.close()
+            opened.n -= 1
+            if not opened.n:
+                _opened.pop(file, None)
 
     def _begin_anew(self, file: tuple[int, int]) -> None:
         """Forget the connections and what was learned through them; other threads close those that they use."""
@@ -629,12 +698,15 @@ class Database:
             self._close(rows)
 
     def _seen(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return device and inode of the database, and the inodes of its write-ahead log and of the index of that."""
+        """Return device and inode of the database, and the inodes of its write-ahead log and of the index of that.
+
+        Without a log they are 0 and the time of change of the database: somebody else may have come, written and gone.
+        """
         found = os.lstat(self.path)
         try:
             logs = os.lstat(self._wal).st_ino, os.lstat(self._shm).st_ino
         except FileNotFoundError:
-            logs = _NO_LOGS
+            logs = 0, found.st_mtime_ns
         return (found.st_dev, found.st_ino), logs
 
     def _connect(self) -> sqlite3.Connection:
@@ -770,6 +842,12 @@ def _leave_open(rows: Rows) -> None:
 
 def _file_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
+
+
+def _mark_of(path: str) -> bytes:
+    """Return what tells a new database from the one before."""
+    found = os.stat(path)
+    return b"%d %d" % (found.st_ino, found.st_mtime_ns)
 
 
 def _size_of(path: str) -> int:

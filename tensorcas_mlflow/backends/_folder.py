@@ -13,7 +13,7 @@ from typing import TypeVar
 from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
 from tensorcas_mlflow.backends._database import DATABASE_FILES, HEAD, SHM, WAL, Database
 from tensorcas_mlflow.backends._file import BlobFile
-from tensorcas_mlflow.backends._local import LocalBackend, NewFile, _translated, write_all
+from tensorcas_mlflow.backends._local import LocalBackend, NewFile, _alone_in, _translated, write_all
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._records import NewBlob
 from tensorcas_mlflow.backends._rows import NAME, REFS, Change, DamagedError, Row, Rows
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 _MOST_BYTES = 256 << 10
 """Bound of a blob in the database. A larger one is a file: SQLite would write it twice."""
+_MOST_KEY_BYTES = 4096
+"""Bound of the key of a blob in the database. No system has a file at a longer one, and refuses it when it is put."""
 _MOST_HELD_BYTES = 8 << 20
 """Bound of the blobs kept in memory for the next commit."""
 _IN_FILES = frozenset({"format", "quarantine"})
@@ -158,7 +160,9 @@ class FolderBackend(LocalBackend):
             held = [NewBlob(key, blob) for key, blob in self._held.items()]
             draft = self._database.draft([NewBlob(dest, data), *held])
 
-            def commit(change: Change) -> None:
+            def commit(change: Change) -> bool:
+                if os.path.lexists(paths[1]):
+                    return False  # another process has met damage meanwhile, and the file would count
                 intent = change.find(source)
                 if intent is None or intent.token != token:
                     raise BlobNotFoundError(source)
@@ -171,15 +175,17 @@ class FolderBackend(LocalBackend):
                 if last is not None:
                     change.remove(last)
                 change.add([NewBlob(dest, data), *self._not_there(change, held)], is_series=True, draft=draft)
+                return True
 
             try:
-                self._write("commit", dest, commit, durable=True)
+                is_done = self._write("commit", dest, commit, durable=True)
             except DamagedError as error:
                 self._warn(error)
+                is_done = False
             except BlobNotFoundError:
                 self._flushed.clear()  # a collection has taken the save for dead, and deleted them
                 raise
-            else:
+            if is_done:
                 self._forget_held()
                 self._flushed.clear()
                 return
@@ -187,37 +193,63 @@ class FolderBackend(LocalBackend):
 
     def _promote_to_file(self, source: str, dest: str, data: bytes, *, token: Token, replace: bool) -> None:
         """Promote where the intent or the ref is a file, or where the database cannot be written."""
-        if os.path.lexists(self._path(source)):
-            self._flush()
-            self._settle_database()
-            if not replace and self._exists(dest):
-                raise BlobExistsError(dest)
-            super().promote(source, dest, data, token=token, replace=replace)
-            return
         with self._holding:
             self._flush_to_files()
+        self._settle_database()  # the ref may need rows that nobody has made durable
+        if os.path.lexists(self._path(source)):
+            with _translated("commit", dest), LockedFile.alone_in(self._top):
+                if not replace and self._is_taken(dest):
+                    raise BlobExistsError(dest)
+                super().promote(source, dest, data, token=token, replace=replace)
+            return
         with _translated("commit", dest):
             self._settle_names()
-        folder = os.path.dirname(self._path(dest))
-        with _translated("commit", dest), LockedFile.alone_in(self._top):
-            intent = self._database.read(lambda rows: rows.find(source))
-            if intent is None or intent.token != token:
+
+        def put(change: Change) -> None:
+            if not _remove(change, source, token):
                 raise BlobNotFoundError(source)
-            if not replace and self._exists(dest):
-                raise BlobExistsError(dest)
-            file = NewFile(self._path(dest), self._make_folder)
-            try:
-                file.write(data)
-                file.sync()
-                if replace:
+            self._put_file(dest, data, replace=replace)
+
+        try:
+            self._write("commit", dest, put, durable=False)
+        except DamagedError:
+            # Nobody can withdraw the intent either.
+            with _translated("commit", dest), LockedFile.alone_in(self._top):
+                intent = self._database.read(lambda rows: rows.find(source), is_locked=True)
+                if intent is None or intent.token != token:
+                    raise BlobNotFoundError(source) from None
+                self._put_file(dest, data, replace=replace)
+
+    def _is_taken(self, dest: str) -> bool:
+        """Tell whether there is a ref, while the lock is held; one whose row is damaged is not there."""
+        if os.path.lexists(self._path(dest)):
+            return True
+        try:
+            return self._database.read(lambda rows: rows.find(dest), is_locked=True) is not None
+        except DamagedError:
+            return False
+
+    def _put_file(self, dest: str, data: bytes, *, replace: bool) -> None:
+        """Write a ref to a durable file, while the lock is held.
+
+        Raises:
+            BlobExistsError: It is taken and not to be replaced.
+            OSError: The disk fails.
+        """
+        if not replace and self._is_taken(dest):
+            raise BlobExistsError(dest)
+        file = NewFile(self._path(dest), self._make_folder)
+        try:
+            file.write(data)
+            file.sync()
+            if replace:
+                with _alone_in(file.folder):  # a withdrawal reads a file before it removes that
                     file.replace()
-                else:
-                    file.name()
-            finally:
-                file.close()
-            self._settled.settle(folder)
-        with contextlib.suppress(DamagedError):
-            self._write("commit", dest, lambda change: _remove(change, source, token), durable=False)
+            else:
+                file.name()
+        finally:
+            file.close()
+        self._settled.settle(file.folder)
 
     def _not_there(self, rows: Rows, held: list[NewBlob]) -> list[NewBlob]:
         """Return the held blobs without those that a process forked from this one has written."""
@@ -520,7 +552,7 @@ class FolderBackend(LocalBackend):
 
     def _may_have_rows(self, key: str) -> bool:
         """Tell whether a blob, or blobs below a prefix, may be in the database."""
-        return check_key(key).partition("/")[0] not in _IN_FILES and (self._database.is_there or self._database.look())
+        return not _is_in_files(check_key(key)) and (self._database.is_there or self._database.look())
 
     def _may_write_rows(self, key: str) -> bool:
         """Tell whether a blob goes to the database if it is small, and check that this process may change that."""
@@ -638,7 +670,7 @@ def _drawn(pieces: Iterable[Buffer]) -> tuple[list[bytes], Iterator[Buffer] | No
 
 
 def _is_in_files(key: str) -> bool:
-    return key.partition("/")[0] in _IN_FILES
+    return len(key) > _MOST_KEY_BYTES or key.partition("/")[0] in _IN_FILES
 
 
 def _is_ref(key: str) -> bool:

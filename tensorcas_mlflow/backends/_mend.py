@@ -89,24 +89,24 @@ def rebuild(backend: Backend, *, only_plans: bool = False) -> Rebuilt:
 
 def _rebuild(backend: FolderBackend, database: Database, folder: str, *, only_plans: bool) -> Rebuilt:
     """Build the new database, and put it into the place of the old one; nobody else writes."""
-    new = "" if only_plans else database.new_path()  # "" is a temporary file
-    old = database.salvage()
-    connection = connect_new(new)
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        change = Change(connection, Known())
-        n_blobs, lost = _fill(change, old, database.last_commit())
-        if only_plans:
-            return Rebuilt(n_blobs, lost)
-        change.save()
-        connection.execute("COMMIT")
-    finally:
-        connection.close()
-    for each in lost:
-        if each.key.partition("/")[0] in _STAND_INS:
-            with contextlib.suppress(BlobExistsError):
-                LocalBackend.put_new(backend, each.key, [f"lost: {each.reason}\n".encode()])
-    database.put_in_place(new, aside=f"{folder}{os.sep}{QUARANTINE}{os.sep}{new_name()}.db")
+    with contextlib.nullcontext("") if only_plans else database.building() as new:  # "" is a temporary file
+        old = database.salvage()
+        connection = connect_new(new)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            change = Change(connection, Known())
+            n_blobs, lost = _fill(change, old, database.last_commit())
+            if only_plans:
+                return Rebuilt(n_blobs, lost)
+            change.save()
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+        for each in lost:
+            if each.key.partition("/")[0] in _STAND_INS:
+                with contextlib.suppress(BlobExistsError):
+                    LocalBackend.put_new(backend, each.key, [f"lost: {each.reason}\n".encode()])
+        database.put_in_place(new, aside=f"{folder}{os.sep}{QUARANTINE}{os.sep}{new_name()}.db")
     return Rebuilt(n_blobs, lost)
 
 

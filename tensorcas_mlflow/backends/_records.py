@@ -205,11 +205,23 @@ def content_of(blobs: Sequence[NewBlob]) -> bytes:
     joined = b"".join(stored)
     others, packs = joined[:n_others], joined[n_others:]
     others, of_known = without_known(others, known[:_MOST_PLACES], bytes(32)) if known else (others, [])
-    others, of_names = without_known(others, names, b"0" * _NAME_DIGITS) if names else (others, [])
+    others, of_names = _without_names(others, names, kinds, stored) if names else (others, [])
     rows = map(_ROW.pack, kinds, map(len, keys), map(len, stored))
     places = starmap(_PLACE.pack, (*of_known, *of_names))
     counts = _COUNTS.pack(len(blobs), len(of_known), len(of_names))
     return _shrunk(b"".join([counts, *rows, *places, *keys, others]), packs)
+
+
+def _without_names(
+    others: bytes, names: Sequence[bytes], kinds: Sequence[int], stored: Sequence[bytes]
+) -> tuple[bytes, list[tuple[int, int, int]]]:
+    """Replace the names of manifests, unless one lies in a manifest: a reader hashes that before it has the names."""
+    rest, places = without_known(others, names, b"0" * _NAME_DIGITS)
+    ends = accumulate(map(len, stored))
+    spans = [(end - len(data), end) for kind, data, end in zip(kinds, stored, ends, strict=True) if kind == _MANIFEST]
+    if any(at < end and begin < at + n * _NAME_DIGITS for at, _, n in places for begin, end in spans):
+        return others, []
+    return rest, places
 
 
 def _name(manifest: bytes) -> bytes:

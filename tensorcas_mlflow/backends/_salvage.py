@@ -39,10 +39,11 @@ class Salvage:
         self._rows: dict[bytes, Row] = {}
         self._folders: dict[str, tuple[int, int]] = {}
         self._records: dict[int, list[Any]] = {}
+        # The logs first: a process that ends meanwhile may copy its log into the database, and remove it.
+        in_logs = [page for log in logs for page in _pages_of_log(_read(log))]
         data = _read(path)
         pages = [(at // PAGE_BYTES + 1, data[at : at + PAGE_BYTES]) for at in range(0, len(data), PAGE_BYTES)]
-        for log in logs:
-            pages += _pages_of_log(_read(log))
+        pages += in_logs
         self._pages = dict(pages)
         for number, page in pages:
             is_last = page is self._pages[number]

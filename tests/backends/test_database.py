@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
+import resource
 import shutil
+import signal
 import sqlite3
 import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,11 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.backends import FolderBackend, _database, damages_of, rebuild
-from tensorcas_mlflow.backends._database import HEAD, SHM, WAL
+from tensorcas_mlflow.backends import FolderBackend, _database, _mend, _salvage, damages_of, rebuild
+from tensorcas_mlflow.backends._database import HEAD, SHM, WAL, Head
+from tensorcas_mlflow.backends._local import LocalBackend, NewFile
+from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._records import stored_key
-from tensorcas_mlflow.backends._rows import NAME, PAGE_BYTES, Rows
+from tensorcas_mlflow.backends._rows import NAME, PAGE_BYTES, Change, Rows
 from tensorcas_mlflow.backends._salvage import name_of_row
+from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobExistsError,
@@ -193,6 +200,50 @@ def test_blob_is_found_while_another_thread_writes_it(tmp_path: Path) -> None:
     check_whole(backend, set(map(str, range(30))))
 
 
+def test_manifest_that_names_another_one_of_its_commit_is_read(tmp_path: Path) -> None:
+    """Its own name is the hash of all of it."""
+    backend = made(tmp_path)
+    first = b"a manifest"
+    second = b"derived from " + digest(first).hex().encode()
+    keys = [f"manifests/{digest(data).hex()}" for data in (first, second)]
+    token = backend.put_new("intents/1", [b"x"])
+    backend.put_all([(keys[0], [first]), (keys[1], [second])])
+    backend.promote("intents/1", "refs/@1", b"ref", token=token, replace=False)
+
+    assert list(map(FolderBackend(tmp_path).get, keys)) == [first, second]
+
+
+def test_key_that_is_too_long_is_refused_and_later_saves_succeed(folder: Path) -> None:
+    backend = FolderBackend(folder)
+    with pytest.raises(BackendError, match="too long"):
+        backend.put_all([("packs/" + "/".join(["a" * 200] * 400), [b"x"])])
+    commit(backend, "c")
+
+    check_whole(backend, {"a", "b", "c"})
+
+
+def test_threads_that_open_and_close_the_store_again_and_again_read_it(folder: Path) -> None:
+    """The last connection of a process that is closed removes the log, maybe while another thread opens one."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        for _ in range(150):
+            backend = FolderBackend(folder)
+            try:
+                assert backend.get("refs/@a") == b"a"
+            except BaseException as error:  # noqa: BLE001 -- raised below
+                errors.append(error)
+            backend._database.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+
+
 # --- durability
 
 
@@ -331,6 +382,37 @@ def test_failed_checkpoint_fails_no_commit_that_is_done(
     check_whole(backend, {"a", "b", "c", "d"})
 
 
+@pytest.mark.parametrize("ends", [lambda one: one._database.shrink(), lambda one: one._database.close()])
+def test_failed_sync_of_any_checkpoint_is_noted(
+    folder: Path, failing: list[str], ends: Callable[[FolderBackend], None]
+) -> None:
+    """Others may have written what the disk has lost, and rely on it."""
+    one, other = FolderBackend(folder), FolderBackend(folder)
+    other.put_new("packs/1", [b"x"], durable=False)
+    assert refs(one) == {"a", "b"}
+    failing.append("wal_checkpoint")
+    with contextlib.suppress(OSError):
+        ends(one)
+
+    assert (folder / "blobs.unsynced").exists()
+    commit(other, "c")
+    assert not (folder / "blobs.unsynced").exists()
+
+
+def test_line_of_a_commit_that_is_cut_does_not_become_a_part_of_the_next_one(folder: Path) -> None:
+    backend = FolderBackend(folder)
+    backend._database.close()
+    commit(backend, "c")
+    with open(folder / HEAD, "ab") as file:
+        file.write(b"1")
+    commit(backend, "d")
+    head = Head.read(str(folder / HEAD))
+
+    assert head is not None
+    assert list(head.later) == [1, 2, 3, 4]
+    check_whole(FolderBackend(folder), {"a", "b", "c", "d"})
+
+
 def test_full_disk_fails_a_save_and_leaves_the_store_as_it_is(folder: Path) -> None:
     backend = FolderBackend(folder)
     assert refs(backend) == {"a", "b"}
@@ -359,6 +441,29 @@ def test_folder_that_this_process_may_not_write_is_read(folder: Path, monkeypatc
     monkeypatch.undo()
     killed_after(folder, ["c"])
     check_whole(reader, {"a", "b", "c"})
+
+
+def test_reader_without_permission_finds_what_others_saved_who_are_gone_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FolderBackend(folder).settle("refs")
+    assert not (folder / WAL).exists()
+    access = os.access
+    monkeypatch.setattr(_database.os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    reader = FolderBackend(folder)
+    check_whole(reader, {"a", "b"})
+    code = f"""
+from pathlib import Path
+from tests.backends.test_database import FolderBackend, commit
+backend = FolderBackend(Path({str(folder)!r}))
+commit(backend, "c")
+commit(backend, "a", data=b"new", replace=True)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert not (folder / WAL).exists()
+
+    assert refs(reader) == {"a", "b", "c"}
+    assert reader.get("refs/@a") == b"new"
 
 
 def test_store_on_a_network_file_system_is_read_and_not_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -746,3 +851,220 @@ def test_saves_go_on_in_files_while_a_database_is_damaged(folder: Path, caplog: 
     assert caplog.text.count("tensorcas repair") == 1
     rebuild(backend)
     check_whole(backend, {"a", "b", "c", "d"})
+
+
+# --- refs in files
+
+
+@pytest.fixture
+def with_file(folder: Path) -> FolderBackend:
+    """The store with a ref that is a file, as a save leaves it that has met damage."""
+    backend = FolderBackend(folder)
+    LocalBackend.put_new(backend, "refs/@f", [b"file"])
+    return backend
+
+
+def test_ref_in_a_file_is_replaced_after_all_connections_were_closed(with_file: FolderBackend) -> None:
+    """A fork in another thread closes them, and a repair in another process replaces the files."""
+    token = with_file.put_new("intents/1", [b"x"], durable=False)
+    with_file._database.close()
+    done = threading.Thread(
+        target=with_file.promote,
+        args=("intents/1", "refs/@f", b"new"),
+        kwargs={"token": token, "replace": True},
+        daemon=True,
+    )
+    done.start()
+    done.join(20)
+
+    assert not done.is_alive()
+    assert with_file.get("refs/@f") == b"new"
+    assert with_file.stat("intents/1") is None
+
+
+def test_rows_are_durable_before_a_ref_in_a_file_that_needs_them(
+    with_file: FolderBackend, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = with_file.put_new("intents/1", [b"x"], durable=False)
+    with_file.put_all([("packs/1", [b"pack"])])
+    assert with_file.missing(["packs/1"]) == set()  # it writes the pack, not durably
+    done: list[list[str]] = []
+    replace = NewFile.replace
+    monkeypatch.setattr(NewFile, "replace", lambda file: (done.append(list(synced)), replace(file)))
+    synced.clear()
+    with_file.promote("intents/1", "refs/@f", b"new", token=token, replace=True)
+
+    assert done[0][:2] == ["PRAGMA synchronous = FULL", "folder"]
+
+
+def test_withdrawal_of_a_ref_in_a_file_spares_the_one_that_replaces_it(
+    with_file: FolderBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FolderBackend(with_file.root)
+    found = with_file.stat("refs/@f")
+    token = other.put_new("intents/1", [b"x"], durable=False)
+    replacing = threading.Thread(
+        target=other.promote,
+        args=("intents/1", "refs/@f", b"new"),
+        kwargs={"token": token, "replace": True},
+    )
+    unlink = os.unlink
+
+    def meanwhile(path: str) -> None:
+        if str(path).endswith("@f") and replacing.ident is None:
+            replacing.start()
+            replacing.join(1)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", meanwhile)
+    assert found is not None
+    with_file.withdraw("refs/@f", found.token)
+    replacing.join()
+
+    assert other.get("refs/@f") == b"new"
+
+
+def test_intent_of_a_ref_in_a_file_cannot_be_withdrawn_after_the_ref_was_written(
+    with_file: FolderBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FolderBackend(with_file.root)
+    token = with_file.put_new("intents/1", [b"x"], durable=False)
+    withdrawn: list[bool] = []
+    withdrawing = threading.Thread(target=lambda: withdrawn.append(other.withdraw("intents/1", token)))
+    close = NewFile.close
+
+    def meanwhile(file: NewFile) -> None:
+        close(file)
+        withdrawing.start()
+
+    monkeypatch.setattr(NewFile, "close", meanwhile)
+    alone_in = LockedFile.alone_in
+
+    @contextlib.contextmanager
+    def left(path: str) -> Iterator[int]:
+        with alone_in(path) as descriptor:
+            yield descriptor
+        withdrawing.join(1)
+
+    monkeypatch.setattr(LockedFile, "alone_in", left)
+    with_file.promote("intents/1", "refs/@f", b"new", token=token, replace=True)
+    withdrawing.join()
+
+    assert with_file.get("refs/@f") == b"new"
+    assert withdrawn == [False]
+
+
+def test_ref_that_became_a_file_before_a_commit_is_replaced_by_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has met damage that this one does not see."""
+    backend = FolderBackend(folder)
+    token = backend.put_new("intents/1", [b"x"], durable=False)
+    write = backend._database.write
+
+    def later(act: Callable[[Change], object], *, durable: bool) -> object:
+        monkeypatch.undo()
+        LocalBackend.put_new(FolderBackend(folder), "refs/@a", [b"file"])
+        return write(act, durable=durable)
+
+    monkeypatch.setattr(backend._database, "write", later)
+    backend.promote("intents/1", "refs/@a", b"new", token=token, replace=True)
+
+    assert FolderBackend(folder).get("refs/@a") == b"new"
+
+
+# --- repair
+
+
+def test_repair_finds_what_the_log_had_of_a_process_that_ends_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last connection that closes copies the log into the database and removes it."""
+    begin, end = FORK.Event(), FORK.Event()
+
+    def other() -> None:
+        backend = FolderBackend(folder)
+        commit(backend, "c")
+        begin.set()
+        end.wait(20)
+        backend._database.close()
+
+    child = FORK.Process(target=other)
+    child.start()
+    assert begin.wait(20)
+    read = _salvage._read
+
+    def meanwhile(path: str) -> bytes:
+        data = read(path)
+        if data:
+            end.set()
+            child.join(20)
+        return data
+
+    monkeypatch.setattr(_salvage, "_read", meanwhile)
+    rebuilt = rebuild(FolderBackend(folder))
+
+    assert rebuilt.lost == []
+    check_whole(FolderBackend(folder), {"a", "b", "c"})
+
+
+def test_repair_on_a_disk_that_is_full_in_the_end_fails_and_leaves_the_database(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite says nothing if it cannot copy the log of a connection that closes."""
+    before = sorted(os.listdir(folder))
+    connect = _mend.connect_new
+
+    class Full:
+        def __init__(self, connection: sqlite3.Connection) -> None:
+            self._connection = connection
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._connection, name)
+
+        def close(self) -> None:
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+            try:
+                self._connection.close()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+                signal.signal(signal.SIGXFSZ, handler)
+
+    monkeypatch.setattr(_mend, "connect_new", lambda path: Full(connect(path)))
+    with pytest.raises(BackendError, match="could not be copied"):
+        rebuild(FolderBackend(folder))
+
+    check_whole(FolderBackend(folder), {"a", "b"})
+    assert set(os.listdir(folder)) <= {*before, WAL, SHM, HEAD}
+
+
+def test_log_of_the_damaged_database_is_not_copied_into_the_new_one_of_a_repair_that_was_killed(folder: Path) -> None:
+    backend = FolderBackend(folder)
+    names = {str(number) for number in range(60)}
+    for name in sorted(names):
+        commit(backend, name)
+    for name in sorted(names)[:40]:
+        backend.delete(f"refs/@{name}")
+        backend.delete(f"packs/{name}")
+    backend._database.close()
+    killed_after(folder, ["c", "d", "e"])
+
+    def repair() -> None:
+        rename = os.rename
+
+        def die_after(source: str, dest: str) -> None:
+            rename(source, dest)
+            if dest == str(folder / NAME):
+                os._exit(9)
+
+        os.rename = die_after  # type: ignore[assignment]
+        rebuild(FolderBackend(folder))
+
+    assert in_child(repair) == 9
+    assert (folder / WAL).stat().st_size
+
+    check_whole(FolderBackend(folder), {"a", "b", "c", "d", "e", *sorted(names)[40:]})
+    assert not (folder / "blobs.replacing").exists()

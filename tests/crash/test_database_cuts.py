@@ -142,6 +142,24 @@ def test_a_withdrawn_ref_does_not_come_back_in_a_cut(tmp_path: Path) -> None:
     assert cuts.n_checked > 2
 
 
+def test_a_deleted_ref_does_not_come_back_in_a_cut_after_settle(tmp_path: Path) -> None:
+    """A collection deletes the files of its packs then. SQLite syncs nothing for a transaction without changes."""
+    world = World(tmp_path)
+    with world.recorder.installed():
+        world.save(1, "abc")
+        world.save(2, "def")
+        backend = backend_of(world)
+        [info] = [info for info in backend.list("refs") if info.key.endswith("@1")]
+        backend.delete(info.key)
+        backend.settle("refs")
+    log = world.recorder.log
+    cuts = Cuts(tmp_path.with_name(f"{tmp_path.name}-cut"))
+    may = {("step", "1"): {None}, ("step", "2"): {b"def"}}
+    cuts.check(log, world.recorder.folders, at=[len(log)], n_drawn=8, may=may)
+
+    assert cuts.n_checked > 2
+
+
 def shrinking(world: World) -> None:
     """Delete most, and give the pages back to the disk, which moves others."""
     for step in range(3, 6):
