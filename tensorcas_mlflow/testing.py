@@ -95,8 +95,8 @@ class FaultyBackend(Backend):
     def read_into(self, key: str, start: int, out: memoryview) -> None:
         self._call("read_into", key, lambda: self.inner.read_into(key, start, out))
 
-    def list_dir(self, prefix: str) -> Children:
-        return self._call("list_dir", prefix, lambda: self.inner.list_dir(prefix))
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
+        return self._call("list_dir", prefix, lambda: self.inner.list_dir(prefix, most=most))
 
     def paths(self) -> Iterator[str]:
         return self.inner.paths()
@@ -564,7 +564,7 @@ class BackendConformance(ConcurrencyConformance):
     def test_the_token_of_a_listing_is_the_token_of_the_blob(self, backend: Backend) -> None:
         token = backend.put_new("intents/a", [b"x"])
         (listed,) = backend.list("intents")
-        (child,), _ = backend.list_dir("intents")
+        (child,) = backend.list_dir("intents").facts()
 
         assert listed.token == child.token == token
 
@@ -595,16 +595,27 @@ class BackendConformance(ConcurrencyConformance):
         assert sorted(keys) == ["a/B", "a/b-", "a/b/z", "a/c"]
         assert keys == sorted(keys) or not backend.is_remote
 
-    def test_list_dir_gives_children_sorted(self, backend: Backend) -> None:
+    def test_list_dir_gives_children_and_sorted_facts(self, backend: Backend) -> None:
         for key in ("a/z", "a/c/y", "a/b/y", "a/b/x/w", "a/@k", "b/q"):
             backend.put_new(key, [b"1"])
-        blobs, names = backend.list_dir("a")
 
-        assert [info.key for info in blobs] == ["a/@k", "a/z"]
-        assert names == ["b", "c"]
-        assert backend.names("a") == {"@k", "z"}
-        assert backend.names("a/d") == set()
-        assert backend.list_dir("absent") == ([], [])
+        for most in (None, 1000):
+            found = backend.list_dir("a", most=most)
+            assert [info.key for info in found.facts()] == ["a/@k", "a/z"]
+            assert (dict(found.blobs), found.segments) == ({"@k": True, "z": True}, {"b", "c"})
+            assert found.is_whole
+        for prefix in ("a/d", "absent"):
+            found = backend.list_dir(prefix)
+            assert (found.facts(), found.blobs, found.segments) == ([], {}, set())
+
+    def test_list_dir_that_ends_at_its_bound_says_so_and_shows_nothing_else(self, backend: Backend) -> None:
+        for key in ("a/z", "a/b/x", "a/b/y", "b/q"):
+            backend.put_new(key, [b"1"])
+        found = backend.list_dir("a", most=2)
+
+        assert found.blobs.keys() <= {"z"}
+        assert found.segments <= {"b"}
+        assert not found.is_whole or (found.blobs.keys(), found.segments) == ({"z"}, {"b"})
 
     def test_what_is_removed_is_no_longer_listed(self, backend: Backend) -> None:
         backend.put_new("a/x", [b""])

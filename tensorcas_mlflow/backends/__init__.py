@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         Backend,
         BlobInfo,
         Children,
-        PossibleChildren,
         Token,
         check_key,
         is_key,
@@ -79,7 +78,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "_buckets": "Bucket",
     "_checks": "Damage",
-    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children PossibleChildren Token check_key is_key",
+    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children Token check_key is_key",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_database": "DATABASE_FILES",
     "_local": "LocalBackend",

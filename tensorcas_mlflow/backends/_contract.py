@@ -63,17 +63,17 @@ class BlobInfo(NamedTuple):
     """True if it is a symbolic link; a link is no blob and is not followed."""
 
 
-Children = tuple[list[BlobInfo], list[str]]
-"""The blobs directly below a prefix, and the names of the next segments; both sorted."""
-
-
-class PossibleChildren(NamedTuple):
-    """Names directly below a prefix."""
+class Children(NamedTuple):
+    """Direct children of a prefix."""
 
     blobs: Mapping[str, bool | None]
     """Last segments of the keys that may have blobs: True for one that has, None if only a look at it would show."""
     segments: Set[str]
-    """Next segments with keys below them that may have blobs."""
+    """Next segments with keys below them that may have blobs (or held blobs)."""
+    facts: Callable[[], list[BlobInfo]]
+    """Describes the blobs, sorted by key, without those that a look shows to be none."""
+    is_whole: bool = True
+    """False if the listing ended at its bound: then there may be more."""
 
 
 class Backend(ABC):
@@ -249,31 +249,16 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def list_dir(self, prefix: str) -> Children:
-        """List the direct children of a prefix.
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
+        """List the direct children of a prefix; an absent prefix has none.
 
-        Returns:
-            The blobs, and the names of the next segments that hold blobs (or held blobs), both sorted.
+        The names alone cost less than the facts. A remote backend does not look which of the objects count as no blob,
+        and a folder does not look at its files, until the facts are wanted.
+
+        Args:
+            prefix: The prefix.
+            most: Bound of the keys below the prefix, however deep, beyond which a remote backend lists no further.
         """
-
-    def names(self, prefix: str) -> set[str]:
-        """Return the last segments of the keys of the blobs directly below a prefix: `list_dir` without their facts."""
-        return {info.key.rpartition("/")[2] for info in self.list_dir(prefix)[0]}
-
-    def possible_children(self, prefix: str) -> PossibleChildren:
-        """List the names directly below a prefix.
-
-        A remote backend does not look which of the objects count as no blob.
-        """
-        blobs, names = self.list_dir(prefix)
-        return PossibleChildren({info.key.rpartition("/")[2]: True for info in blobs}, frozenset(names))
-
-    def few_possible_children(self, prefix: str, most: int) -> PossibleChildren | None:
-        """List the names directly below a prefix, unless more keys than a bound lie below it, however deep.
-
-        A remote backend lists no further than that.
-        """
-        return self.possible_children(prefix)
 
     def paths(self) -> Iterator[str]:
         """Yield the path of every file or object below the root, in no order, even if it is no key.

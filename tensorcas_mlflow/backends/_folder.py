@@ -414,22 +414,21 @@ class FolderBackend(LocalBackend):
         if damage is not None:
             raise damage
 
-    def list_dir(self, prefix: str) -> Children:
-        blobs, names = super().list_dir(prefix)
-        found = {info.key: info for info in blobs}
-        more = set(names)
-        for key, row in self._below(prefix, Rows.below):
-            name, _, below = key[len(prefix) + 1 :].partition("/")
-            if below:
-                more.add(name)
-            else:
-                found.setdefault(key, _info(key, row))
-        return [found[key] for key in sorted(found)], sorted(more)
-
-    def names(self, prefix: str) -> set[str]:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
+        files = super().list_dir(prefix)
         begin = len(prefix) + 1
-        keys = self._below(prefix, Rows.keys)
-        return super().names(prefix).union([name for key in keys if "/" not in (name := key[begin:])])
+        below = [key[begin:] for key in self._below(prefix, Rows.keys)]
+        rows = dict.fromkeys([name for name in below if "/" not in name], True)
+        segments = files.segments | {name.partition("/")[0] for name in below if "/" in name}
+
+        def facts() -> list[BlobInfo]:
+            found = {info.key: info for info in files.facts()}
+            for key, row in self._below(prefix, Rows.below):
+                if "/" not in key[begin:]:
+                    found.setdefault(key, _info(key, row))
+            return [found[key] for key in sorted(found)]
+
+        return Children({**rows, **files.blobs}, segments, facts)
 
     def paths(self) -> Iterator[str]:
         yield from (path for path in super().paths() if path not in DATABASE_FILES)

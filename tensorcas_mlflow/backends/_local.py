@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import operator
 import os
 import stat
 import time
@@ -383,53 +382,40 @@ class LocalBackend(Backend):
         folders = [check_key(prefix)]
         while folders:
             folder = folders.pop()
-            blobs, names = self._list_folder(folder)
-            yield from blobs if after is None else [info for info in blobs if info.key > after]
-            folders.extend(f"{folder}/{name}" for name in names)
+            found = self._list_folder(folder)
+            yield from (info for info in found.facts() if after is None or info.key > after)
+            folders.extend(f"{folder}/{name}" for name in found.segments)
 
-    def list_dir(self, prefix: str) -> Children:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         return self._list_folder(prefix)
 
-    def names(self, prefix: str) -> set[str]:
-        try:
+    def _list_folder(self, prefix: str) -> Children:
+        blobs: dict[str, os.DirEntry[str]] = {}
+        segments: set[str] = set()
+        with _translated("list", prefix), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             folder = self._path(prefix)
             _check_no_link(folder, prefix)
-            return {
-                entry.name
-                for entry in os.scandir(folder)
-                if is_listed_segment(entry.name)
-                and not entry.name.startswith(UPLOADING)
-                and (entry.is_file(follow_symlinks=False) or entry.is_symlink())
-            }
-        except (FileNotFoundError, NotADirectoryError):
-            return set()
-        except OSError:
-            with _translated("list", prefix):
-                raise
-
-    def _list_folder(self, prefix: str) -> Children:
-        blobs: list[BlobInfo] = []
-        names: list[str] = []
-        with _translated("list", prefix):
-            try:
-                folder = self._path(prefix)
-                _check_no_link(folder, prefix)
-                entries = list(os.scandir(folder))
-            except (FileNotFoundError, NotADirectoryError):
-                return [], []
-            for entry in entries:
+            for entry in os.scandir(folder):
                 if is_listed_segment(entry.name) is None:
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    names.append(entry.name)
+                    segments.add(entry.name)
                 # A link is no blob, and is not followed; but it may have replaced one, and every collector has to
                 # notice it.
-                elif (entry.is_symlink() or entry.is_file(follow_symlinks=False)) and not entry.name.startswith(
-                    UPLOADING
+                elif not entry.name.startswith(UPLOADING) and (
+                    entry.is_file(follow_symlinks=False) or entry.is_symlink()
                 ):
+                    blobs[entry.name] = entry
+
+        def facts() -> list[BlobInfo]:
+            found: list[BlobInfo] = []
+            with _translated("list", prefix):
+                for name in sorted(blobs):
                     with contextlib.suppress(FileNotFoundError):
-                        blobs.append(_info(f"{prefix}/{entry.name}", entry.stat(follow_symlinks=False)))
-        return sorted(blobs, key=operator.attrgetter("key")), sorted(names)
+                        found.append(_info(f"{prefix}/{name}", blobs[name].stat(follow_symlinks=False)))
+            return found
+
+        return Children(dict.fromkeys(blobs, True), segments, facts)
 
     def paths(self) -> Iterator[str]:
         with _translated("list", "."):

@@ -80,12 +80,12 @@ class MemoryBackend(Backend):
         for key, (data, modified_s, token) in found:
             yield BlobInfo(key=key, size=len(data), modified_s=modified_s, token=token)
 
-    def list_dir(self, prefix: str) -> Children:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         depth = prefix.count("/") + 1
         found = list(self.list(prefix))
-        blobs = sorted((info for info in found if info.key.count("/") == depth), key=lambda info: info.key)
-        names = {info.key.split("/")[depth] for info in found if info.key.count("/") > depth}
-        return blobs, sorted(names)
+        blobs = {info.key.split("/")[depth]: info for info in found if info.key.count("/") == depth}
+        segments = {info.key.split("/")[depth] for info in found if info.key.count("/") > depth}
+        return Children(dict.fromkeys(blobs, True), segments, lambda: list(blobs.values()))
 
     def paths(self) -> Iterator[str]:
         with self._lock:

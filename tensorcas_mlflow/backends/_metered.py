@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, PossibleChildren, Token
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BlobNotFoundError
@@ -80,17 +80,9 @@ class MeteredBackend(Backend):
         self.tally.add(0)
         return self.inner.list(prefix, after=after)
 
-    def list_dir(self, prefix: str) -> Children:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         self.tally.add(0)
-        return self.inner.list_dir(prefix)
-
-    def possible_children(self, prefix: str) -> PossibleChildren:
-        self.tally.add(0)
-        return self.inner.possible_children(prefix)
-
-    def few_possible_children(self, prefix: str, most: int) -> PossibleChildren | None:
-        self.tally.add(0)
-        return self.inner.few_possible_children(prefix, most)
+        return self.inner.list_dir(prefix, most=most)
 
     def paths(self) -> Iterator[str]:
         self.tally.add(0)

@@ -756,7 +756,7 @@ class Catalog:
                 are enough loose packs for a segment, all are read, so that they can be folded.
         """
         try:
-            listed = self._backend.names("index")
+            listed = set(self._backend.list_dir("index").blobs)
         except DamagedError:
             listed = {info.key.removeprefix("index/") for info in self._index()}
         if not self._listed:

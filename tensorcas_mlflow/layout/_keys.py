@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import SupportsIndex
 from urllib.parse import unquote
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Children
+from tensorcas_mlflow.backends import Backend, BlobInfo
 from tensorcas_mlflow.base.digest import digest
 
 DEFAULT_NAME = "checkpoint"
@@ -86,11 +86,11 @@ def list_blobs(backend: Backend, prefix: str, *, after: str | None = None) -> It
     return filter(_is_ours, backend.list(prefix, after=after))
 
 
-def list_dir(backend: Backend, prefix: str) -> Children:
-    """List the direct children of a prefix, like `Backend.list_dir`, without foreign files."""
-    blobs, names = backend.list_dir(prefix)
+def list_dir(backend: Backend, prefix: str) -> tuple[list[BlobInfo], list[str]]:
+    """List the direct children of a prefix, blobs and next segments, both sorted and without foreign files."""
+    found = backend.list_dir(prefix)
     # A folder of refs is named by a segment of a path, and quoting removes "@" from it.
-    return list(filter(_is_ours, blobs)), [name for name in names if "@" not in name]
+    return list(filter(_is_ours, found.facts())), sorted(name for name in found.segments if "@" not in name)
 
 
 def _is_ours(info: BlobInfo) -> bool:

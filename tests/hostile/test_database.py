@@ -343,8 +343,8 @@ def everything(folder: Path) -> list[Callable[[], object]]:
     backend = FolderBackend(folder / ".tensorcas")
     return [
         lambda: list(backend.list("refs")),
-        lambda: backend.list_dir("refs/runs/run"),
-        lambda: backend.names("packs"),
+        lambda: backend.list_dir("refs/runs/run").facts(),
+        lambda: backend.list_dir("packs"),
         lambda: backend.stat(target(0).key),
         lambda: backend.get(target(0).key),
         lambda: list(backend.paths()),

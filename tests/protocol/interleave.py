@@ -320,7 +320,7 @@ class WatchedBackend(Backend):
             found = tuple(info for key, info in everything.items() if key in both or draw.random() < 0.5)
         return iter(found)
 
-    def list_dir(self, prefix: str) -> Children:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         return self._call("list", prefix, lambda: self._run.memory.list_dir(prefix))
 
     def files(self) -> Iterator[tuple[str, int]]:
@@ -336,6 +336,8 @@ def _as_it_is(data: bytes) -> bytes:
 
 def _digest_of(result: Any) -> int:
     """Hash of what a call returned, without tokens and times, which depend on what others did."""
+    if isinstance(result, Children):
+        result = (result.facts(), sorted(result.segments))
     if isinstance(result, tuple | list):
         return hash(tuple(map(_digest_of, result)))
     if isinstance(result, BlobInfo):

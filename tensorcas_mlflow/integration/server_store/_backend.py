@@ -246,16 +246,20 @@ class CarrierBackend(Backend):
         folders = [prefix]
         while folders:
             folder = folders.pop()
-            blobs, names = self.list_dir(folder)
-            yield from (info for info in blobs if after is None or info.key > after)
-            folders.extend(f"{folder}/{name}" for name in names)
+            found = self.list_dir(folder)
+            yield from (info for info in found.facts() if after is None or info.key > after)
+            folders.extend(f"{folder}/{name}" for name in found.segments)
 
-    def list_dir(self, prefix: str) -> Children:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         path = _path(prefix)
         entries = [entry for entry in self._look(path) if is_key(f"{path}/{entry.name}")]
-        blobs = [_info(f"{path}/{entry.name}", entry.size) for entry in entries if entry.size is not None]
-        names = [entry.name for entry in entries if entry.size is None]
-        return sorted(blobs, key=lambda info: info.key), sorted(names)
+        sizes = {entry.name: entry.size for entry in entries if entry.size is not None}
+        segments = {entry.name for entry in entries if entry.size is None}
+        return Children(
+            dict.fromkeys(sizes, True),
+            segments,
+            lambda: [_info(f"{path}/{name}", sizes[name]) for name in sorted(sizes)],
+        )
 
     def paths(self) -> Iterator[str]:
         folders = [""]
