@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Token,
         check_key,
         is_key,
+        map_requests,
     )
     from tensorcas_mlflow.backends._database import DATABASE_FILES
     from tensorcas_mlflow.backends._file import (
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "_buckets": "Bucket",
     "_checks": "Damage",
-    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children Token check_key is_key",
+    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children Token check_key is_key map_requests",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_database": "DATABASE_FILES",
     "_local": "LocalBackend",

@@ -300,18 +300,6 @@ class Backend(ABC):
         if database:
             raise RefusedError("create", "blobs.db", f"{self.uri!r} cannot have a database: only a folder can")
 
-    def ordered_map(self, call: Callable[[T], R], items: Iterable[T], *, window: int | None = None) -> Iterator[R]:
-        """Apply a function that calls this backend on several threads; see `threads.ordered_map`."""
-        return threads.ordered_map(call, items, window=window, waits=self.is_remote)
-
-    def run_all(self, call: Callable[[T], None], items: Iterable[T]) -> None:
-        """Apply a function that calls this backend on several threads; see `threads.run_all`."""
-        threads.run_all(call, items, waits=self.is_remote)
-
-    def map_requests(self, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Apply a function to items, in their order: on several threads if each call waits for another machine."""
-        return self.ordered_map(call, items) if self.is_remote else map(call, items)
-
     def discard(self, keys: Iterable[str]) -> None:
         """Forget blobs of `put_all` that nobody else has seen yet; whatever lies in the storage already stays."""
         return
@@ -335,6 +323,16 @@ class Backend(ABC):
             Bytes freed.
         """
         return 0
+
+
+def map_requests(
+    backend: Backend, call: Callable[[T], R], items: Iterable[T], *, window: int | None = None
+) -> Iterator[R]:
+    """Apply a function that calls a backend: on several threads if each call waits for another machine.
+
+    See `threads.ordered_map`.
+    """
+    return threads.ordered_map(call, items, window=window, waits=True) if backend.is_remote else map(call, items)
 
 
 def is_key(key: str) -> bool:

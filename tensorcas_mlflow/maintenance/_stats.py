@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from tensorcas_mlflow.backends import DATABASE_FILES, Backend
+from tensorcas_mlflow.backends import DATABASE_FILES, Backend, map_requests
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
 from tensorcas_mlflow.base.text import size_text
@@ -627,7 +627,7 @@ def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
         by_manifest.setdefault(ref.manifest, []).append(ref)
     manifests = list_manifests(backend)
     unknown = [held for name, held in by_manifest.items() if census.manifests.get(name) != manifests.get(name)]
-    found = backend.map_requests(lambda held: manifest_of(store, held), unknown)
+    found = map_requests(backend, lambda held: manifest_of(store, held), unknown)
     for held, manifest in zip(unknown, found, strict=True):
         if manifest is not None:
             name = held[0].manifest
