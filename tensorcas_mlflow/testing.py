@@ -80,11 +80,8 @@ class FaultyBackend(Backend):
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         self._call("promote", dest, lambda: self.inner.promote(source, dest, data, token=token, replace=replace))
 
-    def withdraw(self, key: str, token: Token) -> bool:
-        return self._call("withdraw", key, lambda: self.inner.withdraw(key, token))
-
-    def retract(self, key: str, token: Token) -> bool:
-        return self._call("withdraw", key, lambda: self.inner.retract(key, token))
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
+        return self._call("withdraw", key, lambda: self.inner.withdraw(key, token, own=own))
 
     def stat(self, key: str) -> BlobInfo | None:
         return self._call("stat", key, lambda: self.inner.stat(key))
@@ -560,6 +557,19 @@ class BackendConformance(ConcurrencyConformance):
         assert backend.withdraw("intent", token)
         assert not backend.withdraw("intent", token)
         assert backend.stat("intent") is None
+
+    def test_creator_of_a_blob_withdraws_it_once_and_frees_its_key(self, backend: Backend) -> None:
+        token = backend.put_new("intents/a", [b"x"], durable=False)
+        backend.put_all([("packs/a", [b"pack"])])
+        backend.put_new("packs/b", [b"seen"])
+
+        assert backend.withdraw("intents/a", token, own=["packs/a", "packs/b", "packs/absent"])
+        assert not backend.withdraw("intents/a", token, own=())
+        assert list(backend.list("intents")) == []
+        assert backend.get("packs/b") == b"seen"
+        assert all(backend.get(info.key) in (b"pack", b"seen") for info in backend.list("packs"))
+        with pytest.raises(BlobNotFoundError):
+            backend.promote("intents/a", "refs/@a", b"ref", token=token, replace=False)
 
     def test_the_token_of_a_listing_is_the_token_of_the_blob(self, backend: Backend) -> None:
         token = backend.put_new("intents/a", [b"x"])

@@ -163,21 +163,20 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         """Remove a blob and exclude a later `promote` of it.
 
-        Returns:
-            Whether this call removed it; False if it was gone or changed before. A removed blob does not come
-            back in a crash of the machine.
-        """
+        Args:
+            key: Its key.
+            token: The state of it that this call relies on.
+            own: Given by the creator of the blob, who will not promote it any more: the keys of its blobs of `put_all`.
+                Those that nobody else has seen yet are forgotten, and the others stay. Nothing is left in the place of
+                the withdrawn blob, which may come back in a crash of the machine.
 
-    def retract(self, key: str, token: Token) -> bool:
-        """Withdraw a blob that the caller has created and will not promote any more; leave nothing in its place.
-
         Returns:
-            Whether this call removed it, like `withdraw`.
+            Whether this call removed it; False if it was gone or changed before. Without ``own``, a removed blob does
+            not come back in a crash of the machine.
         """
-        return self.withdraw(key, token)
 
     @abstractmethod
     def stat(self, key: str) -> BlobInfo | None:
@@ -299,10 +298,6 @@ class Backend(ABC):
         """
         if database:
             raise RefusedError("create", "blobs.db", f"{self.uri!r} cannot have a database: only a folder can")
-
-    def discard(self, keys: Iterable[str]) -> None:
-        """Forget blobs of `put_all` that nobody else has seen yet; whatever lies in the storage already stays."""
-        return
 
     def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
         """Estimate the bytes of files that a deletion of some blobs and then a `sweep` free; changes nothing.

@@ -119,7 +119,7 @@ class FolderBackend(LocalBackend):
             with self._holding:  # another thread may have committed ours
                 taken = [key for key in taken if key in self._held]
         if taken:
-            self.discard(new)
+            self._forget(new)
             raise BlobExistsError(taken[0])
         if self._n_held_bytes > _MOST_HELD_BYTES:
             self._flush()
@@ -270,7 +270,8 @@ class FolderBackend(LocalBackend):
         if is_shown:
             self._flush()
 
-    def discard(self, keys: Iterable[str]) -> None:
+    def _forget(self, keys: Iterable[str]) -> None:
+        """Forget held blobs; what is written already stays."""
         with self._holding:
             for key in keys:
                 self._n_held_bytes -= len(self._held.pop(key, b""))
@@ -278,21 +279,20 @@ class FolderBackend(LocalBackend):
 
     # --- deleting
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
+        self._forget(own or ())
         if not self._may_write_rows(key):
             return super().withdraw(key, token)
-        self._flush()
+        if own is None:
+            self._flush()
         if os.path.lexists(self._path(key)):
             self._remove_below(key)
             return super().withdraw(key, token)
-        return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=True)
-
-    def retract(self, key: str, token: Token) -> bool:
-        if not self._may_write_rows(key) or os.path.lexists(self._path(key)):
-            return self.withdraw(key, token)
         try:
-            return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=False)
+            return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=own is None)
         except DamagedError as error:
+            if own is None:
+                raise
             self._warn(error)
             return False
 

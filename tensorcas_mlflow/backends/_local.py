@@ -283,7 +283,7 @@ class LocalBackend(Backend):
                     os.unlink(source_path)
             self._settled.settle(folder)
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         path = self._path(key)
         with (
             _translated("withdraw", key),

@@ -44,7 +44,7 @@ class MemoryBackend(Backend):
             del self._blobs[source]
             self._set(dest, bytes(data))
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         with self._lock:
             found = self._blobs.get(check_key(key))
             if found is None or found[2] != token:

@@ -39,11 +39,8 @@ class MeteredBackend(Backend):
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         self.inner.promote(source, dest, data, token=token, replace=replace)
 
-    def withdraw(self, key: str, token: Token) -> bool:
-        return self.inner.withdraw(key, token)
-
-    def retract(self, key: str, token: Token) -> bool:
-        return self.inner.retract(key, token)
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
+        return self.inner.withdraw(key, token, own=own)
 
     def stat(self, key: str) -> BlobInfo | None:
         self.tally.add(0)
@@ -101,9 +98,6 @@ class MeteredBackend(Backend):
     def prepare(self, *, database: bool | None = None) -> None:
         self.inner.prepare(database=database)
         self.has_database = self.inner.has_database
-
-    def discard(self, keys: Iterable[str]) -> None:
-        self.inner.discard(keys)
 
     def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
         return self.inner.freed_by(deleted, older_than_s=older_than_s)

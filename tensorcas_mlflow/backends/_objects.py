@@ -149,7 +149,7 @@ class ObjectBackend(Backend):
         self._moved.pop(source, None)
         self._remove_used(source)
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         found = self._bucket.get(check_key(key))
         token = self._current(key, token)
         if found is None or found[1].token != token or is_void(found[0]):
@@ -160,16 +160,12 @@ class ObjectBackend(Backend):
             return False
         if not self._void(key, token):
             return False
-        # The void stays until `sweep`: the storage may carry out the creation of this key a second time, late, and a
-        # promote would then find its source again, with the same token in S3.
         self._moved.pop(key, None)
-        return True
-
-    def retract(self, key: str, token: Token) -> bool:
-        is_done = self.withdraw(key, token)
-        if is_done and _comes_never_again(key):
+        # The void of another's blob stays until `sweep`: the storage may carry out the creation of this key a second
+        # time, late, and a promote would then find its source again, with the same token in S3.
+        if own is not None and _comes_never_again(key):
             self._remove_used(key)
-        return is_done
+        return True
 
     def stat(self, key: str) -> BlobInfo | None:
         info = self._bucket.head(check_key(key))

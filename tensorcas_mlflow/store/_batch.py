@@ -199,7 +199,7 @@ class PendingBatch:
             if intent is None:
                 continue
             try:
-                self._backend.retract(*intent)
+                self._backend.withdraw(*intent, own=())
             except BackendError as error:
                 # The caller wants the reason for giving up, not this error. A leftover intent costs little.
                 _log.warning("a save was given up, and %s", error)
@@ -258,7 +258,7 @@ class PendingBatch:
             intent = self._intents[number]
             if manifest.digest in lost and intent is not None:
                 self._intents[number] = None
-                self._backend.retract(*intent)
+                self._backend.withdraw(*intent, own=())
         self._names.update({digest: _new_name(digest) for digest in lost})
 
     def _put_manifest(self, manifest: Manifest) -> None:

@@ -291,7 +291,7 @@ class WatchedBackend(Backend):
             "promote", dest, lambda: memory.promote(source, dest, data, token=token, replace=replace), source, dest
         )
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         return self._call("withdraw", key, lambda: self._run.memory.withdraw(key, token), key)
 
     def stat(self, key: str) -> BlobInfo | None:

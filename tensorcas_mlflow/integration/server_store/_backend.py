@@ -197,7 +197,7 @@ class CarrierBackend(Backend):
             raise
         self._tidy(source, *([stand_in] if takes_place and is_safe else []))
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         if key in self._doubtful or self._is_unreachable:
             # Each call to an unreachable server waits through all retries again, and the abandoned save already has its
             # error.
