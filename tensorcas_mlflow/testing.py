@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Children, Token
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, FoundFile, Token
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 
@@ -95,10 +95,7 @@ class FaultyBackend(Backend):
     def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         return self._call("list_dir", prefix, lambda: self.inner.list_dir(prefix, most=most))
 
-    def paths(self) -> Iterator[str]:
-        return self.inner.paths()
-
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         return self.inner.files()
 
     def delete(self, key: str) -> None:
@@ -636,10 +633,10 @@ class BackendConformance(ConcurrencyConformance):
 
     def test_files_have_the_bytes_of_every_large_blob(self, backend: Backend) -> None:
         backend.put_new("kind/zero", [b"x"])
-        before = dict(backend.files())
+        before = {file.path: file.size for file in backend.files()}
         backend.put_new("kind/one", [bytes(1 << 20)])
         backend.put_new("kind/below/two", [bytes(3 << 20)])
-        after = dict(backend.files())
+        after = {file.path: file.size for file in backend.files()}
 
         assert after == before | {"kind/one": 1 << 20, "kind/below/two": 3 << 20}
 

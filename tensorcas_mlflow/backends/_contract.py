@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
+from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import RefusedError
@@ -45,11 +45,6 @@ def check_key(key: str) -> str:
     return key
 
 
-def is_segment(name: str) -> bool:
-    """Tell whether a name is a valid segment of a key."""
-    return name not in (".", "..") and is_listed_segment(name) is not None
-
-
 class BlobInfo(NamedTuple):
     """A listing's description of one blob."""
 
@@ -74,6 +69,17 @@ class Children(NamedTuple):
     """Describes the blobs, sorted by key, without those that a look shows to be none."""
     is_whole: bool = True
     """False if the listing ended at its bound: then there may be more."""
+
+
+class FoundFile(NamedTuple):
+    """File or object below the root of a backend."""
+
+    path: str
+    """Relative to the root, with ``/`` between the parts; it need not be a key."""
+    size: int
+    """Bytes."""
+    is_own: bool = False
+    """True for a file of the backend itself that is no blob: a temporary one, or one of its database."""
 
 
 class Backend(ABC):
@@ -101,8 +107,6 @@ class Backend(ABC):
     """True if it keeps small blobs in a database. Of the blobs that one commit creates, packs up to
     `MOST_SHARED_BYTES` and other small ones are stored as differences from earlier ones, so callers leave text in them
     uncompressed."""
-    tally: ReadCounter | None = None
-    """Counter of its reads, if a caller wants one; see `MeteredBackend`."""
 
     @abstractmethod
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
@@ -259,21 +263,13 @@ class Backend(ABC):
             most: Bound of the keys below the prefix, however deep, beyond which a remote backend lists no further.
         """
 
-    def paths(self) -> Iterator[str]:
-        """Yield the path of every file or object below the root, in no order, even if it is no key.
-
-        Other programs may put files with any names there. A folder with an invalid name is yielded with a slash at its
-        end, and not entered. The backend's own temporary files, such as files under way, are left out.
-        """
-        return iter(())
-
     @abstractmethod
-    def files(self) -> Iterator[tuple[str, int]]:
-        """Yield every file or object below the root in no order: its path, and its size in bytes.
+    def files(self) -> Iterator[FoundFile]:
+        """Yield every file or object below the root, in no order.
 
-        All of them count: the backend's own and temporary ones, and those of other programs. So the sizes add up to
-        the disk space of the store, once nobody writes: the write-ahead log of a database counts as pages of that. A
-        file that comes or goes meanwhile may or may not be there.
+        All of them count: the backend's own and temporary ones, and those of other programs, whatever their names. So
+        the sizes add up to the disk space of the store, once nobody writes: the write-ahead log of a database counts as
+        pages of that. A file that comes or goes meanwhile may or may not be there.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import TypeVar
 
-from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import BlobInfo, Children, FoundFile, Token, check_key
 from tensorcas_mlflow.backends._database import DATABASE_FILES, HEAD, SHM, WAL, Database
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, NewFile, _translated, write_all
@@ -430,12 +430,6 @@ class FolderBackend(LocalBackend):
 
         return Children({**rows, **files.blobs}, segments, facts)
 
-    def paths(self) -> Iterator[str]:
-        yield from (path for path in super().paths() if path not in DATABASE_FILES)
-        if self.has_database:
-            self._flush()
-            yield from self._read("list", NAME, lambda rows: rows.keys(""))
-
     def _below(self, prefix: str, look: Callable[[Rows, str], Sequence[T]]) -> Sequence[T]:
         """Look for what lies below a prefix, once no row is missing below its first segment."""
         if not self._may_have_rows(prefix):
@@ -450,11 +444,13 @@ class FolderBackend(LocalBackend):
 
     # --- bytes
 
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         # They are gone, or nearly, once nobody writes; what the log adds to the database counts there.
-        for path, n_bytes in super().files():
-            if path not in (WAL, SHM, HEAD):
-                yield path, self._n_database_bytes() if path == NAME else n_bytes
+        for file in super().files():
+            if file.path == NAME:
+                yield FoundFile(NAME, self._n_database_bytes(), is_own=True)
+            elif file.path not in (WAL, SHM, HEAD):
+                yield file._replace(is_own=True) if file.path in DATABASE_FILES else file
 
     def _n_database_bytes(self) -> int:
         with _translated("read", NAME):

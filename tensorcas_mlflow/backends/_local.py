@@ -17,10 +17,10 @@ from tensorcas_mlflow.backends._contract import (
     Backend,
     BlobInfo,
     Children,
+    FoundFile,
     Token,
     check_key,
     is_listed_segment,
-    is_segment,
 )
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._locked_file import LockedFile
@@ -417,18 +417,7 @@ class LocalBackend(Backend):
 
         return Children(dict.fromkeys(blobs, True), segments, facts)
 
-    def paths(self) -> Iterator[str]:
-        with _translated("list", "."):
-            for folder, names, files in os.walk(self._top):
-                below = os.path.relpath(folder, self._top).replace(os.sep, "/")
-                prefix = "" if below == "." else f"{below}/"
-                for name in files:
-                    if not name.startswith((STAGING, UPLOADING)):
-                        yield prefix + name
-                yield from (f"{prefix}{name}/" for name in names if not is_segment(name))
-                names[:] = filter(is_segment, names)
-
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         folders = [""]
         with _translated("list", "."):
             while folders:
@@ -439,7 +428,8 @@ class LocalBackend(Backend):
                             folders.append(f"{prefix}{entry.name}/")
                             continue
                         with contextlib.suppress(FileNotFoundError):
-                            yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
+                            size = entry.stat(follow_symlinks=False).st_size
+                            yield FoundFile(prefix + entry.name, size, entry.name.startswith((STAGING, UPLOADING)))
 
     @contextlib.contextmanager
     def alone_in(self, prefix: str) -> Iterator[bool]:

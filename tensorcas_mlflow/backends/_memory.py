@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, FoundFile, Token, check_key
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError
@@ -87,13 +87,9 @@ class MemoryBackend(Backend):
         segments = {info.key.split("/")[depth] for info in found if info.key.count("/") > depth}
         return Children(dict.fromkeys(blobs, True), segments, lambda: list(blobs.values()))
 
-    def paths(self) -> Iterator[str]:
+    def files(self) -> Iterator[FoundFile]:
         with self._lock:
-            return iter(list(self._blobs))
-
-    def files(self) -> Iterator[tuple[str, int]]:
-        with self._lock:
-            return iter([(key, len(data)) for key, (data, _, _) in self._blobs.items()])
+            return iter([FoundFile(key, len(data)) for key, (data, _, _) in self._blobs.items()])
 
     def delete(self, key: str) -> None:
         with self._lock:

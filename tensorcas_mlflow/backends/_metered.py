@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, FoundFile, Token
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BlobNotFoundError
@@ -13,8 +13,6 @@ from tensorcas_mlflow.errors import BlobNotFoundError
 
 class MeteredBackend(Backend):
     """Wrapper of a backend with a count of its reads."""
-
-    tally: ReadCounter
 
     def __init__(self, inner: Backend, tally: ReadCounter) -> None:
         """Wrap a backend.
@@ -81,11 +79,7 @@ class MeteredBackend(Backend):
         self.tally.add(0)
         return self.inner.list_dir(prefix, most=most)
 
-    def paths(self) -> Iterator[str]:
-        self.tally.add(0)
-        return self.inner.paths()
-
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         self.tally.add(0)
         return self.inner.files()
 

@@ -13,7 +13,7 @@ from itertools import islice
 from operator import attrgetter
 
 from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError, joined
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key, is_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, FoundFile, Token, check_key, is_key
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
@@ -241,12 +241,8 @@ class ObjectBackend(Backend):
         blobs = {info.path.rpartition("/")[2]: info.size != VOID_BYTES or None for info in objects}
         return Children(blobs, frozenset(filter(is_key, names)), facts, is_whole)
 
-    def paths(self) -> Iterator[str]:
-        # A void has a key of ours, so there is no need to check objects for voids.
-        return (info.path for info in self._bucket.walk(""))
-
-    def files(self) -> Iterator[tuple[str, int]]:
-        return ((info.path, info.size) for info in self._bucket.walk(""))
+    def files(self) -> Iterator[FoundFile]:
+        return (FoundFile(info.path, info.size) for info in self._bucket.walk(""))
 
     def delete(self, key: str) -> None:
         if _comes_never_again(check_key(key)):

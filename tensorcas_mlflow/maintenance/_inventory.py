@@ -505,7 +505,7 @@ def read_tables(
 
 def disk_bytes(backend: Backend) -> int:
     """Return the bytes of all files of a store, or of all its objects in a bucket: its size on the disk."""
-    return sum(n_bytes for _, n_bytes in backend.files())
+    return sum(file.size for file in backend.files())
 
 
 def list_manifests(backend: Backend) -> dict[str, int]:

@@ -178,7 +178,7 @@ _KIND_OF = {RECIPES: "manifests", REF_TABLES: "refs", **dict.fromkeys(DATABASE_F
 def disk_usage(backend: Backend) -> DiskUsage:
     """Add up the sizes of all files of a store."""
     sizes = dict.fromkeys((field.name for field in fields(DiskUsage)), 0)
-    for path, n_bytes in backend.files():
+    for path, n_bytes, _ in backend.files():
         kind = path.partition("/")[0]
         kind = _KIND_OF.get(kind, kind)
         sizes[kind if kind in sizes and kind != "total" else "other"] += n_bytes
@@ -599,7 +599,7 @@ def _stored_bytes(backend: Backend, inventory: Inventory) -> tuple[Any, Any]:
     """
     entry_bytes, manifest_bytes = inventory.entry_bytes.astype(np.int64), inventory.manifest_bytes.astype(np.int64)
     if backend.has_database:
-        files = dict(backend.files())
+        files = {file.path: file.size for file in backend.files()}
         packs = np.array([pack_key(name) not in files for name in inventory.packs], dtype=bool)
         all_manifests = {
             name: size for name, size in list_manifests(backend).items() if f"manifests/{name}" not in files

@@ -16,7 +16,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Children, MemoryBackend, Token
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, FoundFile, MemoryBackend, Token
 from tensorcas_mlflow.base.digest import Buffer
 
 GENERATION = "condemned/@generation"
@@ -323,7 +323,7 @@ class WatchedBackend(Backend):
     def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         return self._call("list", prefix, lambda: self._run.memory.list_dir(prefix))
 
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         return self._run.memory.files()
 
     def delete(self, key: str) -> None:

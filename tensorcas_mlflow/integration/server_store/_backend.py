@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Children, Token, check_key, is_key
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, FoundFile, Token, check_key, is_key
 from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
@@ -261,20 +261,7 @@ class CarrierBackend(Backend):
             lambda: [_info(f"{path}/{name}", sizes[name]) for name in sorted(sizes)],
         )
 
-    def paths(self) -> Iterator[str]:
-        folders = [""]
-        while folders:
-            folder = folders.pop()
-            for entry in self._shelf.entries(folder):
-                path = posixpath.join(folder, entry.name)
-                if entry.size is not None:
-                    yield path
-                elif is_key(path):
-                    folders.append(path)
-                else:
-                    yield f"{path}/"
-
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         folders = [""]
         while folders:
             folder = folders.pop()
@@ -283,7 +270,7 @@ class CarrierBackend(Backend):
                 if entry.size is None:
                     folders.append(path)
                 else:
-                    yield path, entry.size
+                    yield FoundFile(path, entry.size)
 
     def delete(self, key: str) -> None:
         path = _path(key)
