@@ -416,10 +416,14 @@ class FolderBackend(LocalBackend):
 
     def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         files = super().list_dir(prefix)
+        blobs, segments = dict(files.blobs), set(files.segments)
         begin = len(prefix) + 1
-        below = [key[begin:] for key in self._below(prefix, Rows.keys)]
-        rows = dict.fromkeys([name for name in below if "/" not in name], True)
-        segments = files.segments | {name.partition("/")[0] for name in below if "/" in name}
+        for key in self._below(prefix, Rows.keys):
+            name, is_deeper, _ = key[begin:].partition("/")
+            if is_deeper:
+                segments.add(name)
+            else:
+                blobs[name] = True
 
         def facts() -> list[BlobInfo]:
             found = {info.key: info for info in files.facts()}
@@ -428,7 +432,7 @@ class FolderBackend(LocalBackend):
                     found.setdefault(key, _info(key, row))
             return [found[key] for key in sorted(found)]
 
-        return Children({**rows, **files.blobs}, segments, facts)
+        return Children(blobs, segments, facts)
 
     def _below(self, prefix: str, look: Callable[[Rows, str], Sequence[T]]) -> Sequence[T]:
         """Look for what lies below a prefix, once no row is missing below its first segment."""

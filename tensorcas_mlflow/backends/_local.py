@@ -382,17 +382,14 @@ class LocalBackend(Backend):
         folders = [check_key(prefix)]
         while folders:
             folder = folders.pop()
-            found = self._list_folder(folder)
-            yield from (info for info in found.facts() if after is None or info.key > after)
+            found = LocalBackend.list_dir(self, folder)
+            yield from found.facts() if after is None else [info for info in found.facts() if info.key > after]
             folders.extend(f"{folder}/{name}" for name in found.segments)
 
     def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
-        return self._list_folder(prefix)
-
-    def _list_folder(self, prefix: str) -> Children:
         blobs: dict[str, os.DirEntry[str]] = {}
         segments: set[str] = set()
-        with _translated("list", prefix), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        try:
             folder = self._path(prefix)
             _check_no_link(folder, prefix)
             for entry in os.scandir(folder):
@@ -406,6 +403,11 @@ class LocalBackend(Backend):
                     entry.is_file(follow_symlinks=False) or entry.is_symlink()
                 ):
                     blobs[entry.name] = entry
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:
+            with _translated("list", prefix):
+                raise
 
         def facts() -> list[BlobInfo]:
             found: list[BlobInfo] = []
