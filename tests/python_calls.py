@@ -13,7 +13,7 @@ def calls_of(*functions: str) -> Iterator[list[CodeType]]:
     """Note the Python calls of this thread.
 
     Args:
-        functions: Names of functions, such as ``refresh`` or ``Logs.refresh``; none notes all calls, those
+        functions: Names of functions, such as ``refresh`` or ``Database.read``; none notes all calls, those
             that end the block among them.
     """
     calls: list[CodeType] = []

@@ -329,9 +329,7 @@ class Database:
         """
         with self._writing() as rows:
             run = rows.connection.execute
-            if rows.is_synchronous is not durable:
-                run(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-                rows.is_synchronous = durable
+            rows.wait_for_disk(durable)
             if durable:
                 self._name_log()
             run("BEGIN IMMEDIATE")
@@ -418,7 +416,7 @@ class Database:
     def _checkpoint(self, rows: Rows) -> bool:
         """Copy the write-ahead log into the database and empty it, as far as no reader needs it; the lock is held."""
         run = rows.connection.execute
-        run("PRAGMA synchronous = FULL")
+        rows.wait_for_disk(True)
         run(f"PRAGMA busy_timeout = {int(_CHECKPOINT_TIMEOUT_S * 1000)}")
         [(is_busy, *_)] = run("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         run(f"PRAGMA busy_timeout = {int(_TIMEOUT_S * 1000)}")
@@ -442,7 +440,7 @@ class Database:
     def shrink(self) -> None:
         """Give free pages back to the file system."""
         with self._writing() as rows:
-            rows.connection.execute("PRAGMA synchronous = NORMAL")
+            rows.wait_for_disk(False)
             rows.connection.execute("BEGIN IMMEDIATE")
             rows.vacuum()
             rows.connection.execute("COMMIT")

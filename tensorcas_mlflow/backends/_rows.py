@@ -242,9 +242,14 @@ class Rows:
     def __init__(self, connection: sqlite3.Connection, known: Known) -> None:
         self.connection = connection
         self.known = known
-        self.is_synchronous: bool | None = None
-        """True if a commit through this connection waits for the disk; None if it does what the library is built for."""
+        self._waits: bool | None = None
         self._run = connection.execute
+
+    def wait_for_disk(self, waits: bool) -> None:
+        """Choose whether later commits through this connection wait for the disk."""
+        if self._waits is not waits:
+            self._run(f"PRAGMA synchronous = {'FULL' if waits else 'NORMAL'}")
+            self._waits = waits
 
     def state(self) -> State:
         """Return the last commit, which two tables name."""

@@ -224,6 +224,8 @@ def _repair_json(report: RepairReport) -> Json:
         "n_quarantined": report.n_quarantined,
         "n_healed": report.n_healed,
         "n_fenced": report.n_fenced,
+        "n_kept": report.n_kept,
+        "recipes_gone": list(report.recipes_gone),
         "left": dict(report.left),
         "losses": [_problem_json(loss) for loss in report.losses],
     }

@@ -71,9 +71,7 @@ def renamed(tensors: Mapping[str, Any]) -> Tensors:
 
 
 def n_bytes(store: Store) -> int:
-    return sum(
-        info.size for folder in ("packs", "manifests", "refs", "index") for info in store.backend.list(folder)
-    )
+    return sum(info.size for folder in ("packs", "manifests", "refs", "index") for info in store.backend.list(folder))
 
 
 def share_of_deltas(store: Store) -> float:

@@ -1,4 +1,4 @@
-"""The protocol loses nothing where `put_all` holds blobs back until the next `promote`, as a folder with logs does."""
+"""The protocol loses nothing where `put_all` holds blobs back until the next `promote`, as a database makes it do."""
 
 from __future__ import annotations
 
