@@ -227,11 +227,8 @@ class Backend(ABC):
         """
         return None
 
-    def alone_in(self, prefix: str) -> AbstractContextManager[bool]:
+    def alone(self) -> AbstractContextManager[bool]:
         """Let one process do work that several would repeat. Nothing may depend on being alone.
-
-        Args:
-            prefix: A prefix of keys of one segment.
 
         Returns:
             Context with False if another process, or thread, is in this context now. A backend without locks gives

@@ -505,18 +505,6 @@ class FolderBackend(LocalBackend):
 
     # ---
 
-    @contextlib.contextmanager
-    def alone_in(self, prefix: str) -> Iterator[bool]:
-        if not self.has_database:
-            with super().alone_in(prefix) as is_alone:
-                yield is_alone
-            return
-        with contextlib.ExitStack() as stack:
-            is_alone = True
-            with contextlib.suppress(OSError):
-                is_alone = stack.enter_context(self._database.alone())
-            yield is_alone
-
     def _may_have_rows(self, key: str) -> bool:
         """Tell whether a blob, or blobs below a prefix, may be in the database."""
         return check_key(key).partition("/")[0] not in _IN_FILES and (self._database.is_there or self._database.look())

@@ -176,11 +176,11 @@ def _alone_in(folder: str, *, waits: bool = True) -> Iterator[bool]:
     file system without locks, a withdrawal may remove a blob written there at the same moment.
 
     Args:
-        folder: The folder.
+        folder: The folder; or a file, for `LocalBackend.alone`.
         waits: Whether to wait for another owner of the lock. If not, False is yielded while there is one.
 
     Raises:
-        FileNotFoundError: There is no such folder.
+        FileNotFoundError: There is none.
     """
     if os.name != "posix":
         yield True
@@ -434,11 +434,12 @@ class LocalBackend(Backend):
                             yield FoundFile(prefix + entry.name, size, entry.name.startswith((STAGING, UPLOADING)))
 
     @contextlib.contextmanager
-    def alone_in(self, prefix: str) -> Iterator[bool]:
+    def alone(self) -> Iterator[bool]:
         with contextlib.ExitStack() as stack:
             is_alone = True
-            with contextlib.suppress(OSError):  # it has no folder yet, or this process may not open it
-                is_alone = stack.enter_context(_alone_in(self._path(prefix), waits=False))
+            with contextlib.suppress(OSError):  # it is not there yet, or this process may not open it
+                # A file that nothing else locks: a commit locks the folder of its ref, or that of the database.
+                is_alone = stack.enter_context(_alone_in(self._path("format"), waits=False))
             yield is_alone
 
     def delete(self, key: str) -> None:

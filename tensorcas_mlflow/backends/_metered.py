@@ -49,8 +49,8 @@ class MeteredBackend(Backend):
         self.tally.add(0, len(wanted))
         return self.inner.missing(wanted)
 
-    def alone_in(self, prefix: str) -> AbstractContextManager[bool]:
-        return self.inner.alone_in(prefix)
+    def alone(self) -> AbstractContextManager[bool]:
+        return self.inner.alone()
 
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         try:

@@ -716,7 +716,7 @@ class Catalog:
                 return
             self._folds_all_at = _drawn_fold_at()
             try:
-                with self._backend.alone_in("index") as is_alone:
+                with self._backend.alone() as is_alone:
                     if is_alone:
                         self._fold()
             except BlobNotFoundError:
