@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Children, Token
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, FoundFile, Token
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
 
@@ -80,11 +80,8 @@ class FaultyBackend(Backend):
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         self._call("promote", dest, lambda: self.inner.promote(source, dest, data, token=token, replace=replace))
 
-    def withdraw(self, key: str, token: Token) -> bool:
-        return self._call("withdraw", key, lambda: self.inner.withdraw(key, token))
-
-    def retract(self, key: str, token: Token) -> bool:
-        return self._call("withdraw", key, lambda: self.inner.retract(key, token))
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
+        return self._call("withdraw", key, lambda: self.inner.withdraw(key, token, own=own))
 
     def stat(self, key: str) -> BlobInfo | None:
         return self._call("stat", key, lambda: self.inner.stat(key))
@@ -95,13 +92,10 @@ class FaultyBackend(Backend):
     def read_into(self, key: str, start: int, out: memoryview) -> None:
         self._call("read_into", key, lambda: self.inner.read_into(key, start, out))
 
-    def list_dir(self, prefix: str) -> Children:
-        return self._call("list_dir", prefix, lambda: self.inner.list_dir(prefix))
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
+        return self._call("list_dir", prefix, lambda: self.inner.list_dir(prefix, most=most))
 
-    def paths(self) -> Iterator[str]:
-        return self.inner.paths()
-
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         return self.inner.files()
 
     def delete(self, key: str) -> None:
@@ -561,10 +555,23 @@ class BackendConformance(ConcurrencyConformance):
         assert not backend.withdraw("intent", token)
         assert backend.stat("intent") is None
 
+    def test_creator_of_a_blob_withdraws_it_once_and_frees_its_key(self, backend: Backend) -> None:
+        token = backend.put_new("intents/a", [b"x"], durable=False)
+        backend.put_all([("packs/a", [b"pack"])])
+        backend.put_new("packs/b", [b"seen"])
+
+        assert backend.withdraw("intents/a", token, own=["packs/a", "packs/b", "packs/absent"])
+        assert not backend.withdraw("intents/a", token, own=())
+        assert list(backend.list("intents")) == []
+        assert backend.get("packs/b") == b"seen"
+        assert all(backend.get(info.key) in (b"pack", b"seen") for info in backend.list("packs"))
+        with pytest.raises(BlobNotFoundError):
+            backend.promote("intents/a", "refs/@a", b"ref", token=token, replace=False)
+
     def test_the_token_of_a_listing_is_the_token_of_the_blob(self, backend: Backend) -> None:
         token = backend.put_new("intents/a", [b"x"])
         (listed,) = backend.list("intents")
-        (child,), _ = backend.list_dir("intents")
+        (child,) = backend.list_dir("intents").facts()
 
         assert listed.token == child.token == token
 
@@ -595,16 +602,27 @@ class BackendConformance(ConcurrencyConformance):
         assert sorted(keys) == ["a/B", "a/b-", "a/b/z", "a/c"]
         assert keys == sorted(keys) or not backend.is_remote
 
-    def test_list_dir_gives_children_sorted(self, backend: Backend) -> None:
+    def test_list_dir_gives_children_and_sorted_facts(self, backend: Backend) -> None:
         for key in ("a/z", "a/c/y", "a/b/y", "a/b/x/w", "a/@k", "b/q"):
             backend.put_new(key, [b"1"])
-        blobs, names = backend.list_dir("a")
 
-        assert [info.key for info in blobs] == ["a/@k", "a/z"]
-        assert names == ["b", "c"]
-        assert backend.names("a") == {"@k", "z"}
-        assert backend.names("a/d") == set()
-        assert backend.list_dir("absent") == ([], [])
+        for most in (None, 1000):
+            found = backend.list_dir("a", most=most)
+            assert [info.key for info in found.facts()] == ["a/@k", "a/z"]
+            assert (dict(found.blobs), found.segments) == ({"@k": True, "z": True}, {"b", "c"})
+            assert found.is_whole
+        for prefix in ("a/d", "absent"):
+            found = backend.list_dir(prefix)
+            assert (found.facts(), found.blobs, found.segments) == ([], {}, set())
+
+    def test_list_dir_that_ends_at_its_bound_says_so_and_shows_nothing_else(self, backend: Backend) -> None:
+        for key in ("a/z", "a/b/x", "a/b/y", "b/q"):
+            backend.put_new(key, [b"1"])
+        found = backend.list_dir("a", most=2)
+
+        assert found.blobs.keys() <= {"z"}
+        assert found.segments <= {"b"}
+        assert not found.is_whole or (set(found.blobs), set(found.segments)) == ({"z"}, {"b"})
 
     def test_what_is_removed_is_no_longer_listed(self, backend: Backend) -> None:
         backend.put_new("a/x", [b""])
@@ -615,10 +633,10 @@ class BackendConformance(ConcurrencyConformance):
 
     def test_files_have_the_bytes_of_every_large_blob(self, backend: Backend) -> None:
         backend.put_new("kind/zero", [b"x"])
-        before = dict(backend.files())
+        before = {file.path: file.size for file in backend.files()}
         backend.put_new("kind/one", [bytes(1 << 20)])
         backend.put_new("kind/below/two", [bytes(3 << 20)])
-        after = dict(backend.files())
+        after = {file.path: file.size for file in backend.files()}
 
         assert after == before | {"kind/one": 1 << 20, "kind/below/two": 3 << 20}
 

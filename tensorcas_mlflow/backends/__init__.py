@@ -30,10 +30,11 @@ if TYPE_CHECKING:
         Backend,
         BlobInfo,
         Children,
-        PossibleChildren,
+        FoundFile,
         Token,
         check_key,
         is_key,
+        map_requests,
     )
     from tensorcas_mlflow.backends._database import DATABASE_FILES
     from tensorcas_mlflow.backends._file import (
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
         Root,
         artifact_path,
         is_ours,
-        is_readable_name,
         is_store,
         is_visible,
         is_visible_path,
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "_buckets": "Bucket",
     "_checks": "Damage",
-    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children PossibleChildren Token check_key is_key",
+    "_contract": "MOST_SHARED_BYTES Backend BlobInfo Children FoundFile Token check_key is_key map_requests",
     "_file": "PAGE_BYTES SCRATCH_BYTES BlobFile MappedStretch ReadCounter Scratch aligned_buffer",
     "_database": "DATABASE_FILES",
     "_local": "LocalBackend",
@@ -92,9 +92,7 @@ _NAMES = {
     "_plain_files": (
         "LocalPlainFiles NewText ObjectPlainFiles PlainFile PlainFiles open_plain_files settle_tree write_whole"
     ),
-    "_root": (
-        "SCHEME STORE_FOLDER UPLOADING Root artifact_path is_ours is_readable_name is_store is_visible is_visible_path"
-    ),
+    "_root": ("SCHEME STORE_FOLDER UPLOADING Root artifact_path is_ours is_store is_visible is_visible_path"),
     "_rows": "DamagedError",
 }
 

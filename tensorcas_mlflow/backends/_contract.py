@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
+from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import RefusedError
@@ -45,11 +45,6 @@ def check_key(key: str) -> str:
     return key
 
 
-def is_segment(name: str) -> bool:
-    """Tell whether a name is a valid segment of a key."""
-    return name not in (".", "..") and is_listed_segment(name) is not None
-
-
 class BlobInfo(NamedTuple):
     """A listing's description of one blob."""
 
@@ -63,17 +58,28 @@ class BlobInfo(NamedTuple):
     """True if it is a symbolic link; a link is no blob and is not followed."""
 
 
-Children = tuple[list[BlobInfo], list[str]]
-"""The blobs directly below a prefix, and the names of the next segments; both sorted."""
-
-
-class PossibleChildren(NamedTuple):
-    """Names directly below a prefix."""
+class Children(NamedTuple):
+    """Direct children of a prefix."""
 
     blobs: Mapping[str, bool | None]
     """Last segments of the keys that may have blobs: True for one that has, None if only a look at it would show."""
     segments: Set[str]
-    """Next segments with keys below them that may have blobs."""
+    """Next segments with keys below them that may have blobs (or held blobs)."""
+    facts: Callable[[], list[BlobInfo]]
+    """Describes the blobs, sorted by key, without those that a look shows to be none."""
+    is_whole: bool = True
+    """False if the listing ended at its bound: then there may be more."""
+
+
+class FoundFile(NamedTuple):
+    """File or object below the root of a backend."""
+
+    path: str
+    """Relative to the root, with ``/`` between the parts; it need not be a key."""
+    size: int
+    """Bytes."""
+    is_own: bool = False
+    """True for a file of the backend itself that is no blob: a temporary one, or one of its database."""
 
 
 class Backend(ABC):
@@ -101,8 +107,6 @@ class Backend(ABC):
     """True if it keeps small blobs in a database. Of the blobs that one commit creates, packs up to
     `MOST_SHARED_BYTES` and other small ones are stored as differences from earlier ones, so callers leave text in them
     uncompressed."""
-    tally: ReadCounter | None = None
-    """Counter of its reads, if a caller wants one; see `MeteredBackend`."""
 
     @abstractmethod
     def put_new(self, key: str, pieces: Iterable[Buffer], *, durable: bool = True) -> Token:
@@ -163,21 +167,20 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         """Remove a blob and exclude a later `promote` of it.
 
-        Returns:
-            Whether this call removed it; False if it was gone or changed before. A removed blob does not come
-            back in a crash of the machine.
-        """
+        Args:
+            key: Its key.
+            token: The state of it that this call relies on.
+            own: Given by the creator of the blob, who will not promote it any more: the keys of its blobs of `put_all`.
+                Those that nobody else has seen yet are forgotten, and the others stay. Nothing is left in the place of
+                the withdrawn blob, which may come back in a crash of the machine.
 
-    def retract(self, key: str, token: Token) -> bool:
-        """Withdraw a blob that the caller has created and will not promote any more; leave nothing in its place.
-
         Returns:
-            Whether this call removed it, like `withdraw`.
+            Whether this call removed it; False if it was gone or changed before. Without ``own``, a removed blob does
+            not come back in a crash of the machine.
         """
-        return self.withdraw(key, token)
 
     @abstractmethod
     def stat(self, key: str) -> BlobInfo | None:
@@ -224,11 +227,8 @@ class Backend(ABC):
         """
         return None
 
-    def alone_in(self, prefix: str) -> AbstractContextManager[bool]:
+    def alone(self) -> AbstractContextManager[bool]:
         """Let one process do work that several would repeat. Nothing may depend on being alone.
-
-        Args:
-            prefix: A prefix of keys of one segment.
 
         Returns:
             Context with False if another process, or thread, is in this context now. A backend without locks gives
@@ -249,47 +249,24 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def list_dir(self, prefix: str) -> Children:
-        """List the direct children of a prefix.
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
+        """List the direct children of a prefix; an absent prefix has none.
 
-        Returns:
-            The blobs, and the names of the next segments that hold blobs (or held blobs), both sorted.
+        The names alone cost less than the facts. A remote backend does not look which of the objects count as no blob,
+        and a folder does not look at its files, until the facts are wanted.
+
+        Args:
+            prefix: The prefix.
+            most: Bound of the keys below the prefix, however deep, beyond which a remote backend lists no further.
         """
-
-    def names(self, prefix: str) -> set[str]:
-        """Return the last segments of the keys of the blobs directly below a prefix: `list_dir` without their facts."""
-        return {info.key.rpartition("/")[2] for info in self.list_dir(prefix)[0]}
-
-    def possible_children(self, prefix: str) -> PossibleChildren:
-        """List the names directly below a prefix.
-
-        A remote backend does not look which of the objects count as no blob.
-        """
-        blobs, names = self.list_dir(prefix)
-        return PossibleChildren({info.key.rpartition("/")[2]: True for info in blobs}, frozenset(names))
-
-    def few_possible_children(self, prefix: str, most: int) -> PossibleChildren | None:
-        """List the names directly below a prefix, unless more keys than a bound lie below it, however deep.
-
-        A remote backend lists no further than that.
-        """
-        return self.possible_children(prefix)
-
-    def paths(self) -> Iterator[str]:
-        """Yield the path of every file or object below the root, in no order, even if it is no key.
-
-        Other programs may put files with any names there. A folder with an invalid name is yielded with a slash at its
-        end, and not entered. The backend's own temporary files, such as files under way, are left out.
-        """
-        return iter(())
 
     @abstractmethod
-    def files(self) -> Iterator[tuple[str, int]]:
-        """Yield every file or object below the root in no order: its path, and its size in bytes.
+    def files(self) -> Iterator[FoundFile]:
+        """Yield every file or object below the root, in no order.
 
-        All of them count: the backend's own and temporary ones, and those of other programs. So the sizes add up to
-        the disk space of the store, once nobody writes: the write-ahead log of a database counts as pages of that. A
-        file that comes or goes meanwhile may or may not be there.
+        All of them count: the backend's own and temporary ones, and those of other programs, whatever their names. So
+        the sizes add up to the disk space of the store, once nobody writes: the write-ahead log of a database counts as
+        pages of that. A file that comes or goes meanwhile may or may not be there.
         """
 
     @abstractmethod
@@ -315,22 +292,6 @@ class Backend(ABC):
         if database:
             raise RefusedError("create", "blobs.db", f"{self.uri!r} cannot have a database: only a folder can")
 
-    def ordered_map(self, call: Callable[[T], R], items: Iterable[T], *, window: int | None = None) -> Iterator[R]:
-        """Apply a function that calls this backend on several threads; see `threads.ordered_map`."""
-        return threads.ordered_map(call, items, window=window, waits=self.is_remote)
-
-    def run_all(self, call: Callable[[T], None], items: Iterable[T]) -> None:
-        """Apply a function that calls this backend on several threads; see `threads.run_all`."""
-        threads.run_all(call, items, waits=self.is_remote)
-
-    def map_requests(self, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Apply a function to items, in their order: on several threads if each call waits for another machine."""
-        return self.ordered_map(call, items) if self.is_remote else map(call, items)
-
-    def discard(self, keys: Iterable[str]) -> None:
-        """Forget blobs of `put_all` that nobody else has seen yet; whatever lies in the storage already stays."""
-        return
-
     def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
         """Estimate the bytes of files that a deletion of some blobs and then a `sweep` free; changes nothing.
 
@@ -350,6 +311,16 @@ class Backend(ABC):
             Bytes freed.
         """
         return 0
+
+
+def map_requests(
+    backend: Backend, call: Callable[[T], R], items: Iterable[T], *, window: int | None = None
+) -> Iterator[R]:
+    """Apply a function that calls a backend: on several threads if each call waits for another machine.
+
+    See `threads.ordered_map`.
+    """
+    return threads.ordered_map(call, items, window=window, waits=True) if backend.is_remote else map(call, items)
 
 
 def is_key(key: str) -> bool:

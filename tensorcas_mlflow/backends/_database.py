@@ -294,12 +294,6 @@ class Database:
             return _size_of(self.path) + _size_of(self._wal)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Lock a file that no transaction locks; yield False if somebody else has it."""
-        with _try_lock(self._beside("format")) as is_alone:
-            yield is_alone
-
-    @contextlib.contextmanager
     def replacing(self) -> Iterator[None]:
         """Keep everybody from writing, without a look at the database."""
         with LockedFile.alone_in(self._folder):

@@ -10,7 +10,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import TypeVar
 
-from tensorcas_mlflow.backends._contract import BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import BlobInfo, Children, FoundFile, Token, check_key
 from tensorcas_mlflow.backends._database import DATABASE_FILES, HEAD, SHM, WAL, Database
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._local import LocalBackend, NewFile, _alone_in, _translated, write_all
@@ -121,7 +121,7 @@ class FolderBackend(LocalBackend):
             with self._holding:  # another thread may have committed ours
                 taken = [key for key in taken if key in self._held]
         if taken:
-            self.discard(new)
+            self._forget(new)
             raise BlobExistsError(taken[0])
         if self._n_held_bytes > _MOST_HELD_BYTES:
             self._flush()
@@ -302,7 +302,8 @@ class FolderBackend(LocalBackend):
         if is_shown:
             self._flush()
 
-    def discard(self, keys: Iterable[str]) -> None:
+    def _forget(self, keys: Iterable[str]) -> None:
+        """Forget held blobs; what is written already stays."""
         with self._holding:
             for key in keys:
                 self._n_held_bytes -= len(self._held.pop(key, b""))
@@ -310,21 +311,20 @@ class FolderBackend(LocalBackend):
 
     # --- deleting
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
+        self._forget(own or ())
         if not self._may_write_rows(key):
             return super().withdraw(key, token)
-        self._flush()
+        if own is None:
+            self._flush()
         if os.path.lexists(self._path(key)):
             self._remove_below(key)
             return super().withdraw(key, token)
-        return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=True)
-
-    def retract(self, key: str, token: Token) -> bool:
-        if not self._may_write_rows(key) or os.path.lexists(self._path(key)):
-            return self.withdraw(key, token)
         try:
-            return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=False)
+            return self._write("withdraw", key, lambda change: _remove(change, key, token), durable=own is None)
         except DamagedError as error:
+            if own is None:
+                raise
             self._warn(error)
             return False
 
@@ -446,28 +446,25 @@ class FolderBackend(LocalBackend):
         if damage is not None:
             raise damage
 
-    def list_dir(self, prefix: str) -> Children:
-        blobs, names = super().list_dir(prefix)
-        found = {info.key: info for info in blobs}
-        more = set(names)
-        for key, row in self._below(prefix, Rows.below):
-            name, _, below = key[len(prefix) + 1 :].partition("/")
-            if below:
-                more.add(name)
-            else:
-                found.setdefault(key, _info(key, row))
-        return [found[key] for key in sorted(found)], sorted(more)
-
-    def names(self, prefix: str) -> set[str]:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
+        files = super().list_dir(prefix)
+        blobs, segments = dict(files.blobs), set(files.segments)
         begin = len(prefix) + 1
-        keys = self._below(prefix, Rows.keys)
-        return super().names(prefix).union([name for key in keys if "/" not in (name := key[begin:])])
+        for key in self._below(prefix, Rows.keys):
+            name, is_deeper, _ = key[begin:].partition("/")
+            if is_deeper:
+                segments.add(name)
+            else:
+                blobs[name] = True
 
-    def paths(self) -> Iterator[str]:
-        yield from (path for path in super().paths() if path not in DATABASE_FILES)
-        if self.has_database:
-            self._flush()
-            yield from self._read("list", NAME, lambda rows: rows.keys(""))
+        def facts() -> list[BlobInfo]:
+            found = {info.key: info for info in files.facts()}
+            for key, row in self._below(prefix, Rows.below):
+                if "/" not in key[begin:]:
+                    found.setdefault(key, _info(key, row))
+            return [found[key] for key in sorted(found)]
+
+        return Children(blobs, segments, facts)
 
     def _below(self, prefix: str, look: Callable[[Rows, str], Sequence[T]]) -> Sequence[T]:
         """Look for what lies below a prefix, once no row is missing below its first segment."""
@@ -483,11 +480,13 @@ class FolderBackend(LocalBackend):
 
     # --- bytes
 
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         # They are gone, or nearly, once nobody writes; what the log adds to the database counts there.
-        for path, n_bytes in super().files():
-            if path not in (WAL, SHM, HEAD):
-                yield path, self._n_database_bytes() if path == NAME else n_bytes
+        for file in super().files():
+            if file.path == NAME:
+                yield FoundFile(NAME, self._n_database_bytes(), is_own=True)
+            elif file.path not in (WAL, SHM, HEAD):
+                yield file._replace(is_own=True) if file.path in DATABASE_FILES else file
 
     def _n_database_bytes(self) -> int:
         with _translated("read", NAME):
@@ -537,18 +536,6 @@ class FolderBackend(LocalBackend):
         return result
 
     # ---
-
-    @contextlib.contextmanager
-    def alone_in(self, prefix: str) -> Iterator[bool]:
-        if not self.has_database:
-            with super().alone_in(prefix) as is_alone:
-                yield is_alone
-            return
-        with contextlib.ExitStack() as stack:
-            is_alone = True
-            with contextlib.suppress(OSError):
-                is_alone = stack.enter_context(self._database.alone())
-            yield is_alone
 
     def _may_have_rows(self, key: str) -> bool:
         """Tell whether a blob, or blobs below a prefix, may be in the database."""

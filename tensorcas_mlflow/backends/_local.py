@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import operator
 import os
 import stat
 import time
@@ -18,10 +17,10 @@ from tensorcas_mlflow.backends._contract import (
     Backend,
     BlobInfo,
     Children,
+    FoundFile,
     Token,
     check_key,
     is_listed_segment,
-    is_segment,
 )
 from tensorcas_mlflow.backends._file import BlobFile
 from tensorcas_mlflow.backends._locked_file import LockedFile
@@ -177,11 +176,11 @@ def _alone_in(folder: str, *, waits: bool = True) -> Iterator[bool]:
     file system without locks, a withdrawal may remove a blob written there at the same moment.
 
     Args:
-        folder: The folder.
+        folder: The folder; or a file, for `LocalBackend.alone`.
         waits: Whether to wait for another owner of the lock. If not, False is yielded while there is one.
 
     Raises:
-        FileNotFoundError: There is no such folder.
+        FileNotFoundError: There is none.
     """
     if os.name != "posix":
         yield True
@@ -284,7 +283,7 @@ class LocalBackend(Backend):
                     os.unlink(source_path)
             self._settled.settle(folder)
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         path = self._path(key)
         with (
             _translated("withdraw", key),
@@ -383,66 +382,44 @@ class LocalBackend(Backend):
         folders = [check_key(prefix)]
         while folders:
             folder = folders.pop()
-            blobs, names = self._list_folder(folder)
-            yield from blobs if after is None else [info for info in blobs if info.key > after]
-            folders.extend(f"{folder}/{name}" for name in names)
+            found = LocalBackend.list_dir(self, folder)
+            yield from found.facts() if after is None else [info for info in found.facts() if info.key > after]
+            folders.extend(f"{folder}/{name}" for name in found.segments)
 
-    def list_dir(self, prefix: str) -> Children:
-        return self._list_folder(prefix)
-
-    def names(self, prefix: str) -> set[str]:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
+        blobs: dict[str, os.DirEntry[str]] = {}
+        segments: set[str] = set()
         try:
             folder = self._path(prefix)
             _check_no_link(folder, prefix)
-            return {
-                entry.name
-                for entry in os.scandir(folder)
-                if is_listed_segment(entry.name)
-                and not entry.name.startswith(UPLOADING)
-                and (entry.is_file(follow_symlinks=False) or entry.is_symlink())
-            }
+            for entry in os.scandir(folder):
+                if is_listed_segment(entry.name) is None:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    segments.add(entry.name)
+                # A link is no blob, and is not followed; but it may have replaced one, and every collector has to
+                # notice it.
+                elif not entry.name.startswith(UPLOADING) and (
+                    entry.is_file(follow_symlinks=False) or entry.is_symlink()
+                ):
+                    blobs[entry.name] = entry
         except (FileNotFoundError, NotADirectoryError):
-            return set()
+            pass
         except OSError:
             with _translated("list", prefix):
                 raise
 
-    def _list_folder(self, prefix: str) -> Children:
-        blobs: list[BlobInfo] = []
-        names: list[str] = []
-        with _translated("list", prefix):
-            try:
-                folder = self._path(prefix)
-                _check_no_link(folder, prefix)
-                entries = list(os.scandir(folder))
-            except (FileNotFoundError, NotADirectoryError):
-                return [], []
-            for entry in entries:
-                if is_listed_segment(entry.name) is None:
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    names.append(entry.name)
-                # A link is no blob, and is not followed; but it may have replaced one, and every collector has to
-                # notice it.
-                elif (entry.is_symlink() or entry.is_file(follow_symlinks=False)) and not entry.name.startswith(
-                    UPLOADING
-                ):
+        def facts() -> list[BlobInfo]:
+            found: list[BlobInfo] = []
+            with _translated("list", prefix):
+                for name in sorted(blobs):
                     with contextlib.suppress(FileNotFoundError):
-                        blobs.append(_info(f"{prefix}/{entry.name}", entry.stat(follow_symlinks=False)))
-        return sorted(blobs, key=operator.attrgetter("key")), sorted(names)
+                        found.append(_info(f"{prefix}/{name}", blobs[name].stat(follow_symlinks=False)))
+            return found
 
-    def paths(self) -> Iterator[str]:
-        with _translated("list", "."):
-            for folder, names, files in os.walk(self._top):
-                below = os.path.relpath(folder, self._top).replace(os.sep, "/")
-                prefix = "" if below == "." else f"{below}/"
-                for name in files:
-                    if not name.startswith((STAGING, UPLOADING)):
-                        yield prefix + name
-                yield from (f"{prefix}{name}/" for name in names if not is_segment(name))
-                names[:] = filter(is_segment, names)
+        return Children(dict.fromkeys(blobs, True), segments, facts)
 
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         folders = [""]
         with _translated("list", "."):
             while folders:
@@ -453,14 +430,16 @@ class LocalBackend(Backend):
                             folders.append(f"{prefix}{entry.name}/")
                             continue
                         with contextlib.suppress(FileNotFoundError):
-                            yield prefix + entry.name, entry.stat(follow_symlinks=False).st_size
+                            size = entry.stat(follow_symlinks=False).st_size
+                            yield FoundFile(prefix + entry.name, size, entry.name.startswith((STAGING, UPLOADING)))
 
     @contextlib.contextmanager
-    def alone_in(self, prefix: str) -> Iterator[bool]:
+    def alone(self) -> Iterator[bool]:
         with contextlib.ExitStack() as stack:
             is_alone = True
-            with contextlib.suppress(OSError):  # it has no folder yet, or this process may not open it
-                is_alone = stack.enter_context(_alone_in(self._path(prefix), waits=False))
+            with contextlib.suppress(OSError):  # it is not there yet, or this process may not open it
+                # A file that nothing else locks: a commit locks the folder of its ref, or that of the database.
+                is_alone = stack.enter_context(_alone_in(self._path("format"), waits=False))
             yield is_alone
 
     def delete(self, key: str) -> None:

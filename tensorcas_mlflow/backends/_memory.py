@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, Token, check_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, FoundFile, Token, check_key
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError
@@ -44,7 +44,7 @@ class MemoryBackend(Backend):
             del self._blobs[source]
             self._set(dest, bytes(data))
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         with self._lock:
             found = self._blobs.get(check_key(key))
             if found is None or found[2] != token:
@@ -80,20 +80,16 @@ class MemoryBackend(Backend):
         for key, (data, modified_s, token) in found:
             yield BlobInfo(key=key, size=len(data), modified_s=modified_s, token=token)
 
-    def list_dir(self, prefix: str) -> Children:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         depth = prefix.count("/") + 1
         found = list(self.list(prefix))
-        blobs = sorted((info for info in found if info.key.count("/") == depth), key=lambda info: info.key)
-        names = {info.key.split("/")[depth] for info in found if info.key.count("/") > depth}
-        return blobs, sorted(names)
+        blobs = {info.key.split("/")[depth]: info for info in found if info.key.count("/") == depth}
+        segments = {info.key.split("/")[depth] for info in found if info.key.count("/") > depth}
+        return Children(dict.fromkeys(blobs, True), segments, lambda: list(blobs.values()))
 
-    def paths(self) -> Iterator[str]:
+    def files(self) -> Iterator[FoundFile]:
         with self._lock:
-            return iter(list(self._blobs))
-
-    def files(self) -> Iterator[tuple[str, int]]:
-        with self._lock:
-            return iter([(key, len(data)) for key, (data, _, _) in self._blobs.items()])
+            return iter([FoundFile(key, len(data)) for key, (data, _, _) in self._blobs.items()])
 
     def delete(self, key: str) -> None:
         with self._lock:

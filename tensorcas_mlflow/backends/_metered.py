@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, PossibleChildren, Token
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, FoundFile, Token
 from tensorcas_mlflow.backends._file import BlobFile, ReadCounter
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BlobNotFoundError
@@ -13,8 +13,6 @@ from tensorcas_mlflow.errors import BlobNotFoundError
 
 class MeteredBackend(Backend):
     """Wrapper of a backend with a count of its reads."""
-
-    tally: ReadCounter
 
     def __init__(self, inner: Backend, tally: ReadCounter) -> None:
         """Wrap a backend.
@@ -39,11 +37,8 @@ class MeteredBackend(Backend):
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         self.inner.promote(source, dest, data, token=token, replace=replace)
 
-    def withdraw(self, key: str, token: Token) -> bool:
-        return self.inner.withdraw(key, token)
-
-    def retract(self, key: str, token: Token) -> bool:
-        return self.inner.retract(key, token)
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
+        return self.inner.withdraw(key, token, own=own)
 
     def stat(self, key: str) -> BlobInfo | None:
         self.tally.add(0)
@@ -54,8 +49,8 @@ class MeteredBackend(Backend):
         self.tally.add(0, len(wanted))
         return self.inner.missing(wanted)
 
-    def alone_in(self, prefix: str) -> AbstractContextManager[bool]:
-        return self.inner.alone_in(prefix)
+    def alone(self) -> AbstractContextManager[bool]:
+        return self.inner.alone()
 
     def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         try:
@@ -80,23 +75,11 @@ class MeteredBackend(Backend):
         self.tally.add(0)
         return self.inner.list(prefix, after=after)
 
-    def list_dir(self, prefix: str) -> Children:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         self.tally.add(0)
-        return self.inner.list_dir(prefix)
+        return self.inner.list_dir(prefix, most=most)
 
-    def possible_children(self, prefix: str) -> PossibleChildren:
-        self.tally.add(0)
-        return self.inner.possible_children(prefix)
-
-    def few_possible_children(self, prefix: str, most: int) -> PossibleChildren | None:
-        self.tally.add(0)
-        return self.inner.few_possible_children(prefix, most)
-
-    def paths(self) -> Iterator[str]:
-        self.tally.add(0)
-        return self.inner.paths()
-
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         self.tally.add(0)
         return self.inner.files()
 
@@ -109,9 +92,6 @@ class MeteredBackend(Backend):
     def prepare(self, *, database: bool | None = None) -> None:
         self.inner.prepare(database=database)
         self.has_database = self.inner.has_database
-
-    def discard(self, keys: Iterable[str]) -> None:
-        self.inner.discard(keys)
 
     def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
         return self.inner.freed_by(deleted, older_than_s=older_than_s)

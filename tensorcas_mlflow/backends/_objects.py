@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 
 from tensorcas_mlflow.backends._buckets import PART_BYTES, Bucket, ObjectInfo, TakenError, TooLongError, joined
-from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, PossibleChildren, Token, check_key, is_key
+from tensorcas_mlflow.backends._contract import Backend, BlobInfo, Children, FoundFile, Token, check_key, is_key
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, RefusedError
@@ -30,11 +31,6 @@ def new_void() -> bytes:
 def is_void(data: bytes) -> bool:
     """Tell whether these bytes are those of a void."""
     return len(data) == VOID_BYTES and data.startswith(_VOID)
-
-
-def _may_be_blob(info: ObjectInfo) -> bool | None:
-    """Return True for an object that is no void; None if only its bytes would show that."""
-    return True if info.size != VOID_BYTES else None
 
 
 def is_void_object(bucket: Bucket, info: ObjectInfo) -> bool:
@@ -153,7 +149,7 @@ class ObjectBackend(Backend):
         self._moved.pop(source, None)
         self._remove_used(source)
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         found = self._bucket.get(check_key(key))
         token = self._current(key, token)
         if found is None or found[1].token != token or is_void(found[0]):
@@ -164,16 +160,12 @@ class ObjectBackend(Backend):
             return False
         if not self._void(key, token):
             return False
-        # The void stays until `sweep`: the storage may carry out the creation of this key a second time, late, and a
-        # promote would then find its source again, with the same token in S3.
         self._moved.pop(key, None)
-        return True
-
-    def retract(self, key: str, token: Token) -> bool:
-        is_done = self.withdraw(key, token)
-        if is_done and _comes_never_again(key):
+        # The void of another's blob stays until `sweep`: the storage may carry out the creation of this key a second
+        # time, late, and a promote would then find its source again, with the same token in S3.
+        if own is not None and _comes_never_again(key):
             self._remove_used(key)
-        return is_done
+        return True
 
     def stat(self, key: str) -> BlobInfo | None:
         info = self._bucket.head(check_key(key))
@@ -230,37 +222,27 @@ class ObjectBackend(Backend):
         while page := list(islice(walk, _PAGE)):
             yield from map(_blob_info, self._all_shown(page))
 
-    def list_dir(self, prefix: str) -> Children:
-        objects, names = self._bucket.children(check_key(prefix))
-        blobs = [_blob_info(info) for info in self._all_shown([info for info in objects if is_key(info.path)])]
-        return sorted(blobs, key=lambda info: info.key), sorted(name for name in names if is_key(name))
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
+        if most is None:
+            objects, names = self._bucket.children(check_key(prefix))
+            is_whole = True
+        else:
+            infos = list(islice(self._bucket.walk(check_key(prefix)), most))
+            is_whole = len(infos) < most  # to draw another one may take another request
+            below = [info.path[len(prefix) + 1 :].partition("/") for info in infos]
+            objects = [info for info, (_, slash, _) in zip(infos, below, strict=True) if not slash]
+            names = [name for name, slash, _ in below if slash]
+        objects = [info for info in objects if is_key(info.path)]
 
-    def possible_children(self, prefix: str) -> PossibleChildren:
-        objects, names = self._bucket.children(check_key(prefix))
-        return PossibleChildren(
-            {info.path.rpartition("/")[2]: _may_be_blob(info) for info in objects}, frozenset(names)
-        )
+        def facts() -> list[BlobInfo]:
+            return sorted(map(_blob_info, self._all_shown(objects)), key=attrgetter("key"))
 
-    def few_possible_children(self, prefix: str, most: int) -> PossibleChildren | None:
-        infos = list(islice(self._bucket.walk(check_key(prefix)), most))
-        if len(infos) == most:  # to draw another one may take another request
-            return None
-        blobs: dict[str, bool | None] = {}
-        names: set[str] = set()
-        for info in infos:
-            name, is_deeper, _ = info.path[len(prefix) + 1 :].partition("/")
-            if is_deeper:
-                names.add(name)
-            else:
-                blobs[name] = _may_be_blob(info)
-        return PossibleChildren(blobs, names)
+        # Only the bytes of an object of a void's size show whether it is one.
+        blobs = {info.path.rpartition("/")[2]: info.size != VOID_BYTES or None for info in objects}
+        return Children(blobs, frozenset(filter(is_key, names)), facts, is_whole)
 
-    def paths(self) -> Iterator[str]:
-        # A void has a key of ours, so there is no need to check objects for voids.
-        return (info.path for info in self._bucket.walk(""))
-
-    def files(self) -> Iterator[tuple[str, int]]:
-        return ((info.path, info.size) for info in self._bucket.walk(""))
+    def files(self) -> Iterator[FoundFile]:
+        return (FoundFile(info.path, info.size) for info in self._bucket.walk(""))
 
     def delete(self, key: str) -> None:
         if _comes_never_again(check_key(key)):

@@ -716,7 +716,7 @@ class Catalog:
                 return
             self._folds_all_at = _drawn_fold_at()
             try:
-                with self._backend.alone_in("index") as is_alone:
+                with self._backend.alone() as is_alone:
                     if is_alone:
                         self._fold()
             except BlobNotFoundError:
@@ -756,7 +756,7 @@ class Catalog:
                 are enough loose packs for a segment, all are read, so that they can be folded.
         """
         try:
-            listed = self._backend.names("index")
+            listed = set(self._backend.list_dir("index").blobs)
         except DamagedError:
             listed = {info.key.removeprefix("index/") for info in self._index()}
         if not self._listed:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, Scratch, aligned_buffer
+from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, MeteredBackend, Scratch, aligned_buffer
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.config import n_threads
 from tensorcas_mlflow.base.tensors import distinct, offsets_of
@@ -302,7 +302,7 @@ class Load:
         if self._filling is not None:
             for extent in stored.fresh:
                 self._filling.add(*extent)
-        if self._backend.tally is not None and stored.n_cached:
+        if stored.n_cached and isinstance(self._backend, MeteredBackend):
             self._backend.tally.add_cached(stored.n_cached)
 
     @property

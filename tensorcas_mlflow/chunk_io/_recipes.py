@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, map_requests
 from tensorcas_mlflow.base.digest import Digests, as_keys, distinct_digests, unique_rows
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.base.threads import Lock
@@ -122,7 +122,7 @@ class KnownRecipes:
             if digests is not None and self.make_all(digests):
                 return
             some = new[begin : begin + _N_AT_ONCE]
-            for name, found in zip(some, self._backend.map_requests(self._read, some), strict=True):
+            for name, found in zip(some, map_requests(self._backend, self._read, some), strict=True):
                 self._learn(name, found)
 
     def _learn(self, name: str, found: _Recipe | CorruptError | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tensorcas_mlflow.backends import map_requests
 from tensorcas_mlflow.base.digest import unique_rows
 from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.chunk_io import WAYS, way_named
@@ -83,7 +84,7 @@ def list_all(options: Namespace) -> int:
         return status
     say(printable(f"store {store.uri}"))
     last = {id(entry.refs[-1]): entry.refs[-1] for group in groups for entry in _entries(group, models)}
-    sizes = dict(zip(last, store.backend.map_requests(lambda ref: _size_text(store, ref), last.values()), strict=True))
+    sizes = dict(zip(last, map_requests(store.backend, lambda ref: _size_text(store, ref), last.values()), strict=True))
     sections = [
         (
             _title(group["run_id"], names.get(group["run_id"])),
@@ -141,7 +142,7 @@ def _group_json(store: Store, group: Json, known: NamedRun | None, models: Mappi
         return ref_json(store, ref) | {"model_name": _model_name(ref, models)}
 
     lists = {key: value for key, value in group.items() if isinstance(value, list)}
-    return named | {key: list(store.backend.map_requests(described, value)) for key, value in lists.items()}
+    return named | {key: list(map_requests(store.backend, described, value)) for key, value in lists.items()}
 
 
 def _model_name(ref: Ref, models: Mapping[str, NamedModel]) -> str | None:

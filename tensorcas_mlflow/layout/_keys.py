@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import SupportsIndex
 from urllib.parse import unquote
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Children
+from tensorcas_mlflow.backends import Backend, BlobInfo, is_key
 from tensorcas_mlflow.base.digest import digest
 
 DEFAULT_NAME = "checkpoint"
@@ -86,11 +86,11 @@ def list_blobs(backend: Backend, prefix: str, *, after: str | None = None) -> It
     return filter(_is_ours, backend.list(prefix, after=after))
 
 
-def list_dir(backend: Backend, prefix: str) -> Children:
-    """List the direct children of a prefix, like `Backend.list_dir`, without foreign files."""
-    blobs, names = backend.list_dir(prefix)
+def list_dir(backend: Backend, prefix: str) -> tuple[list[BlobInfo], list[str]]:
+    """List the direct children of a prefix, blobs and next segments, both sorted and without foreign files."""
+    found = backend.list_dir(prefix)
     # A folder of refs is named by a segment of a path, and quoting removes "@" from it.
-    return list(filter(_is_ours, blobs)), [name for name in names if "@" not in name]
+    return list(filter(_is_ours, found.facts())), sorted(name for name in found.segments if "@" not in name)
 
 
 def _is_ours(info: BlobInfo) -> bool:
@@ -99,8 +99,18 @@ def _is_ours(info: BlobInfo) -> bool:
 
 
 def find_strangers(backend: Backend) -> tuple[str, ...]:
-    """Return the foreign files in a store's folder, or the foreign objects at its place."""
-    return tuple(sorted(path for path in backend.paths() if not is_blob_key(path)))
+    """Return the foreign files in a store's folder, or the foreign objects at its place.
+
+    Those in a folder whose name is in no key count as one, with a slash at its end.
+    """
+    foreign = (file.path for file in backend.files() if not (file.is_own or is_blob_key(file.path)))
+    return tuple(sorted({_up_to_no_key(path) for path in foreign}))
+
+
+def _up_to_no_key(path: str) -> str:
+    """Cut a path behind its first folder whose name is in no key."""
+    ends = (match.start() for match in re.finditer("/", path))
+    return next((path[: end + 1] for end in ends if not is_key(path[:end])), path)
 
 
 def strangers_text(strangers: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.backends import Backend, BlobInfo, map_requests
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.files import new_name, pid_space, started
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError, without_secrets
@@ -380,7 +380,7 @@ def read_refs_around(backend: Backend, keys: Iterable[str]) -> tuple[list[Ref], 
             return error
 
     keys = list(keys)
-    found = list(backend.map_requests(read, keys))
+    found = list(map_requests(backend, read, keys))
     refs: list[Ref] = []
     damaged: dict[str, CorruptError] = {}
     for key, each in zip(keys, found, strict=True):

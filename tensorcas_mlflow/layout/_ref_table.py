@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import zstandard
 
-from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.backends import Backend, BlobInfo, map_requests
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
@@ -177,7 +177,7 @@ def read_ref_tables(
             return error
 
     keys = [info.key for info in tables]
-    return zip(keys, backend.map_requests(read, keys), strict=True)
+    return zip(keys, map_requests(backend, read, keys), strict=True)
 
 
 def tidy_ref_tables(backend: Backend, listed: Collection[RefSeen]) -> None:
@@ -244,7 +244,7 @@ def _read_new(backend: Backend, missing: Collection[RefSeen]) -> dict[RefSeen, b
             return None
         return data if len(data) == seen.size else None
 
-    found = zip(missing, backend.map_requests(read, missing), strict=True)
+    found = zip(missing, map_requests(backend, read, missing), strict=True)
     return {seen: data for seen, data in found if data is not None}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io import BlockScreen, Places, find_sound, plan_reads
 from tensorcas_mlflow.codecs import CODECS, RAW
@@ -304,7 +305,7 @@ def read_chunks(
     places = ((extent.pack, extent.start, extent.stop, rows[extent.members]) for extent in plan)
     table = bases.table_for(entries[rows]) if decode and not backend.is_remote else EMPTY
     with BlockScreen(backend, table) as screen:
-        yield from backend.ordered_map(read_extent, places, window=window)
+        yield from threads.ordered_map(read_extent, places, window=window, waits=backend.is_remote)
 
 
 def _not_read(shard: Shard, *, decode: bool) -> Iterator[Look]:

@@ -152,7 +152,7 @@ def read_source(store: Store) -> tuple[list[Ref], list[Failure]]:
 
     refs: list[Ref] = []
     failed: list[Failure] = []
-    for found in store.backend.ordered_map(read, keys):
+    for found in threads.ordered_map(read, keys, waits=store.backend.is_remote):
         if isinstance(found, Ref):
             refs.append(found)
         elif found is not None:
@@ -426,7 +426,7 @@ class _Copier:
                     except (CheckpointExistsError, ChunkNotFoundError) as error:
                         return error
 
-                outcomes = self._destination.backend.ordered_map(commit, range(len(batch)))
+                outcomes = threads.ordered_map(commit, range(len(batch)), waits=self._destination.backend.is_remote)
                 for ref_to_copy, outcome in zip(batch, outcomes, strict=True):
                     if isinstance(outcome, CheckpointExistsError):
                         self.pass_by(ref_to_copy.ref, "kept")

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, map_requests
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
@@ -252,7 +252,7 @@ def find_reasons(
     if not packs:
         return reasons
     unknown = [name for name in manifests if name not in census.manifests]
-    learn(census, backend.map_requests(partial(_unneeded_manifest, backend), unknown))
+    learn(census, map_requests(backend, partial(_unneeded_manifest, backend), unknown))
     inventory = census.inventory
     of_deleted = inventory.chunks_of([name for name in manifests if name not in died])
     of_died = inventory.chunks_of(died) | inventory.marked(inventory.find(state.given_up))
@@ -510,7 +510,7 @@ def plan_gc(
     quarantine = _old_quarantine(store.backend, quarantine_s)
     dead_lists = tuple(condemned.key for condemned in state.dead_lists)
     others = [*state.stale, *state.damaged_refs, *without, *dead_lists, *map(recipe_key, unneeded)]
-    deleted = {info.key: info.size for info in store.backend.map_requests(store.backend.stat, others) if info}
+    deleted = {info.key: info.size for info in map_requests(store.backend, store.backend.stat, others) if info}
     deleted |= quarantine | {f"manifests/{name}": state.manifests[name] for name in manifests}
     deleted |= {pack_key(name): state.sizes[name] for name in doomed}
     gone = deleted | {pack_key(name): state.sizes[name] for name in rewrites}
@@ -598,7 +598,7 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
             backend.settle(prefix)
         keys = [f"manifests/{name}" for name in sorted(manifests)] + [recipe_key(name) for name in sorted(recipes)]
         for some in (keys, [pack_key(name) for name in sorted(dead_packs)]):
-            list(backend.map_requests(backend.delete, some))
+            list(map_requests(backend, backend.delete, some))
         plan.store.catalog.forget(dead_packs)
         backend.delete(key)
         for condemned in finishing:

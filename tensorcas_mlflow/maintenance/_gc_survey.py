@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.backends import Backend, BlobInfo, map_requests
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.layout import (
@@ -450,7 +450,7 @@ def _read_refs(backend: Backend, census: Census, *, but: Collection[str]) -> _Re
     unknown = [info.key for info in infos if info.key not in known]
     found: dict[str, Ref | None] = {}
     damaged: dict[str, CorruptError] = {}
-    for key, read in zip(unknown, backend.map_requests(partial(_ref_or_fault, backend), unknown), strict=True):
+    for key, read in zip(unknown, map_requests(backend, partial(_ref_or_fault, backend), unknown), strict=True):
         if isinstance(read, CorruptError):
             damaged[key] = read
         else:
@@ -506,7 +506,7 @@ def _kept_by_damaged(backend: Backend, census: Census, refs: _Refs, manifests: M
             return None  # another collector, which could read all refs, has deleted it
 
     unknown = [name for name in sorted(kept) if census.manifests.get(name) != manifests[name]]
-    learn(census, backend.map_requests(read, unknown))
+    learn(census, map_requests(backend, read, unknown))
     return kept
 
 
@@ -525,12 +525,12 @@ def _learn_needed(
         for part in readers.each(_read_holders, holders, _MANIFESTS_EACH, _bytes_of):
             census.learn_part(part)
     intents = [intent for intent in half_committed if intent.manifest not in census.manifests]
-    learn(census, backend.map_requests(partial(_of_intent, backend), intents))
+    learn(census, map_requests(backend, partial(_of_intent, backend), intents))
 
 
 def _learn_holders(backend: Backend, census: Census, holders: Sequence[tuple[str, Sequence[str]]]) -> None:
     """Teach a census some manifests, given with the keys of their refs."""
-    learn(census, backend.map_requests(lambda held: _of_refs(backend, *held), holders))
+    learn(census, map_requests(backend, lambda held: _of_refs(backend, *held), holders))
 
 
 def _read_holders(backend: Backend, holders: Sequence[tuple[str, Sequence[str]]]) -> Inventory:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, map_requests
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, prefixes, unique_rows
 from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.base.threads import Lazy
@@ -500,12 +500,12 @@ def read_tables(
         except (FormatError, BackendError) as error:
             return error
 
-    return zip(packs, backend.map_requests(read, packs), strict=True)
+    return zip(packs, map_requests(backend, read, packs), strict=True)
 
 
 def disk_bytes(backend: Backend) -> int:
     """Return the bytes of all files of a store, or of all its objects in a bucket: its size on the disk."""
-    return sum(n_bytes for _, n_bytes in backend.files())
+    return sum(file.size for file in backend.files())
 
 
 def list_manifests(backend: Backend) -> dict[str, int]:

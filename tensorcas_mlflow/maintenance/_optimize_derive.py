@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, distinct_digests
 from tensorcas_mlflow.errors import FormatError, NotFoundError
 from tensorcas_mlflow.layout import Manifest, Ref, new_recipe_name, pack_key, recipe_key
@@ -66,7 +67,7 @@ def write_recipes(store: Store, done_chunks: DoneChunks, refs: Sequence[Ref], on
     new: list[Ref] = []
     old: dict[Hashable, Ref] = {}
     unsketched: list[Ref] = []
-    read = store.backend.ordered_map(lambda ref: manifest_of(store, [ref]), refs)
+    read = threads.ordered_map(lambda ref: manifest_of(store, [ref]), refs, waits=store.backend.is_remote)
     for ref, manifest in zip(refs, read, strict=True):
         if manifest is None:
             continue

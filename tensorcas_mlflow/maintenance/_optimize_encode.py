@@ -200,7 +200,7 @@ def read_bases(backend: Backend, bases: Iterable[tuple[Base, int]]) -> dict[byte
         except (NotFoundError, FormatError):
             return None
 
-    return dict(each for each in backend.ordered_map(read, bases) if each is not None)
+    return dict(each for each in threads.ordered_map(read, bases, waits=backend.is_remote) if each is not None)
 
 
 def saved_copies(store: Store, digests: Digests) -> dict[bytes, SavedCopy]:

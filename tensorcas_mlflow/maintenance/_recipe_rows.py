@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, map_requests
 from tensorcas_mlflow.base.digest import Digests, unique_rows
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError
 from tensorcas_mlflow.layout import Manifest, Mask, list_recipes, read_recipe
@@ -162,7 +162,7 @@ def read_recipes(
     recipes: dict[str, Manifest | T] = {}
     faults: dict[str, CorruptError] = {}
     names = sorted(list_recipes(backend))
-    for name, found in zip(names, backend.map_requests(read, names), strict=True):
+    for name, found in zip(names, map_requests(backend, read, names), strict=True):
         if isinstance(found, CorruptError):
             faults[name] = found
         elif found is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Damage, damages_of, rebuild
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
@@ -153,7 +154,7 @@ class Needs:
         def read(item: tuple[str, list[Ref]]) -> Manifest | RecordFault | None:
             return _read_manifest(self._store, *item)
 
-        found = self._store.backend.ordered_map(read, self.holders.items())
+        found = threads.ordered_map(read, self.holders.items(), waits=self._store.backend.is_remote)
         yield from zip(self.holders, found, strict=True)
 
 

@@ -318,7 +318,7 @@ def restore_manifest(store: Store, name: str, manifest: Manifest, refs: Sequence
         if backend.stat(key) is None:
             return _NO_BLOB
     finally:
-        backend.retract(*intent)
+        backend.withdraw(*intent, own=())
     return None
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.backends import Backend, map_requests
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError, CorruptError, NewerFormatError, without_secrets
 from tensorcas_mlflow.layout import list_blobs, load_record, record_bytes, writer_facts, writer_is_dead
@@ -60,7 +60,7 @@ def read_rounds(backend: Backend) -> list[Round]:
         except (BlobNotFoundError, CorruptError, NewerFormatError):
             return None
 
-    return [each for each in backend.map_requests(read, keys) if each is not None]
+    return [each for each in map_requests(backend, read, keys) if each is not None]
 
 
 def _kept(keys: Iterable[str]) -> list[str]:

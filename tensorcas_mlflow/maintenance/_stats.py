@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from tensorcas_mlflow.backends import DATABASE_FILES, Backend
+from tensorcas_mlflow.backends import DATABASE_FILES, Backend, map_requests
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
 from tensorcas_mlflow.base.text import size_text
@@ -178,7 +178,7 @@ _KIND_OF = {RECIPES: "manifests", REF_TABLES: "refs", **dict.fromkeys(DATABASE_F
 def disk_usage(backend: Backend) -> DiskUsage:
     """Add up the sizes of all files of a store."""
     sizes = dict.fromkeys((field.name for field in fields(DiskUsage)), 0)
-    for path, n_bytes in backend.files():
+    for path, n_bytes, _ in backend.files():
         kind = path.partition("/")[0]
         kind = _KIND_OF.get(kind, kind)
         sizes[kind if kind in sizes and kind != "total" else "other"] += n_bytes
@@ -599,7 +599,7 @@ def _stored_bytes(backend: Backend, inventory: Inventory) -> tuple[Any, Any]:
     """
     entry_bytes, manifest_bytes = inventory.entry_bytes.astype(np.int64), inventory.manifest_bytes.astype(np.int64)
     if backend.has_database:
-        files = dict(backend.files())
+        files = {file.path: file.size for file in backend.files()}
         packs = np.array([pack_key(name) not in files for name in inventory.packs], dtype=bool)
         all_manifests = {
             name: size for name, size in list_manifests(backend).items() if f"manifests/{name}" not in files
@@ -627,7 +627,7 @@ def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
         by_manifest.setdefault(ref.manifest, []).append(ref)
     manifests = list_manifests(backend)
     unknown = [held for name, held in by_manifest.items() if census.manifests.get(name) != manifests.get(name)]
-    found = backend.map_requests(lambda held: manifest_of(store, held), unknown)
+    found = map_requests(backend, lambda held: manifest_of(store, held), unknown)
     for held, manifest in zip(unknown, found, strict=True):
         if manifest is not None:
             name = held[0].manifest

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, damages_of
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import as_keys, hex_of, unique_rows
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.progress import Watcher, counted, ignore
@@ -259,7 +260,7 @@ class _Packs:
     def check_heads(self) -> None:
         """Check that packs begin with the magic bytes, which nobody needs to read them."""
         names = list(self._tables.entries)
-        for found in self._backend.ordered_map(self._head_problem, names):
+        for found in threads.ordered_map(self._head_problem, names, waits=self._backend.is_remote):
             if found is not None:
                 self.problems.append(found)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.backends import Backend, BlobInfo, map_requests
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import Catalog, ChunkReader
@@ -662,6 +662,6 @@ class Parents:
         """Read refs: of an object store first one, which is often enough, and then more and more at once."""
         backend, begin, n_at_once = self.store.backend, 0, 1
         while some := infos[begin : begin + n_at_once]:
-            yield from zip(some, backend.map_requests(self.store.ref, [info.key for info in some]), strict=True)
+            yield from zip(some, map_requests(backend, self.store.ref, [info.key for info in some]), strict=True)
             begin += len(some)
             n_at_once = min(2 * n_at_once, _MOST_AT_ONCE)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests, unique_rows
 from tensorcas_mlflow.chunk_io import Catalog, Places
 from tensorcas_mlflow.errors import (
@@ -149,7 +150,7 @@ class PendingBatch:
         self._lacking = self._lacking[~np.isin(self._lacking, there)]
         whole = {each.digest: each for each in self.manifests if not self._lacks(each).any()}
         new = [each for digest, each in whole.items() if self._names[digest] not in self._there]
-        self._backend.run_all(self._put_manifest, new)
+        threads.run_all(self._put_manifest, new, waits=self._backend.is_remote)
 
     def commit(self, number: int, ref: Ref, *, replace: bool) -> bool:
         """Turn one intent into a ref. Several threads may commit different ones at once.
@@ -198,7 +199,7 @@ class PendingBatch:
             if intent is None:
                 continue
             try:
-                self._backend.retract(*intent)
+                self._backend.withdraw(*intent, own=())
             except BackendError as error:
                 # The caller wants the reason for giving up, not this error. A leftover intent costs little.
                 _log.warning("a save was given up, and %s", error)
@@ -213,7 +214,7 @@ class PendingBatch:
             # Like in a save: a newly written manifest gets a name never used before.
             self._names.setdefault(manifest.digest, name or _new_name(manifest.digest))
         while True:
-            self._backend.run_all(self._declare, range(len(self.manifests)))
+            threads.run_all(self._declare, range(len(self.manifests)), waits=self._backend.is_remote)
             condemned = look(self._backend, self._catalog)
             seen = self._catalog.seen(condemned.generation)
             wanted = {f"manifests/{self._names[digest]}" for digest in known}
@@ -257,7 +258,7 @@ class PendingBatch:
             intent = self._intents[number]
             if manifest.digest in lost and intent is not None:
                 self._intents[number] = None
-                self._backend.retract(*intent)
+                self._backend.withdraw(*intent, own=())
         self._names.update({digest: _new_name(digest) for digest in lost})
 
     def _put_manifest(self, manifest: Manifest) -> None:

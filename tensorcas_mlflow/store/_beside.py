@@ -10,7 +10,7 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import FormatError, NotFoundError
 from tensorcas_mlflow.file_formats import Description, Folder, MemorySource
-from tensorcas_mlflow.layout import Ref, artifact_prefix, unquote_segment
+from tensorcas_mlflow.layout import Ref, artifact_prefix, list_dir, unquote_segment
 
 _MAX_BYTES = 64 << 20
 """Largest description that is read: it is held in memory while it is parsed."""
@@ -44,7 +44,8 @@ class StoredFolder(Folder):
 
     def names(self, suffix: str) -> list[str]:
         # Names too long for a key are not recognised, and then their files describe nothing.
-        segments = self._store.backend.names(artifact_prefix(self._path))
+        blobs, _ = list_dir(self._store.backend, artifact_prefix(self._path))
+        segments = (info.key.rpartition("/")[2] for info in blobs)
         found = (unquote_segment(segment[1:]) for segment in segments if segment.startswith("@"))
         return sorted(name for name in found if name.endswith(suffix))
 

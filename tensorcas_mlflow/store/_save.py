@@ -442,10 +442,9 @@ class PendingSave:
         """Give the save up. Does nothing after a commit or an abandon."""
         intent, self._intent = self._intent, None
         self._source = _NOTHING  # a stored error would keep the bytes alive too
-        self._backend.discard(self._put_keys)
         if intent is not None:
             try:
-                self._backend.retract(*intent)
+                self._backend.withdraw(*intent, own=self._put_keys)
             except BackendError as error:
                 # The caller wants the reason for giving up, not this error. A leftover intent costs little.
                 _log.warning("a save was given up, and %s", error)
@@ -532,7 +531,7 @@ class PendingSave:
     def _begin_in_full(self) -> None:
         """Begin again without derived rows: a collector has deleted inputs."""
         assert self._intent is not None
-        self._backend.retract(*self._intent)
+        self._backend.withdraw(*self._intent, own=())
         self._take(self._in_full)
         self._begin()
 
@@ -643,7 +642,7 @@ class PendingSave:
         self._has_manifest = known is not None
         is_doomed = self._condemned.is_unknown or known in self._condemned.manifests
         if known is not None and (is_doomed or not self._is_there(f"manifests/{known}")):
-            self._backend.retract(*self._intent)
+            self._backend.withdraw(*self._intent, own=())
             self._declare(None)
 
     def _look_again(self) -> Condemnation:

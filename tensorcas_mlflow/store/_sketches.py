@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, BlobInfo
+from tensorcas_mlflow.backends import Backend, BlobInfo, map_requests
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, unique_rows
 from tensorcas_mlflow.base.sketch import (
     HEAD_ELEMENTS,
@@ -460,7 +460,7 @@ def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
     done: list[BlobInfo] = []
     at_hand = known.digests()
     infos = known.unread(backend)[: most * _REFS_A_READ] if most else []
-    read = backend.ordered_map(ref_of, infos, window=_MOST_FETCHED) if backend.is_remote else map(ref_of, infos)
+    read = map_requests(backend, ref_of, infos, window=_MOST_FETCHED)
     for info, ref in zip(infos, read, strict=False):
         is_tiny = ref is not None and ref.kind == "file" and ref.n_bytes < LEAST_SKETCHED_BYTES
         if ref is None or is_tiny or _digest(ref.manifest) in at_hand:
@@ -475,7 +475,7 @@ def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
     found: list[tuple[Manifest, Sketched]] = []
     left_bytes = _MOST_READ_BYTES
     left_decoded_bytes = min(MOST_DECODED_BYTES, max(_LEAST_DECODED_BYTES, int(_DECODED_SHARE * n_bytes)))
-    manifests = backend.map_requests(manifest_of, [ref for _, ref in refs])
+    manifests = map_requests(backend, manifest_of, [ref for _, ref in refs])
     for (info, ref), manifest in zip(refs, manifests, strict=True):
         done.append(info)
         if manifest is None:

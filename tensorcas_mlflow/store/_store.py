@@ -23,6 +23,7 @@ from tensorcas_mlflow.backends import (
     ReadCounter,
     Root,
     Token,
+    map_requests,
     open_backend,
     open_bucket,
 )
@@ -119,7 +120,7 @@ class Refs:
                     name = unquote_segment(segment)  # unless the name was long
             return name
 
-        names = self.backend.map_requests(name_of, segments)
+        names = map_requests(self.backend, name_of, segments)
         return refs, sorted({name for name in names if name is not None})
 
     def walk_artifacts(self, directory: str = "", *, damaged: list[str] | None = None) -> list[Ref]:
@@ -155,7 +156,7 @@ class Refs:
         keys = [info.key for info in list_blobs(self.backend, artifact_prefix(path))]
         if path and self.backend.stat(artifact_key(path)) is not None:
             keys.append(artifact_key(path))
-        self.backend.run_all(self.backend.delete, keys)
+        threads.run_all(self.backend.delete, keys, waits=self.backend.is_remote)
         return len(keys)
 
     def drop(self, ref: Ref) -> None:

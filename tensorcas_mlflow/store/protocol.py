@@ -115,7 +115,7 @@ def protected(backend: Backend, digests: Digests, packs: Collection[str]) -> Ite
         yield
     finally:
         try:
-            backend.retract(*intent)
+            backend.withdraw(*intent, own=())
         except BackendError as error:
             # The work is done, or another error is on its way. A collection removes the intent of a dead process.
             _log.warning("an intent was not withdrawn: %s", error)

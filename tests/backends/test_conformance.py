@@ -127,13 +127,15 @@ class AgainstADict(RuleBasedStateMachine):
     @rule(prefix=st.sampled_from(["a", "a/b", "c", "intents", "absent"]))
     def look(self, prefix: str) -> None:
         below = {key: value for key, value in self.model.items() if key.startswith(prefix + "/")}
-        blobs, names = self.backend.list_dir(prefix)
+        found = self.backend.list_dir(prefix)
 
         assert {info.key: info.size for info in self.backend.list(prefix)} == {k: len(v) for k, v in below.items()}
-        assert [info.key for info in blobs] == sorted(k for k in below if "/" not in k.removeprefix(prefix + "/"))
+        children = sorted(k for k in below if "/" not in k.removeprefix(prefix + "/"))
+        assert [info.key for info in found.facts()] == children
+        assert sorted(f"{prefix}/{name}" for name, is_blob in found.blobs.items() if is_blob) == children
         # A name may go on being listed once it is empty.
         assert {k.removeprefix(prefix + "/").split("/")[0] for k in below if "/" in k.removeprefix(prefix + "/")} <= {
-            *names
+            *found.segments
         }
         for key, value in below.items():
             assert self.backend.get(key) == value

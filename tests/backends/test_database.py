@@ -114,10 +114,21 @@ def test_blobs_of_a_commit_are_seen_by_others_together_with_it(tmp_path: Path) -
     assert (other.get("packs/1"), other.get("refs/@1"), other.stat("intents/1")) == (b"pack", b"ref", None)
 
 
-def test_discarded_blob_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_work_that_one_does_alone_keeps_no_commit_waiting(folder: Path) -> None:
+    one, other = FolderBackend(folder), FolderBackend(folder)
+    one.put_new("format", [b"{}"])
+    with one.alone() as is_alone, other.alone() as are_two:
+        commit(other, "alone")
+
+    assert (is_alone, are_two) == (True, False)
+    assert one.get("refs/@alone")
+
+
+def test_blob_of_a_save_that_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
     backend = made(tmp_path)
+    token = backend.put_new("intents/1", [b"x"], durable=False)
     backend.put_all([("packs/1", [b"one"]), ("packs/2", [b"two"])])
-    backend.discard(["packs/1", "packs/3"])
+    assert backend.withdraw("intents/1", token, own=["packs/1", "packs/3"])
     backend.settle("refs")
 
     assert [info.key for info in backend.list("packs")] == ["packs/2"]

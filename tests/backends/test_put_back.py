@@ -174,7 +174,7 @@ def test_commit_whose_blobs_went_with_the_state_before_is_refused(
     with pytest.raises(BackendError, match="save again"):
         backend.promote(intent, "refs/@b", b"b", token=token, replace=False)
     assert backend.stat("refs/@b") is None
-    backend.discard(["packs/b", "manifests/b"])
+    backend.withdraw(intent, token, own=["packs/b", "manifests/b"])
     intent, token = begin(backend, "b")
     backend.promote(intent, "refs/@b", b"b", token=token, replace=False)
     assert FolderBackend(root).get("packs/b") == b"b" * 100

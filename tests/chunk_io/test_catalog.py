@@ -326,7 +326,7 @@ def test_index_is_left_to_the_process_that_folds_it(tmp_path: Path, monkeypatch:
     for seed in range(8):
         save(store, seed)
     monkeypatch.setattr(_catalog, "_FOLD_AT", 4)
-    with Store.open(tmp_path).backend.alone_in("index") as is_alone:
+    with Store.open(tmp_path).backend.alone() as is_alone:
         assert is_alone
         store.catalog.fold()
         assert not segments_of(store)

@@ -52,7 +52,7 @@ def test_optimize_in_json_prints_a_report(tensorcas: Tensorcas, store: Store) ->
 
     assert answered["effort"] == "balanced"
     assert answered["plan"]["n_chunks"] > 0
-    assert answered["report"]["bytes_after"] == sum(size for _, size in store.backend.files())
+    assert answered["report"]["bytes_after"] == sum(file.size for file in store.backend.files())
 
 
 def test_optimize_with_quiet_prints_no_progress(tensorcas: Tensorcas, store: Store) -> None:

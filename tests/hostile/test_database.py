@@ -343,11 +343,10 @@ def everything(folder: Path) -> list[Callable[[], object]]:
     backend = FolderBackend(folder / ".tensorcas")
     return [
         lambda: list(backend.list("refs")),
-        lambda: backend.list_dir("refs/runs/run"),
-        lambda: backend.names("packs"),
+        lambda: backend.list_dir("refs/runs/run").facts(),
+        lambda: backend.list_dir("packs"),
         lambda: backend.stat(target(0).key),
         lambda: backend.get(target(0).key),
-        lambda: list(backend.paths()),
         lambda: backend.delete(target(0).key),
         lambda: backend.sweep(0),
     ]
@@ -468,8 +467,9 @@ def test_row_whose_key_is_no_key_leads_nowhere(folder: Path, key: bytes) -> None
     before = sorted(folder.parent.rglob("*"))
     backend = FolderBackend(folder / ".tensorcas")
 
-    with pytest.raises(FormatError):
-        [*backend.list("refs"), *backend.paths()]
+    if key.startswith(stored_key("refs/x")[:1]):
+        with pytest.raises(FormatError):
+            list(backend.list("refs"))
     assert damages_of(backend)
     Database.close_all()
     plan_repair(Store.open(folder)).execute()

@@ -317,7 +317,7 @@ def test_recipe_that_lies_stands_for_no_chunk_whose_other_copy_somebody_condemns
     condemn = _gc._condemn
 
     def beside_another(*args: Any) -> str:
-        store.backend.retract(*intent)
+        store.backend.withdraw(*intent, own=())
         forged.backend.put_new(f"condemned/{'a' * 32}", [condemned_bytes(frozenset({other}), frozenset())])
         return condemn(*args)
 

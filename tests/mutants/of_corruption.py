@@ -92,8 +92,8 @@ MUTANTS = (
     Mutant(
         fault="a folder of refs is moved away and linked",
         test="test_a_collection_takes_nothing_that_a_linked_ref_or_folder_of_refs_keeps",
-        definition="LocalBackend._list_folder",
-        before="entry.is_symlink() or entry.is_file(follow_symlinks=False)",
+        definition="LocalBackend.list_dir",
+        before="entry.is_file(follow_symlinks=False) or entry.is_symlink()",
         after="entry.is_file(follow_symlinks=False)",
     ),
     Mutant(

@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         fault="a link deep among refs",
         test="test_target_of_a_linked_store_folder_stays_unchanged",
-        definition="LocalBackend._list_folder",
-        before="entry.is_symlink() or entry.is_file(follow_symlinks=False)",
+        definition="LocalBackend.list_dir",
+        before="entry.is_file(follow_symlinks=False) or entry.is_symlink()",
         after="entry.is_file(follow_symlinks=False)",
     ),
     Mutant(

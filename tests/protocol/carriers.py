@@ -39,9 +39,9 @@ class WatchedShelf(Shelf):
     def entries(self, folder: str) -> list[Entry]:
         if folder == "":  # where nothing but `format` is looked for, which nobody ever changes
             return [Entry(name=FORMAT, size=len(self._memory.get(FORMAT)))]
-        blobs, names = self._backend._call("list", folder, lambda: self._memory.list_dir(folder))
-        files = [Entry(name=info.key.rpartition("/")[2], size=info.size) for info in blobs]
-        return [*files, *(Entry(name=name, size=None) for name in names)]
+        found = self._backend._call("list", folder, lambda: self._memory.list_dir(folder))
+        files = [Entry(name=info.key.rpartition("/")[2], size=info.size) for info in found.facts()]
+        return [*files, *(Entry(name=name, size=None) for name in sorted(found.segments))]
 
     def delete(self, path: str) -> None:
         self._backend._call("delete", path, lambda: self._memory.delete(path), path)

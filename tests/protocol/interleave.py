@@ -16,7 +16,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Children, MemoryBackend, Token
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, FoundFile, MemoryBackend, Token
 from tensorcas_mlflow.base.digest import Buffer
 
 GENERATION = "condemned/@generation"
@@ -291,7 +291,7 @@ class WatchedBackend(Backend):
             "promote", dest, lambda: memory.promote(source, dest, data, token=token, replace=replace), source, dest
         )
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         return self._call("withdraw", key, lambda: self._run.memory.withdraw(key, token), key)
 
     def stat(self, key: str) -> BlobInfo | None:
@@ -320,10 +320,10 @@ class WatchedBackend(Backend):
             found = tuple(info for key, info in everything.items() if key in both or draw.random() < 0.5)
         return iter(found)
 
-    def list_dir(self, prefix: str) -> Children:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         return self._call("list", prefix, lambda: self._run.memory.list_dir(prefix))
 
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         return self._run.memory.files()
 
     def delete(self, key: str) -> None:
@@ -336,6 +336,8 @@ def _as_it_is(data: bytes) -> bytes:
 
 def _digest_of(result: Any) -> int:
     """Hash of what a call returned, without tokens and times, which depend on what others did."""
+    if isinstance(result, Children):
+        result = (result.facts(), sorted(result.segments))
     if isinstance(result, tuple | list):
         return hash(tuple(map(_digest_of, result)))
     if isinstance(result, BlobInfo):

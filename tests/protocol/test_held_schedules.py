@@ -77,7 +77,7 @@ class HoldingBackend(WatchedBackend):
             self._flush()
         return super().list(prefix, after=after)
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         self._flush()
         return super().withdraw(key, token)
 

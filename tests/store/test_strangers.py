@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
+from tensorcas_mlflow.backends import FolderBackend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import find_strangers
 from tensorcas_mlflow.layout._records import now, record_bytes
@@ -42,11 +42,13 @@ def test_blobs_that_are_not_of_the_store_change_nothing(is_remote: bool) -> None
     assert {backend.get(path) for path in paths} == {b"not of the store"}
 
 
-def test_all_that_a_store_writes_is_its_own(tmp_path: Path) -> None:
-    backend = LocalBackend(tmp_path)
+@pytest.mark.parametrize("kind", [LocalBackend, FolderBackend])
+def test_all_that_a_store_writes_is_its_own(kind: type[LocalBackend], tmp_path: Path) -> None:
+    backend = kind(tmp_path)
 
     assert find_strangers(backend) == ()
     assert loads(fill(backend)) == 5
+    assert backend.has_database == (kind is FolderBackend)
     assert find_strangers(backend) == ()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
-from tensorcas_mlflow.backends import PlainFiles, PossibleChildren, Root, is_visible_path, open_backend
+from tensorcas_mlflow.backends import Children, PlainFiles, Root, is_visible_path, open_backend
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError, without_secrets
 from tensorcas_mlflow.integration._artifact_uri import root_of, store_root_for
@@ -25,7 +25,7 @@ _MOST_LISTED = 1000
 """Number of objects and folders that one request lists."""
 _LISTING_S = 1.0
 """Time for which an upload relies on a listing."""
-_NOTHING = PossibleChildren({}, frozenset())
+_NOTHING = Children({}, frozenset(), list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +52,19 @@ class Checked:
     def __init__(self) -> None:
         self.folders: set[tuple[Store, str]] = set()
         """Stores and folders in them with no file at the folder or above it."""
-        self._listings: dict[tuple[Store, str], tuple[float, PossibleChildren]] = {}
+        self._listings: dict[tuple[Store, str], tuple[float, Children]] = {}
         """Refs and folders directly in a folder of a store in a bucket, and the time of the listing."""
 
-    def note(self, store: Store, folder: str, listing: PossibleChildren, listed_s: float) -> None:
+    def note(self, store: Store, folder: str, listing: Children, listed_s: float) -> None:
         """Take the listing of a folder as of a time. It serves a second: others may write there meanwhile."""
         self._listings[store, folder] = listed_s, listing
 
-    def listed(self, store: Store, folder: str) -> tuple[float, PossibleChildren] | None:
+    def listed(self, store: Store, folder: str) -> tuple[float, Children] | None:
         """Return the listing of a folder and its time, if there is one that is not too old."""
         found = self._listings.get((store, folder))
         return found if found is not None and time.monotonic() - found[0] < _LISTING_S else None
 
-    def listing(self, store: Store, folder: str) -> PossibleChildren | None:
+    def listing(self, store: Store, folder: str) -> Children | None:
         """Return the listing of a folder, if there is one that is not too old."""
         found = self.listed(store, folder)
         return None if found is None else found[1]
@@ -235,8 +235,8 @@ def _list_around(store: Store, folder: str, doubtful: list[str], checked: Checke
         checked.note(store, folder, _NOTHING, listed_s)
     elif prefix not in store.wide_folders:
         listed_s = time.monotonic()
-        listing = store.backend.few_possible_children(prefix, _MOST_LISTED)
-        if listing is None:
+        listing = store.backend.list_dir(prefix, most=_MOST_LISTED)
+        if not listing.is_whole:
             store.wide_folders.add(prefix)
         else:
             checked.note(store, folder, listing, listed_s)
@@ -249,11 +249,11 @@ def _list_around(store: Store, folder: str, doubtful: list[str], checked: Checke
     return doubtful
 
 
-def _listed(store: Store, prefix: str) -> PossibleChildren | None:
+def _listed(store: Store, prefix: str) -> Children | None:
     """List what may lie directly below a prefix of refs; None if that is known to take many requests."""
     if prefix in store.wide_folders:
         return None
-    listing = store.backend.possible_children(prefix)
+    listing = store.backend.list_dir(prefix)
     if len(listing.blobs) + len(listing.segments) > _MOST_LISTED:
         store.wide_folders.add(prefix)
     return listing

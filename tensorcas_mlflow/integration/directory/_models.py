@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tensorcas_mlflow.backends import Root
+from tensorcas_mlflow.backends import Root, map_requests
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.integration.directory._directory import NamedModel
 from tensorcas_mlflow.layout import Ref
@@ -38,7 +38,7 @@ def models_by_file(store: Store, refs: Iterable[Ref]) -> dict[str, NamedModel]:
             return None
         return None if found is None else NamedModel(model_id, "", found[1].decode())
 
-    models = store.backend.map_requests(read, places.items())
+    models = map_requests(store.backend, read, places.items())
     return {model.model_id: model for model in models if model is not None}
 
 

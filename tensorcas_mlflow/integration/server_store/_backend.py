@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, Children, Token, check_key, is_key
+from tensorcas_mlflow.backends import Backend, BlobInfo, Children, FoundFile, Token, check_key, is_key
 from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError
@@ -197,7 +197,7 @@ class CarrierBackend(Backend):
             raise
         self._tidy(source, *([stand_in] if takes_place and is_safe else []))
 
-    def withdraw(self, key: str, token: Token) -> bool:
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
         if key in self._doubtful or self._is_unreachable:
             # Each call to an unreachable server waits through all retries again, and the abandoned save already has its
             # error.
@@ -246,31 +246,22 @@ class CarrierBackend(Backend):
         folders = [prefix]
         while folders:
             folder = folders.pop()
-            blobs, names = self.list_dir(folder)
-            yield from (info for info in blobs if after is None or info.key > after)
-            folders.extend(f"{folder}/{name}" for name in names)
+            found = self.list_dir(folder)
+            yield from (info for info in found.facts() if after is None or info.key > after)
+            folders.extend(f"{folder}/{name}" for name in found.segments)
 
-    def list_dir(self, prefix: str) -> Children:
+    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
         path = _path(prefix)
         entries = [entry for entry in self._look(path) if is_key(f"{path}/{entry.name}")]
-        blobs = [_info(f"{path}/{entry.name}", entry.size) for entry in entries if entry.size is not None]
-        names = [entry.name for entry in entries if entry.size is None]
-        return sorted(blobs, key=lambda info: info.key), sorted(names)
+        sizes = {entry.name: entry.size for entry in entries if entry.size is not None}
+        segments = {entry.name for entry in entries if entry.size is None}
+        return Children(
+            dict.fromkeys(sizes, True),
+            segments,
+            lambda: [_info(f"{path}/{name}", sizes[name]) for name in sorted(sizes)],
+        )
 
-    def paths(self) -> Iterator[str]:
-        folders = [""]
-        while folders:
-            folder = folders.pop()
-            for entry in self._shelf.entries(folder):
-                path = posixpath.join(folder, entry.name)
-                if entry.size is not None:
-                    yield path
-                elif is_key(path):
-                    folders.append(path)
-                else:
-                    yield f"{path}/"
-
-    def files(self) -> Iterator[tuple[str, int]]:
+    def files(self) -> Iterator[FoundFile]:
         folders = [""]
         while folders:
             folder = folders.pop()
@@ -279,7 +270,7 @@ class CarrierBackend(Backend):
                 if entry.size is None:
                     folders.append(path)
                 else:
-                    yield path, entry.size
+                    yield FoundFile(path, entry.size)
 
     def delete(self, key: str) -> None:
         path = _path(key)

@@ -89,7 +89,8 @@ def test_objects_that_are_no_keys_are_passed_over(s3: S3Server, bucket: str) -> 
         bucket_of(s3, bucket, ".tensorcas").put(name, b"x")
 
     assert [info.key for info in backend.list("a")] == ["a/blob"]
-    assert backend.list_dir("a") == (list(backend.list("a")), ["b"])
+    found = backend.list_dir("a")
+    assert (found.facts(), found.blobs, found.segments) == (list(backend.list("a")), {"blob": True}, {"b"})
 
 
 def test_a_child_made_by_fork_is_told_instead_of_waiting_for_ever(s3: S3Server, bucket: str, tmp_path: Path) -> None:

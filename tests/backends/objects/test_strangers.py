@@ -21,7 +21,8 @@ def test_objects_that_are_not_of_the_store_change_nothing(s3: S3Server, bucket: 
     paths = [f"{folder}/{name}".lstrip("/") for folder in FOLDERS for name in names]
     for path in paths:
         raw.put(path, b"not of the store")
-    use(backend, paths)
+    # A folder that cannot hold blobs is named, and what lies in it is not.
+    use(backend, [path.removesuffix("#123") for path in paths])
 
     for path in paths:
         found = raw.get(path)

@@ -113,15 +113,15 @@ class CarrierConformance:
     def test_listings_show_what_is_below_a_prefix_of_whole_segments(self, backend: CarrierBackend) -> None:
         for key in ("a/x", "a/b/y", "a/b/c/z", "ab/x", "c"):
             backend.put_new(key, [key.encode()])
-        blobs, names = backend.list_dir("a")
+        found = backend.list_dir("a")
 
         assert sorted((info.key, info.size) for info in backend.list("a")) == [("a/b/c/z", 7), ("a/b/y", 5), ("a/x", 3)]
-        assert ([info.key for info in blobs], names) == (["a/x"], ["b"])
+        assert ([info.key for info in found.facts()], found.segments) == (["a/x"], {"b"})
         assert list(backend.list("absent")) == []
 
     def test_what_a_listing_shows_can_be_read(self, backend: CarrierBackend) -> None:
         backend.put_new("refs/runs/8f3c/größe".replace("ö", "%C3%B6").replace("ß", "%C3%9F") + "/@1", [b"ref"])
-        [name] = backend.list_dir("refs/runs/8f3c")[1]
+        [name] = backend.list_dir("refs/runs/8f3c").segments
         [info] = backend.list(f"refs/runs/8f3c/{name}")
 
         assert backend.get(info.key) == b"ref"

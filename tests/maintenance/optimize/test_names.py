@@ -78,9 +78,9 @@ def test_fine_tune_under_other_names_takes_as_much_as_under_the_same(store: Stor
 def test_second_run_after_new_names_writes_nothing_and_takes_a_later_step_as_a_delta(store: Store) -> None:
     made = with_fine_tune("model.#")
     optimize(made)
-    packs = made.backend.names("packs")
+    packs = set(made.backend.list_dir("packs").blobs)
     second = optimize(made)
-    left, before = made.backend.names("packs"), n_bytes_of(made.backend)
+    left, before = set(made.backend.list_dir("packs").blobs), n_bytes_of(made.backend)
     save(made, weights(3, names="third.#"), "third")
     optimize(made)
 
@@ -92,7 +92,7 @@ def test_second_run_after_new_names_writes_nothing_and_takes_a_later_step_as_a_d
 
 def test_damaged_chunk_of_a_relative_costs_only_bytes(store: Store) -> None:
     save(store, weights(0), "base")
-    [pack] = store.backend.names("packs")
+    [pack] = store.backend.list_dir("packs").blobs
     save(store, weights(1, names="model.#"), "tuned")
     assert isinstance(store.backend, MemoryBackend)
     flip(store.backend, f"packs/{pack}", 1000)
@@ -160,7 +160,7 @@ def test_damaged_relative_behind_many_others_costs_only_bytes(store: Store, monk
     monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize.WINDOW", 2)
     monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize._N_BEFORE", 1)
     save(store, weights(0), "base")
-    [pack] = store.backend.names("packs")
+    [pack] = store.backend.list_dir("packs").blobs
     for seed in range(1, 6):
         save(store, unrelated(seed), f"unrelated {seed}")
     save(store, weights(1, names="model.#"), "tuned")
