@@ -8,7 +8,9 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 | `_read` | `ChunkReader`: look-ups, and new attempts where packs move or copies are damaged |
 | `_derive` | evaluation of derived rows |
 | `_recipes` | chunks that no pack holds, made by recipes |
-| `_catalog` | places of chunks that this process knows, and the look-up of them |
+| `_catalog` | what this process knows of the index and of packs' tables |
+| `_places` | places of chunks, and their look-up in tables |
+| `_recent_chunks` | chunks that this process has stored last |
 | `_plan` | target memory of each chunk, and the reads of each way |
 | `_ways` | choice of a way to read, as a printable `ReadPlan` |
 | `_decode` | batches in columns; the call of the compiled core |
@@ -26,10 +28,12 @@ from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, CacheHits, ExtentCache
-    from tensorcas_mlflow.chunk_io._catalog import MOST_SAVED_BYTES, Catalog, Places, find_bases
+    from tensorcas_mlflow.chunk_io._catalog import Catalog
     from tensorcas_mlflow.chunk_io._decode import ChainLinks
     from tensorcas_mlflow.chunk_io._derive import LastRow
+    from tensorcas_mlflow.chunk_io._places import Places, find_bases
     from tensorcas_mlflow.chunk_io._read import ChunkOwner, ChunkReader
+    from tensorcas_mlflow.chunk_io._recent_chunks import MOST_SAVED_BYTES
     from tensorcas_mlflow.chunk_io._screen import BlockScreen, find_sound
     from tensorcas_mlflow.chunk_io._stored import OpenPacks, StoredChunks
     from tensorcas_mlflow.chunk_io._tensors_file import TensorsFile
@@ -52,10 +56,12 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_cache": "CachedPack CachedRead CacheFill CacheHits ExtentCache",
-    "_catalog": "MOST_SAVED_BYTES Catalog Places find_bases",
+    "_catalog": "Catalog",
     "_decode": "ChainLinks",
     "_derive": "LastRow",
+    "_places": "Places find_bases",
     "_read": "ChunkOwner ChunkReader",
+    "_recent_chunks": "MOST_SAVED_BYTES",
     "_screen": "BlockScreen find_sound",
     "_stored": "OpenPacks StoredChunks",
     "_tensors_file": "TensorsFile",

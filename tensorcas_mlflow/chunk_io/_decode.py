@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest
 from tensorcas_mlflow.base.tensors import offsets_of, ranges
-from tensorcas_mlflow.chunk_io._catalog import Places
+from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BlobNotFoundError, FormatError

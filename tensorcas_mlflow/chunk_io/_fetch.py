@@ -17,7 +17,6 @@ from tensorcas_mlflow.backends import PAGE_BYTES, Backend, BlobFile, MeteredBack
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.config import n_threads
 from tensorcas_mlflow.base.tensors import distinct, offsets_of
-from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._decode import (
     DIRECT,
     FILE,
@@ -28,6 +27,7 @@ from tensorcas_mlflow.chunk_io._decode import (
     decode,
     decode_chain,
 )
+from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._plan import OpenFiles, Planner
 from tensorcas_mlflow.chunk_io._ways import LOCAL_GAP_BYTES, PLAIN_READ, Extent, Way, WayChoice, plan_reads
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError

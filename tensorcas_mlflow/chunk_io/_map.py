@@ -11,7 +11,7 @@ from tensorcas_mlflow.backends import BlobFile, MappedStretch
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, digest
 from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, distinct, ranges
-from tensorcas_mlflow.chunk_io._catalog import Places
+from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._plan import OpenFiles, dtypes_of
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError

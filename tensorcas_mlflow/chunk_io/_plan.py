@@ -15,7 +15,7 @@ from tensorcas_mlflow.backends import Backend, BlobFile
 from tensorcas_mlflow.base.dtypes import DType, parse_dtype
 from tensorcas_mlflow.base.tensors import ALIGNMENT, Offsets, aligned_bytes, distinct
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.chunk_io._catalog import Places
+from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._ways import (
     LEAST_ASKED_BYTES,
     LOCAL_GAP_BYTES,

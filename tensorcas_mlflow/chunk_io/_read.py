@@ -13,10 +13,11 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.tensors import Offsets, bytes_of, distinct
 from tensorcas_mlflow.base.threads import Lazy
-from tensorcas_mlflow.chunk_io._catalog import Catalog, Places
+from tensorcas_mlflow.chunk_io._catalog import Catalog
 from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted
 from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_links, check_sizes, damage_of
 from tensorcas_mlflow.chunk_io._map import map_rows, mappable
+from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, check_outs, new_arrays
 from tensorcas_mlflow.chunk_io._stored import OpenPacks
 from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment

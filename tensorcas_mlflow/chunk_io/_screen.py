@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.chunk_io._catalog import Places, find_chains, follow
 from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks, Wanted, decode
 from tensorcas_mlflow.chunk_io._fetch import Load, check_links, parts_of
+from tensorcas_mlflow.chunk_io._places import Places, find_chains, follow
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.chunk_io._ways import BASES_READ, way_of_environment
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError

@@ -7,8 +7,8 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
-from tensorcas_mlflow.chunk_io import _catalog
-from tensorcas_mlflow.chunk_io._catalog import RecentChunks
+from tensorcas_mlflow.chunk_io import _recent_chunks
+from tensorcas_mlflow.chunk_io._recent_chunks import RecentChunks
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._base_plans import Ancestry
@@ -100,7 +100,7 @@ def test_a_chain_through_a_pack_that_is_left_out_is_not_found(store: Store, pack
 
 
 def test_chunks_are_remembered_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_catalog, "_MOST_BYTES", 3 * CHUNK_BYTES)
+    monkeypatch.setattr(_recent_chunks, "_MOST_BYTES", 3 * CHUNK_BYTES)
     recent = RecentChunks(MemoryBackend())
     recent.note(digests_of(*A[:3]), A[:3])
     asked_for = recent.find(digests_of(A[0]))

@@ -11,7 +11,7 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest, digest_all
-from tensorcas_mlflow.chunk_io import ChunkReader, _catalog
+from tensorcas_mlflow.chunk_io import ChunkReader, _recent_chunks
 from tensorcas_mlflow.codecs import CODECS, DELTA, PLANES, Codec
 from tensorcas_mlflow.errors import ConflictError
 from tensorcas_mlflow.layout import RefTarget, is_delta
@@ -49,7 +49,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     Those in an object store are remembered, or in the cache, or fetched.
     """
     if "without remembered chunks" in request.param:
-        monkeypatch.setattr(_catalog, "_MOST_BYTES", 0)
+        monkeypatch.setattr(_recent_chunks, "_MOST_BYTES", 0)
     monkeypatch.setenv("TENSORCAS_CACHE", "off" if request.param.endswith("cache") else str(tmp_path / "cache"))
     if request.param.startswith("of files"):
         return Store.init_backend(LocalBackend(tmp_path / "store"))

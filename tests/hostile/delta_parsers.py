@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.chunk_io._catalog import find_places
+from tensorcas_mlflow.chunk_io._places import find_places
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD, Codec, Transform
 from tensorcas_mlflow.layout import (
     Base,

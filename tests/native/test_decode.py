@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.chunk_io._catalog import Places
 from tensorcas_mlflow.chunk_io._decode import (
     CHUNK,
     LINK,
@@ -26,6 +25,7 @@ from tensorcas_mlflow.chunk_io._decode import (
     decode,
     decode_chain,
 )
+from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Transform
 from tensorcas_mlflow.errors import CorruptChunkError, FormatError

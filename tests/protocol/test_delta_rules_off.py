@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.chunk_io import _catalog
+from tensorcas_mlflow.chunk_io import _catalog, _places
 from tensorcas_mlflow.maintenance._gc_survey import Survey
 from tensorcas_mlflow.store.protocol import Condemnation
 from tests.protocol.casts import Cast
@@ -39,6 +39,7 @@ def rely_on_deltas_without_their_bases(patch: pytest.MonkeyPatch) -> None:
         return places.found.copy(), set()
 
     patch.setattr(_catalog, "find_chains", all_whole)
+    patch.setattr(_places, "find_chains", all_whole)
 
 
 def spare_no_bases(patch: pytest.MonkeyPatch) -> None:
