@@ -41,7 +41,7 @@ _MOST_HELD_BYTES = 8 << 20
 """Bound of the blobs kept in memory for the next commit."""
 _META_BYTES = 64 << 10
 """Bound of a blob in the meta of a record, where it shares bytes with earlier ones."""
-_IN_FILES = frozenset({"format", "intents", "condemned", "quarantine", "recipes"})
+_IN_FILES = frozenset({"format", "intents", "condemned", "quarantine"})
 """First segments of the keys of blobs that are always files."""
 _PACKS = "packs/"
 

@@ -7,7 +7,6 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 |---|---|
 | `_read` | `ChunkReader`: look-ups, and new attempts where packs move or copies are damaged |
 | `_derive` | evaluation of derived rows |
-| `_recipes` | chunks that no pack holds, made by recipes |
 | `_catalog` | places of chunks that this process knows, and the look-up of them |
 | `_plan` | target memory of each chunk, and the reads of each way |
 | `_ways` | choice of a way to read, as a printable `ReadPlan` |

@@ -307,7 +307,7 @@ def _optimize_json(report: OptimizeReport) -> Json:
         "bytes_before": report.bytes_before,
         "bytes_after": report.bytes_after,
         "written_bytes": report.written_bytes,
-        "n_recipes": report.n_recipes,
+        "n_forms": report.n_forms,
     }
 
 
