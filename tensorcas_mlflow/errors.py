@@ -206,10 +206,6 @@ class ChunkNotFoundError(NotFoundError):
         self.suspects = suspects
         """Keys of packs that may have held the chunk: they are gone, or their tables are damaged."""
 
-    def needed_by(self, checkpoint: str | None, tensors: tuple[str, ...]) -> ChunkNotFoundError:
-        """Return the same error for a checkpoint or file and its tensors that are made of the chunk."""
-        return ChunkNotFoundError(self.digest, self.n_missing, checkpoint, tensors, self.suspects)
-
     def __str__(self) -> str:
         who = in_words(self.checkpoint, self.tensors)
         more = f" and {self.n_missing - 1} more" if self.n_missing > 1 else ""
@@ -269,10 +265,6 @@ class CorruptChunkError(FormatError):
         """The checkpoint or file that needs the chunk, as a text; None if unknown."""
         self.tensors = tensors
         """The damaged tensors, as far as they are known."""
-
-    def needed_by(self, checkpoint: str | None, tensors: tuple[str, ...]) -> CorruptChunkError:
-        """Return the same error for a checkpoint or file and its tensors that are made of the chunk."""
-        return type(self)(self.digest, self.key, self.reason, checkpoint, tensors)
 
     def __str__(self) -> str:
         who = in_words(self.checkpoint, self.tensors)

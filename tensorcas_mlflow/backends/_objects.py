@@ -47,7 +47,7 @@ _NONCE_BYTES = 16
 
 _MOVE = b"\n\x00tensorcas: on its way to\x00"
 _INTENTS = "intents/"
-_NEVER_AGAIN = ("packs", "index", "manifests", "intents", "condemned", "census", "ref-tables", "quarantine", "recipes")
+_NEVER_AGAIN = ("packs", "index", "manifests", "intents", "condemned", "census", "ref-tables", "quarantine")
 """Folders whose blobs have random names: a deleted name is never written again."""
 _MAX_VOIDS = 1 << 17
 """Bound of known voids; beyond it all are forgotten, and each costs one more request."""

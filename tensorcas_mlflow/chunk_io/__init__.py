@@ -7,7 +7,6 @@ imports `layout`, `codecs`, `backends` and rooms below them; it knows no store, 
 |---|---|
 | `_read` | `ChunkReader`: look-ups, and new attempts where packs move or copies are damaged |
 | `_derive` | evaluation of derived rows |
-| `_recipes` | chunks that no pack holds, made by recipes |
 | `_catalog` | what this process knows of the index and of packs' tables |
 | `_places` | places of chunks, and their look-up in tables |
 | `_recent_chunks` | chunks that this process has stored last |

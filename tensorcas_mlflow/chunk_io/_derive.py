@@ -77,8 +77,9 @@ class DerivedRows:
             of = f"the {'input' if len(each.inputs) == 1 else 'inputs'} {', '.join(map(str, each.inputs[:8]))}"
             residual = "" if each.residual is None else f" and the residual {each.residual}"
             reason = f"function {each.function} of {of}{residual} makes chunk {actual} in the place of {said}"
-            key = f"{'recipes' if manifest.kind == 'recipe' else 'manifests'}/{manifest.digest}"
-            raise DerivedTensorError(said, key, reason, manifest.label, (name,) if name else ())
+            raise DerivedTensorError(
+                said, f"manifests/{manifest.digest}", reason, manifest.label, (name,) if name else ()
+            )
 
 
 class LastRow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer, Digests
 from tensorcas_mlflow.base.tensors import Offsets, bytes_of, distinct
-from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io._catalog import Catalog
 from tensorcas_mlflow.chunk_io._decode import ChainLinks, Wanted
 from tensorcas_mlflow.chunk_io._fetch import Damage, Load, check_links, check_sizes, damage_of
@@ -22,12 +21,11 @@ from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Targ
 from tensorcas_mlflow.chunk_io._stored import OpenPacks
 from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment
 from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, DerivedTensorError
-from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, pack_key, pack_name
+from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, find_form, pack_key, pack_name
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import ExtentCache
     from tensorcas_mlflow.chunk_io._derive import LastRow
-    from tensorcas_mlflow.chunk_io._recipes import KnownRecipes
     from tensorcas_mlflow.layout import Derivation
 
 
@@ -44,8 +42,8 @@ class ChunkOwner(NamedTuple):
     """Numbers of the chunks, counted over all rows, if they do not follow each other."""
     tell: Callable[[Any], tuple[str, ...]] | None = None
     """Returns the names of some chunks' tensors, by the chunks' numbers, if the rows do not tell them."""
-    manifest: str | None = None
-    """Digest of its manifest; None if it is unknown."""
+    manifest: Manifest | None = None
+    """Manifest that the chunks are of, whose form may say how they are stored; None if it is unknown."""
 
     def names(self, chunks: Any) -> tuple[str, ...]:
         """Return the names of some chunks' tensors, by the chunks' numbers; stretches of a file have no name."""
@@ -68,13 +66,25 @@ _FILE_BATCH_BYTES = 16 << 20
 _MAX_ATTEMPTS = 100
 """Maximum number of moves of a chunk during one read. Each move takes a whole collection during the read. Many in a row
 occur only if rewriting collections run without a pause and the reader hardly runs."""
+_MOST_FORMS = 64
+"""Bound of the forms that a reader keeps."""
+
+R = TypeVar("R")
+
+
+class _StoredAsError(Exception):
+    """No pack holds a chunk, and the manifest that needs it has a form."""
+
+    def __init__(self, form: Manifest) -> None:
+        super().__init__(form.label)
+        self.form = form
 
 
 class ChunkReader:
     """Reader of the chunks of one store, through the local cache.
 
     Every method raises:
-        ChunkNotFoundError: No pack of this store holds a chunk, and no recipe makes it.
+        ChunkNotFoundError: No pack of this store holds a chunk.
         CorruptChunkError: A chunk is damaged. Without ``verify`` it shows only if decoding fails.
     """
 
@@ -85,7 +95,6 @@ class ChunkReader:
         *,
         cache: ExtentCache | None = None,
         store_id: str = "",
-        uses_recipes: bool = True,
     ):
         """Create a reader.
 
@@ -94,25 +103,31 @@ class ChunkReader:
             catalog: The catalog of that backend.
             cache: Cache of reads on local disk; None caches nothing.
             store_id: Id of the store in the cache.
-            uses_recipes: Whether to make chunks that no pack holds; else only packs count.
         """
         self._backend = backend
         self._catalog = catalog
         self._cache = cache
         self._store_id = store_id
-        self._uses_recipes = uses_recipes
+        self._forms: dict[str, Manifest] = {}
+        """Forms that reads have needed so far, by the digest of their manifest."""
 
-    @Lazy
-    def _recipes(self) -> KnownRecipes:
-        """The recipes of the store. Few stores have any."""
-        from tensorcas_mlflow.chunk_io._recipes import KnownRecipes
-
-        plain: ChunkReader | None = None
-        if self._uses_recipes:  # the inputs of recipes lie in packs
-            plain = ChunkReader(
-                self._backend, self._catalog, cache=self._cache, store_id=self._store_id, uses_recipes=False
-            )
-        return KnownRecipes(self._backend, self._catalog, plain)
+    def _by_form(self, manifest: Manifest, read: Callable[[Manifest], R]) -> R:
+        """Read something of a manifest: by its form, if packs do not hold all of its chunks."""
+        tried: str | None = None
+        while True:
+            form = self._forms.get(manifest.digest)
+            try:
+                return read(form or manifest)
+            except _StoredAsError as found:
+                if len(self._forms) >= _MOST_FORMS:
+                    self._forms.clear()
+                self._forms[manifest.digest] = found.form
+            except ChunkNotFoundError:
+                if form is None or form.digest == tried:
+                    raise
+                # Perhaps an optimization has stored the content in another way since.
+                tried = form.digest
+                self._forms.pop(manifest.digest, None)
 
     def tensors(
         self,
@@ -164,11 +179,36 @@ class ChunkReader:
         Returns:
             An array a row, in their order.
         """
-        columns, outs = manifest.table, outs or {}
+        read = partial(
+            self._rows,
+            rows=rows,
+            verify=verify,
+            outs=outs or {},
+            copy=copy,
+            is_private=is_private,
+            way=way,
+            needed_by=needed_by,
+        )
+        return self._by_form(manifest, read)
+
+    def _rows(
+        self,
+        manifest: Manifest,
+        rows: Offsets,
+        *,
+        verify: bool,
+        outs: Mapping[int, Array],
+        copy: bool | None,
+        is_private: bool,
+        way: Way | None,
+        needed_by: Offsets | None,
+    ) -> list[Array]:
+        """Read rows as one manifest says that they are stored; see `rows`."""
+        columns = manifest.table
         if manifest.derived and (derived := manifest.derivations(rows)):
             stored = np.delete(np.arange(len(rows)), list(derived))
             outs_of_stored = {at: outs[place] for at, place in enumerate(stored.tolist()) if place in outs}
-            read = self.rows(
+            read = self._rows(
                 manifest,
                 rows[stored],
                 verify=verify,
@@ -321,6 +361,9 @@ class ChunkReader:
             rows: The rows.
             needed_by: See `rows`.
         """
+        self._by_form(manifest, lambda each: self._check(each, rows, needed_by))
+
+    def _check(self, manifest: Manifest, rows: Offsets, needed_by: Offsets | None) -> None:
         columns = manifest.table
         derived = list(manifest.derivations(rows).values())
         needed_by, rows = rows if needed_by is None else needed_by, _with_sources(rows, derived)
@@ -328,11 +371,7 @@ class ChunkReader:
         owner = _owner(manifest, rows, needed_by)
         everything = np.arange(len(digests))
         places = self._locate(digests, frozenset(), everything, owner)
-        made, there = np.flatnonzero(~places.found), np.flatnonzero(places.found)
-        suspects = there
-        if not check_sizes(places.some(there), sizes[there]):
-            suspects = there[self._suspects(places.some(there))]
-        suspects = np.union1d(suspects, made)
+        suspects = everything if check_sizes(places, sizes) else self._suspects(places)
         for first, stop in _runs(suspects, sizes):
             block = np.empty(int(sizes[first:stop].sum()), dtype=np.uint8).data
             target = Target.of_block(block, sizes[first:stop])
@@ -373,6 +412,9 @@ class ChunkReader:
         self, manifest: Manifest, names: Iterable[str] | None, *, copy: bool | None = None, way: Way | None = None
     ) -> ReadPlan:
         """Return the plan `tensors` would follow now; see `Store.explain`."""
+        return self._by_form(manifest, lambda each: self._explain(each, names, copy, way))
+
+    def _explain(self, manifest: Manifest, names: Iterable[str] | None, copy: bool | None, way: Way | None) -> ReadPlan:
         columns = manifest.table
         wanted = np.arange(len(manifest.columns)) if names is None else manifest.numbers(names)
         rows = _with_sources(wanted, manifest.derivations(wanted).values())
@@ -382,13 +424,7 @@ class ChunkReader:
         mapped = mappable(places, columns, rows, manifest.chunk_bytes) if copy is False else rows[:0]
         counts = columns.chunk_at[rows + 1] - columns.chunk_at[rows]
         is_mapped = np.isin(np.arange(len(rows)), mapped)
-        is_read = ~np.repeat(is_mapped, counts) & places.found
-        if not places.found.all():
-            # What is made is read as the inputs of its recipe.
-            inputs = self._recipes.inputs_of(digests[~places.found])
-            places = self._locate(np.concatenate([digests, inputs]), frozenset(), np.arange(0), owner)
-            is_read = np.concatenate([is_read, np.ones(len(inputs), dtype=bool)])
-        chunks = np.flatnonzero(is_read)
+        chunks = np.flatnonzero(~np.repeat(is_mapped, counts))
         with OpenFiles(self._backend) as files:
             planner = Planner(self._backend, files, way or way_of_environment())
             held = chunks[:0] if self._cache is None else self._find_cached(self._cache, places, chunks)
@@ -423,7 +459,7 @@ class ChunkReader:
         """Memory-map rows stored raw and in one piece; return arrays by position among the rows."""
         places = self._catalog.find(digests)
         for refresh in (partial(self._catalog.look_at_latest, digests), self._catalog.refresh):
-            if places.found.all() or self._recipes.make_all(digests[~places.found]):
+            if places.found.all():
                 break
             refresh()
             places = self._catalog.find(digests)
@@ -443,14 +479,19 @@ class ChunkReader:
             end = max(begin + 1, int(np.searchsorted(stops, base + _FILE_BATCH_BYTES, side="right")))
             block = np.empty(int(stops[end - 1]) - base, dtype=np.uint8).data
             target = Target.of_block(block, sizes[begin:end])
-            if manifest.derived:
-                outs = [target.view(chunk) for chunk in range(end - begin)]
-                self.read_chunks(manifest, np.arange(begin, end), outs, verify=verify, last=last)
-            else:
-                owner = ChunkOwner(manifest.label, manifest.rows, first=begin, manifest=manifest.digest)
-                self._read(Wanted(digests=manifest.digests[begin:end], target=target, verify=verify), owner)
+            self._by_form(manifest, partial(self._read_piece, begin=begin, target=target, verify=verify, last=last))
             yield block
             begin = end
+
+    def _read_piece(self, manifest: Manifest, *, begin: int, target: Target, verify: bool, last: LastRow) -> None:
+        """Read the chunks from some number on into a target, as one manifest says that they are stored."""
+        chunks = np.arange(begin, begin + len(target))
+        if manifest.derived:
+            outs = [target.view(chunk) for chunk in range(len(target))]
+            self._read_chunks(manifest, chunks, outs, verify=verify, last=last)
+        else:
+            owner = ChunkOwner(manifest.label, manifest.rows, first=begin, manifest=manifest)
+            self._read(Wanted(digests=manifest.digests[chunks], target=target, verify=verify), owner)
 
     def read_chunks(
         self, manifest: Manifest, chunks: Offsets, outs: Sequence[memoryview], *, verify: bool, last: LastRow
@@ -464,15 +505,20 @@ class ChunkReader:
             verify: Whether to check each against its digest. The chunks of derived rows are always checked.
             last: The derived row that the caller read last. It is freed after its last chunk.
         """
+        self._by_form(manifest, lambda each: self._read_chunks(each, chunks, outs, verify=verify, last=last))
+
+    def _read_chunks(
+        self, manifest: Manifest, chunks: Offsets, outs: Sequence[memoryview], *, verify: bool, last: LastRow
+    ) -> None:
         columns = manifest.columns
         if not manifest.derived:
-            owner = ChunkOwner(manifest.label, manifest.rows, numbers=chunks, manifest=manifest.digest)
+            owner = ChunkOwner(manifest.label, manifest.rows, numbers=chunks, manifest=manifest)
             self.read(columns.digests[chunks], list(outs), verify=verify, owner=owner)
             return
         row_of = columns.rows_of(chunks)
         is_derived = np.isin(row_of, [each.row for each in manifest.derived])
         stored = np.flatnonzero(~is_derived)
-        owner = ChunkOwner(manifest.label, manifest.rows, numbers=chunks[stored], manifest=manifest.digest)
+        owner = ChunkOwner(manifest.label, manifest.rows, numbers=chunks[stored], manifest=manifest)
         buffers = [outs[at] for at in stored.tolist()]
         self.read(columns.digests[chunks[stored]], buffers, verify=verify, owner=owner)
         for row in distinct(row_of[is_derived]).tolist():
@@ -546,9 +592,6 @@ class ChunkReader:
                     waiting.append((besides, again, [first[damage.chunk] for damage in again]))
         if not lost:
             return
-        self._recipes.refresh(wanted.digests[_chunks_of(lost)])
-        if self._recipes.make(wanted, _chunks_of(lost), owner):
-            return
         damage = min(lost, key=lambda each: (each.error is not None, each.chunk))
         if damage.error is not None:
             raise damage.error
@@ -564,13 +607,6 @@ class ChunkReader:
         n_moves = 0
         while True:
             places = self._locate(part.digests, without, chunks, owner)
-            if not places.found.all():
-                there = np.flatnonzero(places.found)
-                missing, is_last = np.flatnonzero(~places.found), n_moves >= _MAX_ATTEMPTS
-                if not self._made(part, missing, without, owner, chunks, is_last=is_last):
-                    n_moves += 1
-                    continue
-                places, part, chunks = places.some(there), part.some(there), chunks[there]
             try:
                 return self._read_at(places, part, chunks, way)
             except BlobNotFoundError:
@@ -588,70 +624,44 @@ class ChunkReader:
                     self._catalog.miss_all_gone()
                 self._catalog.refresh()
 
-    def _made(
-        self, part: Wanted, missing: Any, without: frozenset[str], owner: ChunkOwner, chunks: Any, *, is_last: bool
-    ) -> bool:
-        """Make chunks that no pack holds; return False if they have to be looked up again.
-
-        Args:
-            part: The wanted chunks.
-            missing: Numbers of those to make.
-            without: Packs that do not count.
-            owner: Owner of the chunks.
-            chunks: Numbers by which the owner knows the wanted chunks.
-            is_last: Whether to raise an error instead of returning False.
-        """
-        try:
-            if self._recipes.make(part, missing, owner, chunks):
-                return True
-        except ChunkNotFoundError:
-            if is_last:
-                raise
-            # A collector has put what a recipe made into packs, and has deleted the recipe with its inputs.
-            self._recipes.refresh(part.digests[missing])
-            self._catalog.refresh()
-        except CorruptChunkError:
-            # Perhaps a pack holds one that the index does not name. Packs come last, as their tables cost the most.
-            self._catalog.refresh_from_packs()
-            if is_last or not self._catalog.find(part.digests[missing], without).found.any():
-                raise
-        if is_last:
-            digest_text = part.digests[missing[0]].tobytes().hex()
-            raise ChunkNotFoundError(digest_text, len(missing), owner.label, owner.names(chunks[missing]))
-        return False
-
     def _locate(self, digests: Digests, without: frozenset[str], chunks: Any, owner: ChunkOwner) -> Places:
-        """Look up chunks; nothing is found for those that recipes make."""
+        """Look up chunks.
+
+        Raises:
+            ChunkNotFoundError: No pack holds one.
+            _StoredAsError: No known pack holds one, and the manifest that needs it has a form.
+        """
         catalog = self._catalog
-        places = catalog.find(digests, without)
-        if places.found.all():
-            return places
-        recipes = self._recipes
         # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed. They come last, as
         # the tables of all packs cost the most.
         look_ups = (
-            lambda _: catalog.look_at_latest(digests),
-            lambda _: catalog.refresh(),
-            lambda missing: None if owner.manifest is None else recipes.refresh(missing, of=owner.manifest),
-            recipes.refresh,
-            lambda _: catalog.refresh_from_packs(),
-            lambda _: catalog.refresh_from_packs(),
-            recipes.refresh,
+            partial(catalog.look_at_latest, digests),
+            catalog.refresh,
+            partial(self._look_for_form, owner),
+            catalog.refresh_from_packs,
+            catalog.refresh_from_packs,
+            partial(self._look_for_form, owner),
         )
         for look_up in look_ups:
-            if places.found.all() or recipes.make_all(digests[~places.found]):
-                return places
-            look_up(digests[~places.found])
             places = catalog.find(digests, without)
-        if not places.found.all() and not recipes.make_all(digests[~places.found]):
-            for refusal in (catalog.refusal, recipes.newer):
-                if refusal is not None:
-                    raise refusal
+            if places.found.all():
+                return places
+            look_up()
+        places = catalog.find(digests, without)
+        if not places.found.all():
+            if catalog.refusal is not None:
+                raise catalog.refusal
             missing = np.flatnonzero(~places.found)
             names, suspects = owner.names(chunks[missing]), tuple(catalog.suspects())
             digest_text = digests[missing[0]].tobytes().hex()
             raise ChunkNotFoundError(digest_text, len(missing), owner.label, names, suspects)
         return places
+
+    def _look_for_form(self, owner: ChunkOwner) -> None:
+        """Raise `_StoredAsError` if the manifest that needs some chunks has a form."""
+        form = None if owner.manifest is None else find_form(self._backend, owner.manifest)
+        if form is not None:
+            raise _StoredAsError(form)
 
     def _read_at(self, places: Places, wanted: Wanted, numbers: Any, way: Way | None) -> list[Damage]:
         """Read chunks from places; return the damaged ones, by ``numbers``.
@@ -698,13 +708,13 @@ def _owner(manifest: Manifest, rows: Offsets, needed_by: Offsets) -> ChunkOwner:
     """
     chosen = ChosenRows(manifest.table, rows)
     if not manifest.derived:
-        return ChunkOwner(label=manifest.label, rows=chosen, manifest=manifest.digest)
+        return ChunkOwner(label=manifest.label, rows=chosen, manifest=manifest)
 
     def tell(chunks: Any) -> tuple[str, ...]:
         counts = manifest.table.chunk_at[rows + 1] - manifest.table.chunk_at[rows]
         return manifest.names_needing(np.repeat(rows, counts)[chunks], among=needed_by)
 
-    return ChunkOwner(label=manifest.label, rows=chosen, tell=tell, manifest=manifest.digest)
+    return ChunkOwner(label=manifest.label, rows=chosen, tell=tell, manifest=manifest)
 
 
 def _with_sources(rows: Offsets, derived: Iterable[Derivation]) -> Offsets:

@@ -117,9 +117,7 @@ def _plan_json(plan: GcPlan) -> Json:
         "rewrites_bytes": sum(size for _, size in plan.rewrites.values()),
         "rewrites_needed_bytes": sum(needed for needed, _ in plan.rewrites.values()),
         "n_manifests": len(plan.manifests),
-        "n_recipes": len(plan.recipes),
         "bound_bytes": plan.bound_bytes,
-        "recipe_bytes": plan.recipe_bytes,
         "n_dead_saves": len(plan.stale_intents),
         "n_dead_collections": len(plan.dead_lists),
         "n_quarantined": len(plan.quarantine),
@@ -149,7 +147,6 @@ def _report_json(report: GcReport) -> Json:
     return {
         "n_packs": report.n_packs,
         "n_manifests": report.n_manifests,
-        "n_recipes": report.n_recipes,
         "n_withdrawn": report.n_withdrawn,
         "n_spared": report.n_spared,
         "bytes_before": report.bytes_before,

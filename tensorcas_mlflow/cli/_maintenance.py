@@ -225,7 +225,6 @@ def _repair_json(report: RepairReport) -> Json:
         "n_healed": report.n_healed,
         "n_fenced": report.n_fenced,
         "n_kept": report.n_kept,
-        "recipes_gone": list(report.recipes_gone),
         "left": dict(report.left),
         "losses": [_problem_json(loss) for loss in report.losses],
     }
@@ -309,7 +308,7 @@ def _optimize_json(report: OptimizeReport) -> Json:
         "bytes_before": report.bytes_before,
         "bytes_after": report.bytes_after,
         "written_bytes": report.written_bytes,
-        "n_recipes": report.n_recipes,
+        "n_forms": report.n_forms,
     }
 
 

@@ -8,8 +8,7 @@ a blob takes a backend and reads it. The room decides nothing: savers and collec
 |---|---|
 | `_keys` | names of blobs, and the text form of steps |
 | `_manifest`, `_rows` | manifests, and their rows as columns |
-| `_derived` | rows of a manifest that are functions of others |
-| `_recipe` | blobs that say how to make chunks of others |
+| `_derived`, `_forms` | rows of a manifest that are functions of others; manifests that say how others are stored |
 | `_manifest_stream`, `_manifest_arrow` | Arrow streams of manifests, without pyarrow and with it |
 | `_pack` | packs, payloads and their tables |
 | `_index` | the index, from digests to places |
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
         read_list,
         stamp_of,
     )
+    from tensorcas_mlflow.layout._forms import each_form, find_form, has_content_of, read_form
     from tensorcas_mlflow.layout._hints import (
         Hints,
         hint_bytes,
@@ -80,13 +80,17 @@ if TYPE_CHECKING:
     )
     from tensorcas_mlflow.layout._keys import (
         DEFAULT_NAME,
+        FORMS,
         STAND_INS,
         STEP_TEXT,
         artifact_key,
         artifact_prefix,
         as_step,
         find_strangers,
+        form_key,
+        formed_by,
         is_blob_key,
+        is_shown,
         label_of,
         list_blobs,
         list_dir,
@@ -96,13 +100,11 @@ if TYPE_CHECKING:
         unquote_segment,
     )
     from tensorcas_mlflow.layout._manifest import KEPT_HEADER, MAX_BYTES, Manifest
-    from tensorcas_mlflow.layout._manifest_arrow import MANIFEST_SCHEMA
     from tensorcas_mlflow.layout._pack import (
         DELTA,
         ENTRY,
         FOOTER_BYTES,
         MAX_DEPTH,
-        MAX_ENTRIES,
         PACK_MAGIC,
         PACK_NAME_BYTES,
         RAW_ALIGNMENT,
@@ -126,14 +128,6 @@ if TYPE_CHECKING:
         payload_of,
         read_table,
         sizes_text,
-    )
-    from tensorcas_mlflow.layout._recipe import (
-        RECIPES,
-        is_recipe_of,
-        list_recipes,
-        new_recipe_name,
-        read_recipe,
-        recipe_key,
     )
     from tensorcas_mlflow.layout._records import (
         MAX_REF_BYTES,
@@ -192,19 +186,19 @@ _NAMES = {
         "FORMAT GENERATION Condemnation Condemned Generation Identity Stamp begin_first_generation begin_generation "
         "check_database condemned_bytes is_carried new_format parse_format read_condemned read_list stamp_of"
     ),
+    "_forms": "each_form find_form has_content_of read_form",
     "_hints": "Hints hint_bytes pack_hint_bytes read_hints read_pack_hints split_hints",
     "_index": (
         "EMPTY IN_FULL NOWHERE Mask Positions Table as_names base_rows drawn_s list_packs make_table mark_loose "
         "merge_tables new_pack_name only_packs pack_key pack_name read_pack_table with_bases"
     ),
     "_keys": (
-        "DEFAULT_NAME STAND_INS STEP_TEXT artifact_key artifact_prefix as_step find_strangers is_blob_key label_of "
-        "list_blobs list_dir step_of_text step_text strangers_text unquote_segment"
+        "DEFAULT_NAME FORMS STAND_INS STEP_TEXT artifact_key artifact_prefix as_step find_strangers form_key formed_by "
+        "is_blob_key is_shown label_of list_blobs list_dir step_of_text step_text strangers_text unquote_segment"
     ),
     "_manifest": "KEPT_HEADER MAX_BYTES Manifest",
-    "_manifest_arrow": "MANIFEST_SCHEMA",
     "_pack": (
-        "DELTA ENTRY FOOTER_BYTES MAX_DEPTH MAX_ENTRIES PACK_MAGIC PACK_NAME_BYTES RAW_ALIGNMENT TABLE_BASE_BYTES "
+        "DELTA ENTRY FOOTER_BYTES MAX_DEPTH PACK_MAGIC PACK_NAME_BYTES RAW_ALIGNMENT TABLE_BASE_BYTES "
         "STORED_DIGEST_BYTES TABLE_ENTRY TABLE_MAGIC TARGET_BYTES Base Entries Packed PackWriter Payload "
         "PayloadGroup as_rows bases_of decode_chunk is_base_of is_delta is_possible payload_of read_table "
         "sizes_text"
@@ -213,7 +207,6 @@ _NAMES = {
         "MAX_REF_BYTES Intent Ref RefTarget intent_bytes load_record manifest_of_damaged_ref new_ref parse_intent "
         "read_ref read_refs_around record_bytes ref_bytes writer_facts writer_is_dead"
     ),
-    "_recipe": "RECIPES is_recipe_of list_recipes new_recipe_name read_recipe recipe_key",
     "_ref_table": (
         "REF_TABLES RefSeen read_listed_refs read_ref_table read_ref_tables ref_table_bytes tidy_ref_tables"
     ),

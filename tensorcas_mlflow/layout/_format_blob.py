@@ -55,7 +55,6 @@ class Condemned(NamedTuple):
     key: str
     packs: frozenset[str]
     manifests: frozenset[str]
-    recipes: frozenset[str] = frozenset()
 
 
 class Condemnation(NamedTuple):
@@ -76,24 +75,19 @@ class Condemnation(NamedTuple):
         """Names of manifests not to be relied on."""
         return frozenset[str]().union(*(each.manifests for each in self.lists))
 
-    @property
-    def recipes(self) -> frozenset[str]:
-        """Names of recipes not to be relied on."""
-        return frozenset[str]().union(*(each.recipes for each in self.lists))
 
-
-def condemned_bytes(packs: frozenset[str], manifests: frozenset[str], recipes: frozenset[str] = frozenset()) -> bytes:
+def condemned_bytes(packs: frozenset[str], manifests: frozenset[str]) -> bytes:
     """Serialize a condemned list.
 
     Raises:
         ValueError: A name is invalid.
     """
-    said = {"packs": sorted(packs), "manifests": sorted(manifests)} | ({"recipes": sorted(recipes)} if recipes else {})
+    said = {"packs": sorted(packs), "manifests": sorted(manifests)}
     data = record_bytes({"format": VERSION, "created": now(), **said})
     try:
         _parse_list("condemned/new", data)
     except CorruptError as error:
-        raise ValueError(f"not the names of packs, manifests and recipes: {said}") from error
+        raise ValueError(f"not the names of packs and manifests: {said}") from error
     return data
 
 
@@ -134,12 +128,12 @@ def read_list(backend: Backend, key: str) -> Condemned:
 
 def _parse_list(key: str, data: bytes) -> Condemned:
     record = load_record(key, data)
-    packs, manifests, recipes = record.get("packs"), record.get("manifests"), record.get("recipes", [])
-    if not (_are_texts(packs) and _are_texts(manifests) and _are_texts(recipes)):
+    packs, manifests = record.get("packs"), record.get("manifests")
+    if not (_are_texts(packs) and _are_texts(manifests)):
         raise CorruptError(key, "it is not a condemned list")
-    if not (all(map(is_pack_name, packs)) and all(map(is_manifest_name, [*manifests, *recipes]))):
-        raise CorruptError(key, "it names a blob that is no pack, manifest or recipe")
-    return Condemned(key=key, packs=frozenset(packs), manifests=frozenset(manifests), recipes=frozenset(recipes))
+    if not (all(map(is_pack_name, packs)) and all(map(is_manifest_name, manifests))):
+        raise CorruptError(key, "it names a blob that is no pack or manifest")
+    return Condemned(key=key, packs=frozenset(packs), manifests=frozenset(manifests))
 
 
 def begin_first_generation(backend: Backend) -> Generation | None:

@@ -57,7 +57,7 @@ _KEY = re.compile(
     "format"
     rf"|packs/{_HEX}\.pack"
     rf"|index/{_HEX}\.(?:loose|segment)"
-    rf"|(?:manifests|recipes)/{_MANIFEST}"
+    rf"|manifests/{_MANIFEST}"
     rf"|(?:intents|census|ref-tables)/{_HEX}"
     rf"|condemned/(?:{_HEX}|@generation)"
     rf"|maintenance/(?:{_HEX}|@lease)"
@@ -65,9 +65,10 @@ _KEY = re.compile(
     rf"|refs/runs/{_SEGMENT}/(?:{_SEGMENT}/)?@-?[0-9]+"
     rf"|refs/copies/[0-9a-f]{{64}}/@{_HEX}"
     rf"|refs/replacing/@{_HEX}"
+    r"|refs/forms/[0-9a-f]{64}/@[0-9a-f]{8}"
     # A ref of a later kind keeps a manifest alive like any other.
-    r"|refs/(?:artifacts|runs|copies|replacing)"  # a file in place of a folder of refs: damage
-    rf"|refs/(?!runs/|copies/|replacing/)(?:{_SEGMENT}/)+@{_SEGMENT}"
+    r"|refs/(?:artifacts|runs|copies|replacing|forms)"  # a file in place of a folder of refs: damage
+    rf"|refs/(?!runs/|copies/|replacing/|forms/)(?:{_SEGMENT}/)+@{_SEGMENT}"
 )
 
 
@@ -135,6 +136,28 @@ COPIES = "refs/copies/"
 
 STAND_INS = "refs/replacing"
 """Key prefix of stand-ins: refs holding a save while it replaces another through a carrier."""
+
+FORMS = "refs/forms"
+"""Key prefix of forms: refs of manifests that say how the content of other manifests is stored."""
+
+
+def form_key(manifest: str) -> str:
+    """Return the key of the form of a manifest, given its name."""
+    digest_text, _, end = manifest.partition(".")
+    return f"{FORMS}/{digest_text}/@{end}"
+
+
+def formed_by(key: str) -> str | None:
+    """Return the name of the manifest whose form a ref is; None if it is no form."""
+    if not key.startswith(f"{FORMS}/"):
+        return None
+    digest_text, _, end = key.removeprefix(f"{FORMS}/").partition("/@")
+    return f"{digest_text}.{end}"
+
+
+def is_shown(key: str) -> bool:
+    """Tell whether lists show a ref: they show no stand-in and no form."""
+    return not key.startswith((f"{STAND_INS}/", f"{FORMS}/"))
 
 
 @lru_cache(maxsize=4096)

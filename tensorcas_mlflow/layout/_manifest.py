@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zstandard
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.layout._derived import Derivation
     from tensorcas_mlflow.layout._manifest_stream import OwnStream
 
-ManifestKind = RefKind | Literal["recipe"]
 VERSION = 1
 DERIVED_VERSION = 2
 """Version of manifests with derived rows."""
@@ -175,13 +174,13 @@ KEPT_HEADER = "__safetensors__"
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The rows of one checkpoint or file, in order; or of a recipe, all of them derived.
+    """The rows of one checkpoint or file, in order.
 
     A forged manifest of very many rows may give two rows one name. A lookup by name, or a list of names, then
     raises `FormatError`.
     """
 
-    kind: ManifestKind
+    kind: RefKind
     chunk_bytes: int
     store_id: str | None
     """Id of the store with the chunks, or None for a self-contained payload."""
@@ -211,10 +210,8 @@ class Manifest:
         return {key: value for key, value in self.metadata.items() if key != KEPT_HEADER}
 
     def __post_init__(self) -> None:
-        if self.kind not in ("checkpoint", "file", "recipe"):
+        if self.kind not in ("checkpoint", "file"):
             raise ValueError(f"a manifest's kind is not {self.kind!r}")
-        if self.kind == "recipe" and not 0 < len(self.rows) == len(self.derived):
-            raise FormatError("a recipe has rows that are not derived")
         texts: tuple[Any, ...] = (self.store_id, self.flavor)
         for text in texts:
             if text is not None and not (isinstance(text, str) and 0 < len(text) <= MAX_TEXT):
@@ -441,21 +438,20 @@ class Manifest:
         return looks_like_stream(head)
 
     @classmethod
-    def from_blob(cls, blob: bytes, name: str | None = None, *, is_recipe: bool = False) -> Manifest:
+    def from_blob(cls, blob: bytes, name: str | None = None) -> Manifest:
         """Read a manifest from a store's blob; raise like `from_bytes`.
 
         Args:
             blob: The blob.
             name: The manifest's name, if the stream must hash to it. The hash is checked first: damage must not count
                 as a later release's writing.
-            is_recipe: Whether to read a recipe, and refuse anything else; else a recipe is refused.
         """
         before, hints = split_hints(blob)
         stream, sketches = cls.stream_in(blob), split_sketches(before)[1]
         made: list[Manifest] = []
         # Of two errors the first job's is raised, whichever occurs first.
         jobs: list[Callable[[], None]] = [] if name is None else [lambda: _check_digest(stream, name)]
-        jobs.append(lambda: made.append(cls.from_bytes(stream, is_recipe=is_recipe)))
+        jobs.append(lambda: made.append(cls.from_bytes(stream)))
         if len(stream) >= _MIN_BESIDE_BYTES:
             # Hashing a long stream takes as long as parsing it. This is safe on the pool's own threads too, as it waits
             # for nobody: the caller does any job no other thread has begun.
@@ -484,13 +480,12 @@ class Manifest:
             raise FormatError(f"a compressed manifest cannot be read: {error}") from error
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, max_rows: int | None = None, is_recipe: bool = False) -> Manifest:
+    def from_bytes(cls, data: bytes, *, max_rows: int | None = None) -> Manifest:
         """Read a manifest from an Arrow IPC stream and check everything later code relies on.
 
         Args:
             data: The stream.
             max_rows: Maximum number of rows; more are refused before they are read.
-            is_recipe: See `from_blob`.
 
         Raises:
             FormatError: It is not a manifest, or contradicts itself.
@@ -498,8 +493,6 @@ class Manifest:
         """
         try:
             head, table = read_stream(data, max_rows=max_rows)
-            if (head["kind"] == "recipe") != is_recipe:
-                raise FormatError(f"it is {'no' if is_recipe else 'a'} recipe")
             columns, inputs, derived = _parts_of(head, table)
             manifest = cls(
                 kind=head["kind"],

@@ -26,6 +26,8 @@ from tensorcas_mlflow.layout._keys import (
     RUNS,
     artifact_key,
     copies_prefix,
+    form_key,
+    formed_by,
     is_manifest_name,
     is_run_key,
     path_segments,
@@ -115,6 +117,8 @@ class RefTarget:
     metrics: Mapping[str, float] | None = None
     """Figures recorded with the step."""
     model_id: str | None = None
+    of: str | None = None
+    """Name of the manifest whose form this is: its content is stored as this ref's manifest says."""
 
     def __post_init__(self) -> None:
         # Lists and pages show these fields, and every reader of the store reads them.
@@ -128,6 +132,8 @@ class RefTarget:
         Raises:
             ValueError: Its fields are not enough to find it again.
         """
+        if self.of is not None:
+            return form_key(self.of)
         if self.path is not None:
             return artifact_key(self.path)
         copy = self.copy_path or self.uri
@@ -174,7 +180,8 @@ class Ref(RefTarget):
     def label(self) -> str:
         """The ref in words, for messages."""
         name = "" if self.name is None else f" {self.name}"
-        return self.path or self.copy_path or self.uri or f"run {self.run_id}{name} step {self.step}"
+        form = None if self.of is None else f"the form of manifests/{self.of}"
+        return form or self.path or self.copy_path or self.uri or f"run {self.run_id}{name} step {self.step}"
 
 
 class Intent(NamedTuple):
@@ -218,6 +225,7 @@ def new_ref(target: RefTarget, *, key: str, kind: RefKind, manifest: str, n_byte
         parent_step=target.parent_step,
         metrics=target.metrics,
         model_id=target.model_id,
+        of=target.of,
         kind=kind,
         manifest=manifest,
         n_bytes=n_bytes,
@@ -243,6 +251,7 @@ def ref_bytes(ref: Ref) -> bytes:
         "parent_step": ref.parent_step,
         "model_id": ref.model_id,
         "flavor": ref.flavor,
+        "of": ref.of,
     }
     if ref.metrics is not None:
         # JSON has no NaN and no infinity.
@@ -269,7 +278,7 @@ def ref_bytes(ref: Ref) -> bytes:
     return data
 
 
-_TEXTS = ("path", "copy_path", "uri", "run_id", "name", "model_id", "flavor")
+_TEXTS = ("path", "copy_path", "uri", "run_id", "name", "model_id", "flavor", "of")
 """The fields of a ref that are texts, or absent."""
 _TEXT_KINDS = frozenset({str, NoneType})
 
@@ -298,11 +307,13 @@ def parse_ref(key: str, data: bytes) -> Ref:
         or not is_manifest_name(manifest)
     ):
         raise CorruptError(key, "it is not a ref")
-    path, copy_path, uri, run_id, name, model_id, flavor = texts
+    path, copy_path, uri, run_id, name, model_id, flavor, of = texts
     try:
         for artifact in filter(None, (path, copy_path)):
             path_segments(artifact)
         _check_key(key, path=path, run_id=run_id, name=name, step=step, copy=copy_path or uri)
+        if formed_by(key) != of:
+            raise ValueError(f"it says it is the form of {of!r}")
         figures = None if metrics is None else {key: _read_float(value) for key, value in metrics.items()}
     except ValueError as error:
         raise CorruptError(key, str(error)) from error
@@ -317,6 +328,7 @@ def parse_ref(key: str, data: bytes) -> Ref:
         parent_step=parent,
         metrics=figures,
         model_id=model_id,
+        of=of,
         kind=kind,
         manifest=str(manifest),
         n_bytes=n_bytes,
@@ -404,7 +416,7 @@ def manifest_of_damaged_ref(backend: Backend, key: str) -> str | None:
     except (BlobNotFoundError, CorruptError, ValueError, TypeError, AttributeError):
         return None
     name = record.get("manifest")
-    return str(name) if is_manifest_name(name) else None
+    return str(name) if is_manifest_name(name) and formed_by(key) == record.get("of") else None
 
 
 def intent_bytes(

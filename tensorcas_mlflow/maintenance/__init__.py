@@ -22,6 +22,7 @@ The room imports the store and everything below it. It knows no MLflow, no comma
 | ``_salvage``, ``_sources`` | places a repair takes lost bytes from |
 | ``_quarantine`` | damaged blobs that a repair puts aside |
 | ``_optimize``, ``_optimize_done``, ``_optimize_relatives``, ``_optimize_tracks`` | optimization |
+| ``_optimize_forms``, ``_made_chunks`` | derived rows of checkpoints that exist; chunks of derived rows |
 | ``_optimize_tree``, ``_optimize_encode`` | encoding of optimized chunks, and choice of bases |
 | ``_copy``, ``_copy_refs``, ``_copy_chunks``, ``_copy_plain`` | copies between stores |
 | ``_stats`` | figures |

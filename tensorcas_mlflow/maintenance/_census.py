@@ -27,7 +27,6 @@ from tensorcas_mlflow.maintenance._inventory import (
     inventory_of_packs,
     merge_inventories,
 )
-from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows
 
 VERSION = 3
 MAGIC = b"\x89TCCN\r\n\x01"
@@ -213,8 +212,6 @@ class Census:
         """Known manifests: names and sizes."""
         self.packs: dict[str, int] = {}
         """Packs with known tables: names and sizes."""
-        self.recipes: Mapping[str, RecipeRows] = {}
-        """Rows of the recipes that were there at the last look. No census records them."""
         self._refs: dict[RefSeen, str] = {}
         self._n_new = self._new_bytes = 0
         """Blobs that no census told of, and their bytes."""

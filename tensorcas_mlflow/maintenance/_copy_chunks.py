@@ -15,11 +15,10 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.base.engines import Engine, map_in_order
 from tensorcas_mlflow.chunk_io import plan_reads
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Base, Manifest, Payload, is_delta, pack_key, pack_name, payload_of
+from tensorcas_mlflow.layout import Base, Payload, each_form, is_delta, pack_key, pack_name, payload_of
 from tensorcas_mlflow.maintenance._chunks import ChunkFault, Look, Shard, Verdict, read_chunks
 from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.maintenance._made_chunks import made_payloads
-from tensorcas_mlflow.maintenance._recipe_rows import read_recipes
 from tensorcas_mlflow.maintenance._workers import StoreAt
 from tensorcas_mlflow.store import PendingBatch, Store
 from tensorcas_mlflow.store.protocol import Bases
@@ -192,7 +191,6 @@ class CopyReader:
         self.faults: dict[bytes, str] = {}
         """Reasons why no sound copy of a chunk was found, by its digest."""
         self._store = store
-        self._recipes: list[Manifest] | None = None
         self._on_read = on_read or (lambda n_bytes: None)
         self._engine = engine
         self._place = None if engine is None else StoreAt.of(store)
@@ -218,7 +216,7 @@ class CopyReader:
 
         Yields:
             Payloads in the order in which they lie in the source, deltas after all possible bases, and at last those
-            that recipes make. A chunk without a sound copy is left out, and is in `faults`.
+            that forms make. A chunk without a sound copy is left out, and is in `faults`.
 
         Raises:
             BackendError: The storage does not answer.
@@ -229,9 +227,7 @@ class CopyReader:
             yield from self._pass(waiting.popleft(), waiting)
         if self.faults:
             left = digests[[digest.tobytes() in self.faults for digest in digests]]
-            if self._recipes is None:
-                self._recipes = list(read_recipes(self._store.backend, known={})[0].values())
-            yield from made_payloads(self._store, left, self.faults, self._recipes)
+            yield from made_payloads(self._store, left, self.faults, each_form(self._store.backend))
 
     def _pass(self, search: _Search, waiting: deque[_Search]) -> Iterator[Payload]:
         """Read the chunks of one search, and queue a search for those to look for again."""

@@ -25,11 +25,10 @@ from tensorcas_mlflow.errors import (
     FencedError,
     FormatError,
 )
-from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Ref, list_blobs
+from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Ref, is_shown, list_blobs
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader, Rebaser, plan_deltas
 from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.store import PendingBatch, Store
-from tensorcas_mlflow.store.protocol import STAND_INS
 
 MAX_BATCH_BYTES = 4 * TARGET_BYTES
 """New bytes after which a batch is committed: a few packs, and only the last of them is not full."""
@@ -142,7 +141,7 @@ def read_source(store: Store) -> tuple[list[Ref], list[Failure]]:
     Raises:
         BackendError: The storage does not answer.
     """
-    keys = [info.key for info in list_blobs(store.backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
+    keys = [info.key for info in list_blobs(store.backend, "refs") if is_shown(info.key)]
 
     def read(key: str) -> Ref | Failure | None:
         try:

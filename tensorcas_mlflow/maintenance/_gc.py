@@ -14,13 +14,11 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise, starmap
 from typing import Literal
 
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend, map_requests
-from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
@@ -32,15 +30,16 @@ from tensorcas_mlflow.errors import (
     CorruptError,
     DirectAccessError,
     FormatError,
+    NotFoundError,
     PendingSavesError,
 )
 from tensorcas_mlflow.layout import (
-    RECIPES,
     Manifest,
     find_strangers,
+    form_key,
+    has_content_of,
     list_blobs,
     pack_key,
-    recipe_key,
     segment_name,
     strangers_text,
     tidy_ref_tables,
@@ -48,9 +47,8 @@ from tensorcas_mlflow.layout import (
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
-from tensorcas_mlflow.maintenance._gc_survey import Seen, Survey, is_damaged, learn, read_manifest, survey, values_at
+from tensorcas_mlflow.maintenance._gc_survey import Survey, is_damaged, learn, read_manifest, survey
 from tensorcas_mlflow.maintenance._inventory import disk_bytes
-from tensorcas_mlflow.maintenance._verify_recipes import fault_of_recipe
 from tensorcas_mlflow.maintenance._workers import Readers
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -59,27 +57,21 @@ _log = logging.getLogger(__name__)
 
 
 def choose(
-    state: Survey,
-    max_waste: float,
-    *,
-    prefer: Set[str] = frozenset(),
-    avoid: Set[str] = frozenset(),
-    without: Collection[str] = (),
+    state: Survey, max_waste: float, *, prefer: Set[str] = frozenset(), avoid: Set[str] = frozenset()
 ) -> tuple[list[str], dict[str, int], int]:
     """Choose the packs that can go.
 
     Of a chunk with several copies one counts: one that needs no pack to be avoided, in a preferred pack, with the most
     effort, in the pack of which most is needed; the first of equals. So the other packs become empty, and optimized
-    copies stay. Copies in condemned packs do not count. A chunk that a recipe makes needs no copy. The base of a delta
-    that is needed is needed where it lies. So a pack that holds one is not rewritten: its deltas would have to be
-    written in full. The bases of a pack are needed too while a save under way may store deltas against that pack.
+    copies stay. Copies in condemned packs do not count. The base of a delta that is needed is needed where it lies. So
+    a pack that holds one is not rewritten: its deltas would have to be written in full. The bases of a pack are needed
+    too while a save under way may store deltas against that pack.
 
     Args:
         state: Survey of the store.
         max_waste: Share of a pack's payload that may be unneeded.
         prefer: Packs whose copies count first.
         avoid: Packs whose copies count last, and deltas against them.
-        without: Recipes that do not count.
 
     Returns:
         Packs nothing needs; packs that waste too much, with the payload bytes that are needed; and the unneeded bytes
@@ -89,7 +81,7 @@ def choose(
     rows = state.rows
     n_packs = len(rows.packs)
     stored = rows.stored_bytes
-    needed_rows = state.live_rows() & ~state.made(but=condemned, without=without)[rows.chunk]
+    needed_rows = state.live_rows()
     wanted = needed_rows & state.copies(but=condemned)
     weight = np.bincount(rows.pack[wanted], weights=stored[wanted], minlength=n_packs)
     is_other = np.array([name not in prefer for name in rows.packs], dtype=bool)
@@ -124,98 +116,58 @@ def choose(
     return doomed, rewrites, n_bound
 
 
-def still_needed(state: Survey, ours: frozenset[str], *, seen: Seen) -> frozenset[str]:
+def still_needed(state: Survey, ours: frozenset[str], *, known: frozenset[str]) -> frozenset[str]:
     """Return the packs we have condemned that hold the only copy of a needed chunk, or the base of that copy.
 
     A copy in a pack that anybody has condemned does not count: two collectors may each have chosen the other's. A pack
-    that a save under way may store deltas against is needed too, with the bases of all it holds. Deltas and recipes
-    that appeared after our list do not count either: another collector may be about to delete a base or an input, and
-    not have seen them. Nor does a recipe that we have not evaluated for the chunk.
+    that a save under way may store deltas against is needed too, with the bases of all it holds. A delta in a pack that
+    appeared after our list does not count either: another collector may be about to delete its base, and not have seen
+    the delta.
 
     Args:
         state: Survey of the store that sees our list.
         ours: The packs on our list.
-        seen: What we had seen, or written, before we made it.
+        known: Packs that we had seen, or written, before we made it.
     """
-    going = state.condemned_packs() | ours
-    live = state.live_rows() & ~state.made(but=going, known=seen)[state.rows.chunk]
-    safe = state.has_row(live & state.copies(but=going, deltas_in=seen.packs))
+    live = state.live_rows()
+    safe = state.has_row(live & state.copies(but=state.condemned_packs() | ours, deltas_in=known))
     at_risk = live & ~safe[state.rows.chunk]
     at_risk |= state.bases_of(at_risk | state.rows_in(state.pinned))
     holders = np.unique(state.rows.pack[at_risk])
     return (frozenset(state.rows.packs[number] for number in holders) | state.pinned) & ours
 
 
-def recipes_still_needed(state: Survey, ours: frozenset[str], *, seen: Seen) -> frozenset[str]:
-    """Return the recipes we have condemned that make a needed chunk which no pack and no recipe that stays gives.
+def wrong_forms(store: Store, state: Survey) -> frozenset[str]:
+    """Return the manifests of the forms that do not make what packs still hold, or cannot be evaluated now.
 
-    Args:
-        state: Survey of the store that sees our list.
-        ours: The recipes on our list.
-        seen: See `still_needed`.
-    """
-    going = state.condemned_packs()
-    safe = state.has_row(state.live_rows() & state.copies(but=going, deltas_in=seen.packs))
-    at_risk = state.live & ~safe & ~state.made(but=going, known=seen)
-    rows = state.recipes
-    return rows.recipes_with(rows.making(values_at(at_risk, rows.products))) & ours
-
-
-def evaluate_recipes(
-    store: Store, state: Survey, *, doomed: frozenset[str], without: frozenset[str]
-) -> tuple[Digests, frozenset[str]]:
-    """Evaluate the recipes because of which a collection is about to delete the last other way to get a chunk.
-
-    A recipe may be forged or wrong, so it stands for no chunk but those for which it has been evaluated.
+    A form may be forged, or of a release that computes its functions in another way. So before packs may go that hold
+    what it derives, it is evaluated.
 
     Args:
         store: Store that is collected.
-        state: Survey of the store, before anything is condemned.
-        doomed: Packs that the collection is about to delete, or to rewrite.
-        without: Recipes that it is about to delete.
-
-    Returns:
-        The chunks for which recipes were evaluated; and the recipes that make other bytes than they say, or cannot be
-        evaluated now. The copies of what these make stay.
+        state: Survey of the store.
     """
-    rows, going, needed = state.recipes, state.condemned_packs() | doomed, state.live_rows()
-    is_going = rows.of(without)
-    others = state.has_row(needed) | state.inventory.marked(rows.made_by(is_going))
-    last = state.live & ~state.needs_pack & others & ~state.has_row(needed & state.copies(but=going))
-    last &= state.inventory.marked(rows.made_by(~is_going))
-    chunks = state.inventory.digests[last]
     wrong: set[str] = set()
-    for name in sorted(rows.recipes_with(rows.making(values_at(last, rows.products)) & ~is_going)):
-        reason = fault_of_recipe(store, name, chunks)
-        if reason is not None:
-            _log.warning("%s does not make what it says, so copies of it stay: %s", recipe_key(name), reason)
+    has_copy = state.has_row(np.ones(len(state.rows.chunk), dtype=bool)) if state.forms else np.zeros(0, dtype=bool)
+    for of, name in sorted(state.forms.items()):
+        left_out = state.inventory.chunks_of({of}) & ~state.inventory.chunks_of({name})
+        if (left_out & has_copy).any() and (reason := _fault_of_form(store, of, name)) is not None:
+            _log.warning("%s does not make what it says, so packs keep that: %s", form_key(of), reason)
             wrong.add(name)
-    return chunks, frozenset(wrong)
+    return frozenset(wrong)
 
 
-def useless_recipes(state: Survey) -> frozenset[str]:
-    """Return the recipes that need not stay: a chunk needs no more than one recipe, and none if it needs a pack.
-
-    A row of a recipe stands for a chunk that needs no copy in a pack, if its inputs have copies. Without them it may
-    still stand for a chunk without any copy: an input may come back from a backup.
-    """
-    rows = state.recipes
-    if not rows.names:
-        return frozenset()
-    has_copy = state.has_row(state.copies(but=state.condemned_packs()))
-    is_needed = values_at(state.live, rows.products)
-    chunk, row = rows.products[is_needed], rows.product_row[is_needed]
-    is_sound = rows.complete(values_at(has_copy, rows.inputs))[row]
-    stands_for = ~has_copy[chunk] | (~state.needs_pack[chunk] & is_sound)
-    stood_for = np.zeros(len(state.live), dtype=bool)
-    useless: set[str] = set()
-    borders = rows.recipe[row].searchsorted(np.arange(len(rows.names) + 1)).tolist()
-    for name, some in zip(rows.names, starmap(slice, pairwise(borders)), strict=True):
-        if (stands_for[some] & ~stood_for[chunk[some]]).any():
-            stood_for[chunk[some][is_sound[some]]] = True
-        else:
-            useless.add(name)
-    return frozenset(useless)
+def _fault_of_form(store: Store, of: str, name: str) -> str | None:
+    """Evaluate a form; return the reason why it cannot stand for its manifest."""
+    try:
+        _, manifest, _ = read_manifest(store.backend, of, lambda: "a ref")
+        _, form, _ = read_manifest(store.backend, name, lambda: form_key(of))
+        if not has_content_of(form, manifest):
+            return f"manifests/{name} has other content"
+        store.chunks.check(form, np.array([each.row for each in form.derived], dtype=np.int64))
+    except (FormatError, NotFoundError, BackendError) as error:
+        return str(getattr(error, "reason", error))
+    return None
 
 
 Reason = Literal["deleted", "died", "uncommitted", "copied", "cut"]
@@ -224,14 +176,14 @@ IN_WORDS: dict[Reason, str] = {
     "deleted": "of deleted checkpoints",
     "died": "of dead saves",
     "uncommitted": "of saves never committed",
-    "copied": "held or made elsewhere too",
+    "copied": "held elsewhere too",
     "cut": "cut short",
 }
 """Words for each reason; they follow a number of bytes.
 
 deleted: the ref that named the manifest is gone, or names another one. died: an intent that is given up relies on it.
 uncommitted: a save ended before it committed, and left no trace of whose it was. copied: other packs hold all of it
-that is needed, or recipes make it. cut: it cannot be read.
+that is needed. cut: it cannot be read.
 """
 
 
@@ -305,16 +257,16 @@ class GcPlan(PrintedPlan):
     """Packs that are needed in part: name, payload bytes needed, size in bytes."""
     manifests: tuple[str, ...]
     """Manifests that no ref names."""
-    recipes: tuple[str, ...] = ()
-    """Recipes that make nothing needed, or nothing that packs should not hold."""
-    recipe_bytes: int = 0
-    """Bytes of packs that nothing but recipes needs: inputs whose own checkpoints are gone."""
     reasons: Mapping[str, Reason]
     """Reason why nothing needs it, for each of ``packs`` and ``manifests``."""
     dead_lists: tuple[str, ...]
     """Keys of condemned lists of collectors that died before they were done."""
     quarantine: Mapping[str, int]
     """Damaged bytes that repairs put aside long enough ago: keys and sizes."""
+    forms: frozenset[str]
+    """Manifests of the forms that count: each makes what it derives, or packs hold nothing of that anyway."""
+    unneeded_forms: frozenset[str]
+    """Keys of the forms of manifests that nothing needs."""
     n_refs: int
     n_live_chunks: int
     disk_bytes: int = 0
@@ -331,7 +283,8 @@ class GcPlan(PrintedPlan):
     def is_empty(self) -> bool:
         """True if there is nothing to do."""
         damage = self.damaged_refs, self.quarantine
-        work = self.packs, self.rewrites, self.manifests, self.recipes, self.stale_intents, self.dead_lists, *damage
+        forms = self.unneeded_forms
+        work = self.packs, self.rewrites, self.manifests, forms, self.stale_intents, self.dead_lists, *damage
         return not any(work)
 
     def __str__(self) -> str:
@@ -346,10 +299,6 @@ class GcPlan(PrintedPlan):
                 f"{count_text(len(self.rewrites), 'pack')} to rewrite ({size_text(live)} of {size_text(whole)} needed)"
             )
         lines.append(f"{count_text(len(self.manifests), 'manifest')} to delete")
-        if self.recipes:
-            lines.append(f"{count_text(len(self.recipes), 'recipe')} to delete")
-        if self.recipe_bytes:
-            lines.append(f"{size_text(self.recipe_bytes)} stay for recipes that make other checkpoints of them")
         if self.bound_bytes:
             held = f"{size_text(self.bound_bytes)} stay in packs that deltas of other checkpoints need"
             lines.append(f"{held} (`tensorcas optimize` frees most of them)")
@@ -406,7 +355,6 @@ class GcReport:
     n_packs: int
     """Packs deleted, including those that were rewritten."""
     n_manifests: int
-    n_recipes: int = 0
     n_withdrawn: int
     """Dead saves withdrawn."""
     n_spared: int
@@ -423,10 +371,8 @@ class GcReport:
 
     def __str__(self) -> str:
         spared = f", {count_text(self.n_spared, 'pack')} spared" if self.n_spared else ""
-        packs, manifests = count_text(self.n_packs, "pack"), count_text(self.n_manifests, "manifest")
-        recipes = f" and {count_text(self.n_recipes, 'recipe')}" if self.n_recipes else ""
         return (
-            f"deleted {packs}{',' if recipes else ' and'} {manifests}{recipes}, "
+            f"deleted {count_text(self.n_packs, 'pack')} and {count_text(self.n_manifests, 'manifest')}, "
             f"withdrew {count_text(self.n_withdrawn, 'save')}{spared}, "
             f"{freed_text(self.bytes_before, self.bytes_after)}"
         )
@@ -442,7 +388,6 @@ def plan_gc(
     without: Collection[str] = (),
     quarantine_s: float = DEFAULT_QUARANTINE_S,
     avoid: Set[str] = frozenset(),
-    avoid_recipes: Set[str] = frozenset(),
     engine: Engine | None = None,
     watch: Watcher = ignore,
 ) -> GcPlan:
@@ -462,7 +407,6 @@ def plan_gc(
             are there, it spares what they need.
         quarantine_s: Seconds after which damaged bytes in quarantine are deleted.
         avoid: Packs whose copies, and deltas against them, go where a chunk has several.
-        avoid_recipes: Recipes that go, once packs hold what they make.
         engine: Workers that read manifests and the tables of packs; by default this process does, on all cores. The
             plan is the same. This process alone carries it out.
         watch: Told the manifests that workers have read, and then the tables.
@@ -487,7 +431,8 @@ def plan_gc(
     census = Census(store.backend)
     census.load()
     with nullcontext() if engine is None else engine.kept():
-        state = survey(
+        look = partial(
+            survey,
             store.backend,
             grace_s,
             count_stale=False,
@@ -496,6 +441,9 @@ def plan_gc(
             census=census,
             readers=None if engine is None else Readers(store, engine, watch),
         )
+        state = look()
+        if wrong := wrong_forms(store, state):
+            state = look(trusts=lambda form: form not in wrong)
     if state.unfenced:
         raise PendingSavesError(store.uri, tuple((intent.id, _who(intent)) for intent in state.unfenced))
     unknown = sorted(set(abandon) - {key.rpartition("/")[2] for key in state.stale} - state.damaged_refs)
@@ -504,12 +452,11 @@ def plan_gc(
             f"no save {unknown[0]!r} is under way in {store.uri!r}, nor a damaged ref of that key, so it cannot be "
             "abandoned"
         )
-    unneeded = useless_recipes(state) | (avoid_recipes & {*state.recipes.names})
-    doomed, rewrites, bound_bytes = choose(state, max_waste, prefer=prefer, avoid=avoid, without=unneeded)
+    doomed, rewrites, bound_bytes = choose(state, max_waste, prefer=prefer, avoid=avoid)
     manifests = tuple(sorted(state.manifests.keys() - state.live_manifests))
     quarantine = _old_quarantine(store.backend, quarantine_s)
     dead_lists = tuple(condemned.key for condemned in state.dead_lists)
-    others = [*state.stale, *state.damaged_refs, *without, *dead_lists, *map(recipe_key, unneeded)]
+    others = [*state.stale, *state.damaged_refs, *without, *dead_lists]
     deleted = {info.key: info.size for info in map_requests(store.backend, store.backend.stat, others) if info}
     deleted |= quarantine | {f"manifests/{name}": state.manifests[name] for name in manifests}
     deleted |= {pack_key(name): state.sizes[name] for name in doomed}
@@ -528,11 +475,11 @@ def plan_gc(
         packs={name: state.sizes[name] for name in doomed},
         rewrites={name: (needed, state.sizes[name]) for name, needed in rewrites.items()},
         manifests=manifests,
-        recipes=tuple(sorted(unneeded)),
-        recipe_bytes=int(state.rows.stored_bytes[state.kept_by_recipes[state.rows.chunk]].sum()),
         reasons=find_reasons(store.backend, census, state, doomed, manifests),
         dead_lists=dead_lists,
         quarantine=quarantine,
+        forms=frozenset(state.forms.values()),
+        unneeded_forms=state.unneeded_forms,
         n_refs=state.n_refs,
         n_live_chunks=state.n_live,
         disk_bytes=disk_bytes(store.backend),
@@ -561,7 +508,8 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     n_withdrawn = sum(_abort(backend, key) for key in plan.stale_intents)
     for key in plan.damaged_refs:
         _drop_damaged_ref(backend, key)
-    state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
+    look = partial(survey, backend, plan.grace_s, count_stale=True, census=plan.census, trusts=plan.forms.__contains__)
+    state = look(going=plan.manifests)
     # Finish a dead collector's list, never just drop it: its owner may only be slow. Our own list repeats what is on
     # it, since the owner may yet remove it.
     finishing = [condemned for condemned in state.dead_lists if condemned.key in plan.dead_lists]
@@ -572,39 +520,37 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
         frozenset(plan.manifests).union(*(condemned.manifests for condemned in finishing)) & state.manifests.keys()
     )
     manifests -= state.live_manifests
-    recipes = frozenset(plan.recipes).union(*(condemned.recipes for condemned in finishing))
-    recipes &= {*state.recipes.names}
     sources = (own & plan.rewrites.keys()) | inherited
-    evaluated, wrong = evaluate_recipes(plan.store, state, doomed=doomed, without=recipes)
-    copied = copy_out(plan.store, state, doomed=doomed, sources=sources, without=recipes | wrong, watch=watch)
-    seen = Seen(frozenset(state.sizes) | copied.packs, frozenset(state.recipes.names) - wrong, evaluated)
+    copied = copy_out(plan.store, state, doomed=doomed, sources=sources, watch=watch)
+    known = frozenset(state.sizes) | copied.packs
     spared = dead_packs = frozenset[str]()
-    if doomed or manifests or recipes or finishing:
-        key = _condemn(backend, plan.census, p.condemned_bytes(doomed, manifests, recipes))
+    if doomed or manifests or finishing or state.unneeded_forms:
+        key = _condemn(backend, plan.census, p.condemned_bytes(doomed, manifests))
         # From here on no save comes to rely on what is listed. This survey sees the saves that did before.
         try:
-            state = survey(backend, plan.grace_s, count_stale=True, census=plan.census)
+            state = look(going=manifests)
         except FormatError:
             backend.delete(key)
             raise
-        spared = still_needed(state, doomed, seen=seen)
+        spared = still_needed(state, doomed, known=known)
         dead_packs = doomed - spared
         manifests -= state.live_manifests
-        recipes -= (spared_recipes := recipes_still_needed(state, recipes, seen=seen))
         p.begin_generation(backend)
         # A ref that the survey saw gone, or replaced, must not come back in a crash without what it needs. And the
         # copies that count may be of writers that were killed before these were durable.
-        for prefix in ("intents", "refs", "packs", RECIPES):
+        for prefix in ("intents", "refs", "packs"):
             backend.settle(prefix)
-        keys = [f"manifests/{name}" for name in sorted(manifests)] + [recipe_key(name) for name in sorted(recipes)]
+        for form in state.unneeded_forms:
+            if (info := backend.stat(form)) is not None:
+                backend.withdraw(form, info.token)
+        keys = [f"manifests/{name}" for name in sorted(manifests)]
         for some in (keys, [pack_key(name) for name in sorted(dead_packs)]):
             list(map_requests(backend, backend.delete, some))
         plan.store.catalog.forget(dead_packs)
         backend.delete(key)
         for condemned in finishing:
             # The list's owner may still delete what is spared, so the list has to stay.
-            stays = condemned.packs & spared or condemned.recipes & spared_recipes
-            if not stays and not condemned.manifests & (state.manifests.keys() - manifests):
+            if not condemned.packs & spared and not condemned.manifests & (state.manifests.keys() - manifests):
                 backend.delete(condemned.key)
     # A stand-in may hold what stands, damaged, at the key of another ref.
     if all(key.startswith(f"{p.STAND_INS}/") for key in state.unread_refs):
@@ -621,7 +567,6 @@ def _execute(plan: GcPlan, watch: Watcher) -> GcReport:
     return GcReport(
         n_packs=len(dead_packs),
         n_manifests=len(manifests),
-        n_recipes=len(recipes),
         n_withdrawn=n_withdrawn,
         n_spared=len(spared),
         bytes_before=bytes_before,

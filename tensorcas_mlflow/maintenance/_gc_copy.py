@@ -34,8 +34,6 @@ from tensorcas_mlflow.layout import (
 from tensorcas_mlflow.maintenance._chunks import Verdict, read_chunks, shard_of
 from tensorcas_mlflow.maintenance._gc_survey import Survey
 from tensorcas_mlflow.maintenance._inventory import read_tables
-from tensorcas_mlflow.maintenance._made_chunks import made_payloads
-from tensorcas_mlflow.maintenance._recipe_rows import read_recipes
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -51,13 +49,7 @@ class Copied(NamedTuple):
 
 
 def copy_out(
-    store: Store,
-    state: Survey,
-    *,
-    doomed: frozenset[str],
-    sources: frozenset[str],
-    without: frozenset[str] = frozenset(),
-    watch: Watcher = ignore,
+    store: Store, state: Survey, *, doomed: frozenset[str], sources: frozenset[str], watch: Watcher = ignore
 ) -> Copied:
     """Copy what is needed, and would have no copy left, out of some packs into new ones.
 
@@ -70,13 +62,11 @@ def copy_out(
         doomed: Packs whose copies will not count.
         sources: Packs among them to copy from. What is a delta against a chunk in one of them is copied too, wherever
             it lies.
-        without: Recipes that will not count.
         watch: Told the stored bytes of the chunks that have been copied.
     """
     going = state.condemned_packs() | doomed
     has_copy = state.has_row(state.live_rows() & state.copies(but=going))
-    # Inputs of recipes are copied out of the sources too. The next survey sees whether they were.
-    lacking = state.live & ~has_copy & ~state.made(but=going - sources, without=without)
+    lacking = state.live & ~has_copy
     sources |= _holders_of_dependents(state, lacking, going=going, sources=sources)
     table = _tables(store.backend, state, sources, lacking)
     chunk = state.inventory.find(table.entries["digest"])
@@ -87,8 +77,7 @@ def copy_out(
         usable = np.array([name in sources for name in table.packs], dtype=bool)
         rows = _next_rows(table, lacks & usable[table.pack] if len(table) else lacks)
         if len(rows) == 0:
-            made_bytes = _copy_made(store, state, lacking, without | state.condemned_recipes())
-            return Copied(frozenset(written), sum(written.values()) + made_bytes)
+            return Copied(frozenset(written), sum(written.values()))
         name = p.new_pack_name(store.backend)
         writer = PackWriter()
         try:
@@ -105,30 +94,6 @@ def copy_out(
         written[name] = writer.n_bytes
         lacking[chunk[rows]] = False
         lacks = (chunk >= 0) & lacking[chunk]
-
-
-def _copy_made(store: Store, state: Survey, lacking: Mask, going: frozenset[str]) -> int:
-    """Write what only some recipes make into packs, so that they can go.
-
-    Args:
-        store: Store that is collected.
-        state: Survey of the store.
-        lacking: For each chunk whether it needs a copy, and has none.
-        going: The recipes.
-
-    Returns:
-        Bytes of the new packs.
-    """
-    wanted = lacking & state.inventory.marked(state.recipes.made_by(state.recipes.of(going)))
-    if not wanted.any():
-        return 0
-    faults: dict[bytes, str] = {}
-    recipes = read_recipes(store.backend, known={})[0].values()
-    payloads = made_payloads(store, state.inventory.digests[wanted], faults, recipes)
-    written_bytes = p.write_packs(store.backend, store.catalog, payloads)
-    for reason in set(faults.values()):
-        _log.warning("a condemned recipe stays, which makes chunks that are needed: %s", reason)
-    return written_bytes
 
 
 def _holders_of_dependents(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,9 +25,10 @@ from tensorcas_mlflow.layout import (
     Mask,
     Ref,
     RefSeen,
+    form_key,
+    formed_by,
     list_blobs,
     pack_key,
-    recipe_key,
 )
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
@@ -36,13 +36,11 @@ from tensorcas_mlflow.maintenance._inventory import (
     Copies,
     DigestSet,
     Inventory,
-    RowNumbers,
     copies_in,
     inventory_of_packs,
     list_manifests,
     read_tables,
 )
-from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, read_recipe_rows
 from tensorcas_mlflow.maintenance._workers import Readers
 from tensorcas_mlflow.store import protocol as p
 
@@ -53,17 +51,6 @@ _INTENT_PAUSE_S = 0.01
 _STEP = re.compile(r"(.*/@)([0-9]{1,18})")
 
 
-class Seen(NamedTuple):
-    """What a collector has seen, or written, before it made its list."""
-
-    packs: frozenset[str]
-    """Names."""
-    recipes: frozenset[str]
-    """Names, without those that it has found to be wrong."""
-    evaluated: Digests
-    """Chunks for which it has evaluated the recipes that make them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """A store as a collector sees it at one time. A *chunk* is a position in the digests of ``inventory``."""
@@ -72,15 +59,15 @@ class Survey:
     """All that was ever read of the store; it may tell of blobs that are gone."""
     live: Mask
     """For each chunk whether somebody needs it."""
-    needs_pack: Mask
-    """For each chunk whether it needs a copy in a pack, even if a recipe makes it."""
-    kept_by_recipes: Mask
-    """For each chunk whether nothing but recipes needs it."""
     n_live: int
     """Chunks that somebody needs, also those that are in no pack and no manifest yet."""
     pinned: frozenset[str]
     """Packs that saves under way may store deltas against."""
     live_manifests: frozenset[str]
+    forms: Mapping[str, str]
+    """For each needed manifest with a form that counts, the manifest that says how its content is stored."""
+    unneeded_forms: frozenset[str]
+    """Keys of forms that may go: nothing needs their manifests, or comes to need them."""
     refs: frozenset[RefSeen]
     """Refs as a remote store lists them."""
     n_refs: int
@@ -109,40 +96,10 @@ class Survey:
     """Packs whose table cannot be read, while everything needed is elsewhere; most likely uploads that were cut."""
     rows: Copies
     """Copies in all other packs. A *row* is one of these."""
-    recipes: RecipeRows
-    """The rows of all recipes there are, by name. A chunk of which nothing but recipes has a trace is -1."""
 
     def condemned_packs(self) -> frozenset[str]:
         """Return the packs that somebody is about to delete."""
         return frozenset[str]().union(*(condemned.packs for condemned in self.lists))
-
-    def condemned_recipes(self) -> frozenset[str]:
-        """Return the recipes that somebody is about to delete."""
-        return frozenset[str]().union(*(condemned.recipes for condemned in self.lists))
-
-    def made(
-        self, *, but: frozenset[str] = frozenset(), without: Collection[str] = (), known: Seen | None = None
-    ) -> Mask:
-        """Return for each chunk whether it needs no copy in a pack, since a recipe makes it.
-
-        A recipe that somebody has condemned does not count, nor one with an input that would have no copy left.
-
-        Args:
-            but: Packs that will be gone, or that somebody has condemned.
-            without: Recipes that will be gone.
-            known: The recipes, the packs with deltas, and the products, that count; by default all.
-        """
-        rows = self.recipes
-        going = self.condemned_recipes() | {*without}
-        usable = ~rows.of(going)
-        if known is not None:
-            usable &= rows.of(known.recipes)
-        if not usable.any():
-            return np.zeros(len(self.live), dtype=bool)
-        has_copy = self.has_row(self.copies(but=but, deltas_in=None if known is None else known.packs))
-        usable &= rows.complete(values_at(has_copy, rows.inputs))
-        found: Mask = self.inventory.marked(rows.made_by(usable)) & ~self.needs_pack
-        return found if known is None else found & self.inventory.marked(self.inventory.find(known.evaluated))
 
     def live_rows(self) -> Mask:
         """Return for each row whether its chunk is needed."""
@@ -179,12 +136,6 @@ class Survey:
         return found
 
 
-def values_at(mask: Mask, chunks: RowNumbers) -> Mask:
-    """Return the value of a mask for each of some chunks; False for -1."""
-    values: Mask = np.append(mask, False)[chunks]
-    return values
-
-
 def survey(
     backend: Backend,
     grace_s: float,
@@ -194,6 +145,8 @@ def survey(
     without: Collection[str] = (),
     census: Census | None = None,
     readers: Readers | None = None,
+    trusts: Callable[[str], bool] = lambda form: True,
+    going: Collection[str] | None = None,
 ) -> Survey:
     """Survey a store.
 
@@ -212,6 +165,9 @@ def survey(
         without: Keys of refs that count as gone, to see what would be needed without them.
         census: Census of the store; it learns what has to be read.
         readers: Workers that read the manifests and the tables of packs; by default this process does.
+        trusts: Tells by the name of its manifest whether a form counts. What other forms derive is needed in packs.
+        going: Manifests on the caller's condemned list: no save comes to rely on these. The form of another manifest
+            stays, even if nothing needs that now. None for a plan, which puts all unneeded ones on its list.
 
     Raises:
         CorruptError: A blob cannot be read that says what is needed.
@@ -229,27 +185,29 @@ def survey(
     manifests = list_manifests(backend)
     _check_there(backend, census, refs, manifests)
     blind = _kept_by_damaged(backend, census, refs, manifests)
-    live_manifests = saves.manifests.union(refs.holders, blind)
+    needed = saves.manifests.union(refs.named, blind)
+    may_go = refs.forms.keys() - needed
+    if going is not None:
+        may_go -= manifests.keys() - frozenset(going)
+    held = {of: name for of, name in refs.forms.items() if of not in may_go}
+    forms = {of: name for of, name in held.items() if of in needed and trusts(name)}
+    live_manifests = needed.union(held.values())
     sizes, unreadable = _read_packs(backend, census, readers)
-    recipes = _read_recipes(backend, census)
     inventory = census.inventory
     # An intent needs all of its digests. A manifest is needed if a ref names it, or an intent that lists no digests.
-    named = inventory.chunks_of({*refs.holders, *blind, *(intent.manifest for intent in saves.half_committed)})
+    as_stored = {forms.get(name, name) for name in refs.named} | set(held.values())
+    named = inventory.chunks_of({*as_stored, *blind, *(intent.manifest for intent in saves.half_committed)})
     declared = saves.chunks.digests()
     chunks = inventory.find(declared)
-    needs_pack = inventory.marked(chunks)
-    named |= needs_pack
-    known = join_rows(recipes.values()).with_chunks(inventory.find)
-    without_recipes = named.copy()
-    _add_inputs(named, needs_pack, known)
+    named |= inventory.marked(chunks)
     state = Survey(
         inventory=inventory,
         live=named,
-        needs_pack=needs_pack,
-        kept_by_recipes=named & ~without_recipes,
         n_live=int(named.sum()) + int((chunks < 0).sum()),
         pinned=frozenset(saves.bases),
         live_manifests=frozenset(live_manifests),
+        forms=forms,
+        unneeded_forms=frozenset(map(form_key, may_go)),
         refs=refs.seen,
         n_refs=refs.n,
         stale=saves.stale,
@@ -263,19 +221,14 @@ def survey(
             condemned
             for condemned in lists
             if ages.get(condemned.key, before + 1) <= before
-            and (
-                condemned.packs & sizes.keys()
-                or condemned.recipes & recipes.keys()
-                or not condemned.manifests & manifests.keys() & live_manifests
-            )
+            and (condemned.packs & sizes.keys() or not condemned.manifests & manifests.keys() & live_manifests)
         ],
         manifests=manifests,
         sizes=sizes,
         unreadable=sorted(unreadable),
         rows=copies_in(inventory, sizes.keys() - unreadable.keys()),
-        recipes=known,
     )
-    if unreadable and ((chunks < 0).any() or (named & ~state.made() & ~state.has_row(state.copies())).any()):
+    if unreadable and ((chunks < 0).any() or (named & ~state.has_row(state.copies())).any()):
         name, cause = min(unreadable.items())
         raise CorruptError(pack_key(name), f"{cause.reason}, and no other pack has all that is needed") from cause
     return state
@@ -354,33 +307,6 @@ def _perhaps_under_way(key: str, error: FormatError) -> CorruptError:
     return CorruptError(key, f"{getattr(error, 'reason', error)}; perhaps its save is under way: {remedy}")
 
 
-def _read_recipes(backend: Backend, census: Census) -> Mapping[str, RecipeRows]:
-    """Read the recipes there are, each once for a census.
-
-    Raises:
-        CorruptError: One cannot be read, so nobody knows which chunks it makes and takes.
-        NewerFormatError: A later release wrote one.
-    """
-    census.recipes, faults = read_recipe_rows(backend, census.recipes)
-    for name, error in faults.items():
-        remedy = "checkpoints may need what it makes; `tensorcas repair` puts it aside"
-        raise CorruptError(recipe_key(name), f"{error.reason}; {remedy}") from error
-    return census.recipes
-
-
-def _add_inputs(live: Mask, needs_pack: Mask, rows: RecipeRows) -> None:
-    """Mark the inputs of the rows of recipes that make needed chunks as needed, in packs.
-
-    They are kept whatever else makes or holds the chunk: another collector may have trusted the recipe.
-    """
-    used = np.zeros(len(rows), dtype=bool)
-    while (more := rows.making(values_at(live, rows.products)) & ~used).any():
-        used |= more
-        inputs = rows.taken_by(more)
-        inputs = inputs[inputs >= 0]
-        live[inputs] = needs_pack[inputs] = True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Refs:
     """All refs of a store."""
@@ -393,9 +319,20 @@ class _Refs:
     """Errors of refs that cannot be read, by key."""
 
     @property
+    def forms(self) -> dict[str, str]:
+        """For each manifest with a form the name of the form's manifest."""
+        keys = ((name, key) for name, keys in self.holders.items() for key in keys)
+        return {of: name for name, key in keys if (of := formed_by(key)) is not None}
+
+    @property
+    def named(self) -> set[str]:
+        """The manifests that refs name which are no forms."""
+        return {name for name, keys in self.holders.items() if any(formed_by(key) is None for key in keys)}
+
+    @property
     def n(self) -> int:
-        """Number of refs that can be read."""
-        return sum(map(len, self.holders.values()))
+        """Number of refs that can be read and are no forms."""
+        return sum(formed_by(key) is None for keys in self.holders.values() for key in keys)
 
 
 def _read_intent(backend: Backend, info: BlobInfo) -> p.Intent | None:

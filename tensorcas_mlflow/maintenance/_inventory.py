@@ -8,6 +8,7 @@ inventories merge into one. `PackTables` holds the tables themselves, for work t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ from tensorcas_mlflow.layout import (
     Table,
     as_names,
     base_rows,
+    find_form,
     is_delta,
     list_blobs,
     make_table,
@@ -558,6 +560,30 @@ def manifest_of(store: Store, refs: Sequence[Ref]) -> Manifest | None:
             if now is not None and now.manifest == ref.manifest:
                 raise
         return None
+
+
+def formed_manifests(holders: Mapping[str, Sequence[Ref]]) -> frozenset[str]:
+    """Return the manifests that have forms.
+
+    Args:
+        holders: Refs of a store by the name of their manifest.
+    """
+    return frozenset(ref.of for refs in holders.values() for ref in refs if ref.of is not None)
+
+
+def as_stored(store: Store, name: str, manifest: Manifest, formed: frozenset[str]) -> Manifest:
+    """Return the manifest that says how the content of a manifest is stored: its form, if that can be read.
+
+    Args:
+        store: The store.
+        name: Name of the manifest.
+        manifest: The manifest.
+        formed: Manifests that have forms.
+    """
+    if name in formed:
+        with suppress(FormatError, BackendError):
+            return find_form(store.backend, manifest) or manifest
+    return manifest
 
 
 class DigestSet:

@@ -1,4 +1,4 @@
-"""Chunks that recipes make, encoded in full for packs of this store or another."""
+"""Chunks of derived rows, encoded in full for packs of another store."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _BATCH_BYTES = 16 << 20
 
 
 def made_payloads(
-    store: Store, digests: Digests, faults: dict[bytes, str], recipes: Iterable[Manifest]
+    store: Store, digests: Digests, faults: dict[bytes, str], forms: Iterable[Manifest]
 ) -> Iterator[Payload]:
-    """Make chunks by the recipes of a store, and encode each in full, none twice.
+    """Make chunks by the forms of a store, and encode each in full, none twice.
 
     Args:
         store: The store. Its reader compares each chunk with its digest.
-        digests: The wanted chunks, distinct. Those that no recipe makes are left out.
-        faults: Learns why a chunk of a recipe cannot be made, by its digest.
-        recipes: The recipes.
+        digests: The wanted chunks, distinct. Those that no form makes are left out.
+        faults: Learns why a chunk of a form cannot be made, by its digest.
+        forms: The manifests of the forms.
     """
     wanted = {digest.tobytes() for digest in digests}
-    for recipe in recipes:
+    for form in forms:
         last = LastRow()
-        for chunks in _batches(recipe, wanted):
-            sizes = recipe.chunk_sizes[chunks]
+        for chunks in _batches(form, wanted):
+            sizes = form.chunk_sizes[chunks]
             block = np.empty(int(sizes.sum()), np.uint8).data
             outs = [block[begin:end] for begin, end in pairwise(offsets_of(sizes).tolist())]
-            names = [digest.tobytes() for digest in recipe.digests[chunks]]
+            names = [digest.tobytes() for digest in form.digests[chunks]]
             try:
-                store.chunks.read_chunks(recipe, chunks, outs, verify=True, last=last)
+                store.chunks.read_chunks(form, chunks, outs, verify=True, last=last)
             except (FormatError, NotFoundError, BackendError) as error:
                 faults |= dict.fromkeys(names, str(getattr(error, "reason", error)))
                 continue
-            rows = recipe.columns.rows_of(chunks)
-            typesizes = recipe.columns.codec_itemsizes[rows].tolist()
+            rows = form.columns.rows_of(chunks)
+            typesizes = form.columns.codec_itemsizes[rows].tolist()
             begins = np.diff(rows, prepend=-1) != 0
             for name, raw, typesize, begins_row in zip(names, outs, typesizes, begins.tolist(), strict=True):
                 wanted.discard(name)
@@ -51,13 +51,13 @@ def made_payloads(
                 yield p.full_payload(name, raw, typesize, begins_row=begins_row)
 
 
-def _batches(recipe: Manifest, wanted: set[bytes]) -> Iterator[np.ndarray]:
-    """Yield the numbers of a recipe's chunks that are wanted, each different chunk once, ascending."""
-    _, first, _ = unique_rows(recipe.digests)
+def _batches(form: Manifest, wanted: set[bytes]) -> Iterator[np.ndarray]:
+    """Yield the numbers of a form's chunks that are wanted, each different chunk once, ascending."""
+    _, first, _ = unique_rows(form.digests)
     keys = np.frombuffer(b"".join(wanted), dtype="V32")
-    chunks = np.sort(first[np.isin(as_keys(recipe.digests[first]), keys)]) if wanted else first[:0]
-    ends = np.cumsum(recipe.chunk_sizes[chunks])
-    rows = recipe.columns.rows_of(chunks)
+    chunks = np.sort(first[np.isin(as_keys(form.digests[first]), keys)]) if wanted else first[:0]
+    ends = np.cumsum(form.chunk_sizes[chunks])
+    rows = form.columns.rows_of(chunks)
     while len(chunks):
         # No batch has chunks of two rows: one of them may lack an input.
         n_of_row = int(np.searchsorted(rows, rows[0], side="right"))

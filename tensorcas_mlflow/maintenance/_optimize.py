@@ -17,7 +17,7 @@ from itertools import chain
 
 import numpy as np
 
-from tensorcas_mlflow.base.digest import DIGEST_BYTES
+from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, distinct_digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
@@ -28,7 +28,6 @@ from tensorcas_mlflow.layout import TARGET_BYTES, Base, Manifest, Mask, PackWrit
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._gc import GcPlan, plan_gc
 from tensorcas_mlflow.maintenance._inventory import Inventory, disk_bytes, manifest_of
-from tensorcas_mlflow.maintenance._optimize_derive import write_recipes
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_encode import (
     Encoders,
@@ -39,6 +38,7 @@ from tensorcas_mlflow.maintenance._optimize_encode import (
     payloads_of,
     saved_copies,
 )
+from tensorcas_mlflow.maintenance._optimize_forms import StoredRefs, forms_to_replace, write_forms, write_in_full
 from tensorcas_mlflow.maintenance._optimize_relatives import Relation, Relatives, series_of
 from tensorcas_mlflow.maintenance._optimize_tracks import places_of
 from tensorcas_mlflow.store import Store
@@ -134,8 +134,7 @@ def collect(
     """Collect garbage by the rules of every collection: above all, old copies of optimized chunks.
 
     If old copies lie in packs that stay for others, the new ones may take more room than this frees. Then the others
-    move, too, now or in another round. If not even that frees enough, the new copies go. The inputs of a recipe that
-    goes are garbage when it is gone, so they take a second collection.
+    move, too, now or in another round. If not even that frees enough, the new copies go.
 
     Args:
         store: Store to collect.
@@ -146,22 +145,20 @@ def collect(
     Returns:
         The last collection.
     """
-    n_recipes = -1
-    while n_recipes:
+    done_chunks.refresh()
+    plan = _plan_collection(store, done_chunks, max_waste)
+    # More rounds free more if packs are to be replaced. A collection keeps packs with damaged chunks anyway.
+    is_judged = done_chunks.new_packs and not done_chunks.gives_room_later and not done_chunks.n_left
+    if is_judged and plan.freed_bytes < least_bytes:
+        done_chunks.max_waste = 0.0
         done_chunks.refresh()
-        plan = _plan_collection(store, done_chunks, max_waste)
-        # More rounds free more if packs are to be replaced. A collection keeps packs with damaged chunks anyway.
-        is_judged = done_chunks.new_packs and not done_chunks.gives_room_later and not done_chunks.n_left
-        if is_judged and plan.freed_bytes < least_bytes:
-            done_chunks.max_waste = 0.0
-            done_chunks.refresh()
-            plan = _plan_collection(store, done_chunks, 0.0)
-            if plan.freed_bytes < least_bytes and not done_chunks.gives_room_later:
-                undo = plan_gc(store, max_waste=max_waste, avoid=done_chunks.new_packs)
-                plan = max(plan, undo, key=lambda each: each.freed_bytes)
-                done_chunks.is_undone = plan is undo
-        n_recipes = plan.execute().n_recipes
-        done_chunks.new_packs.clear()
+        plan = _plan_collection(store, done_chunks, 0.0)
+        if plan.freed_bytes < least_bytes and not done_chunks.gives_room_later:
+            undo = plan_gc(store, max_waste=max_waste, avoid=done_chunks.new_packs)
+            plan = max(plan, undo, key=lambda each: each.freed_bytes)
+            done_chunks.is_undone = plan is undo
+    plan.execute()
+    done_chunks.new_packs.clear()
     done_chunks.refresh()
     return plan
 
@@ -172,7 +169,6 @@ def _plan_collection(store: Store, done_chunks: DoneChunks, max_waste: float) ->
         max_waste=max_waste,
         prefer=done_chunks.optimized_packs(),
         avoid=done_chunks.wasteful,
-        avoid_recipes=done_chunks.slow_recipes,
     )
 
 
@@ -200,16 +196,16 @@ class OptimizeReport:
     """Those when it ended, with what others have saved meanwhile."""
     written_bytes: int
     """Bytes of new packs, including packs that are gone again."""
-    n_recipes: int = 0
-    """New recipes: they make tensors of others, so that no pack need hold them."""
+    n_forms: int = 0
+    """Checkpoints and files of which more rows are derived now; equal ones count once."""
     n_left: int
     """Chunks of the plan that stayed as they were: they cannot be read, or a collector is about to move them."""
     is_undone: bool = False
     """Whether the new packs are gone again, because they would have taken more room than they save."""
 
     def __str__(self) -> str:
-        recipes = f" and {count_text(self.n_recipes, 'recipe')}" if self.n_recipes else ""
-        written = f"wrote {size_text(self.written_bytes)} of new packs{recipes}"
+        forms = f", derived tensors of {content_text(self.n_forms)} from others" if self.n_forms else ""
+        written = f"wrote {size_text(self.written_bytes)} of new packs{forms}"
         done = f"{written}; {freed_text(self.bytes_before, self.bytes_after)}"
         if self.is_undone:
             return f"{done}; they would have taken more room than they save, so they are gone again"
@@ -239,6 +235,8 @@ class OptimizePlan(PrintedPlan):
     """Their stored bytes."""
     shallow_labels: Sequence[str] = ()
     """Checkpoints and files that are to be restored with one base a chunk at most, in words."""
+    in_full: frozenset[str] = frozenset()
+    """Manifests whose forms are to be replaced: their content is to be in packs again."""
 
     @property
     def is_empty(self) -> bool:
@@ -311,20 +309,22 @@ def plan_optimize(
         raise ValueError("pins serve an optimization for restore: pass for_restore=True")
     done_chunks = DoneChunks(store.backend, int(effort))
     gc = plan_gc(store, prefer=done_chunks.optimized_packs(), engine=engine, watch=watch)
-    refs = in_order(p.read_refs(store.backend))
+    found = StoredRefs.read(store)
     inventory = gc.census.inventory
-    shallow = restored_fast(refs, pins) if for_restore else []
+    shallow = restored_fast(in_order(found.refs), pins) if for_restore else []
+    in_full = forms_to_replace(store, done_chunks, inventory, found, shallow)
+    refs = in_order(found.as_stored(without=in_full))
+    fast = {ref.key for ref in shallow}
     needed = inventory.chunks_of({ref.manifest for ref in refs})
     done_chunks.need(
         inventory.digests[needed],
-        shallow=inventory.digests[needed & inventory.chunks_of({ref.manifest for ref in shallow})],
+        shallow=inventory.digests[needed & inventory.chunks_of({ref.manifest for ref in refs if ref.key in fast})],
     )
-    if done_chunks.slow_recipes or (shallow and done_chunks.wasteful):  # a copy there is worth less than one elsewhere
+    if shallow and done_chunks.wasteful:  # a copy there is worth less than one elsewhere
         gc = plan_gc(
             store,
             prefer=done_chunks.optimized_packs(),
             avoid=done_chunks.wasteful,
-            avoid_recipes=done_chunks.slow_recipes,
             engine=engine,
             watch=watch,
         )
@@ -342,6 +342,7 @@ def plan_optimize(
         n_bytes=n_bytes,
         n_stored_bytes=n_stored_bytes,
         shallow_labels=tuple(ref.label for ref in shallow),
+        in_full=in_full,
     )
 
 
@@ -409,12 +410,17 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
         done_bytes = min(done_bytes + n_bytes, plan.n_bytes)
         watch(Progress(done_bytes=done_bytes, n_bytes=plan.n_bytes))
 
-    n_recipes = 0
+    n_forms = 0
     if plan.n_chunks:
-        n_recipes = write_recipes(store, done_chunks, _different(p.read_refs(store.backend)), note)
+        found = StoredRefs.read(store)
+        write_in_full(store, found, plan.in_full)
+        found = StoredRefs.read(store)
+        n_forms = write_forms(store, done_chunks, found, _different(found.as_stored()))
+        if n_forms or plan.in_full:
+            done_chunks.need(_needed_by(store, StoredRefs.read(store).as_stored()))
     for turn in range(_MOST_ROUNDS):
         written_before = written_bytes
-        for window in _windows(store, done_chunks, p.read_refs(store.backend)):
+        for window in _windows(store, done_chunks, StoredRefs.read(store).as_stored()):
             blocks = in_batches(window, BLOCK_BYTES, lambda place: place.total_bytes)
             for unit in in_batches(blocks, UNIT_BYTES, lambda block: sum(place.total_bytes for place in block)):
                 n_bytes = write_unit(store, done_chunks, unit, effort, note, encoders)
@@ -423,7 +429,7 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
                 if waiting_bytes >= COLLECT_BYTES:
                     collected = collect(store, done_chunks, max_waste=MID_WASTE)
                     waiting_bytes = 0
-        if written_bytes > written_before or (turn == 0 and (n_recipes or not plan.gc.is_empty)):
+        if written_bytes > written_before or (turn == 0 and (n_forms or not plan.gc.is_empty)):
             grown_bytes = disk_bytes(store.backend) - bytes_before
             least_bytes = 0 if collected is not None else plan.gc.freed_bytes + grown_bytes
             collected = collect(store, done_chunks, least_bytes=least_bytes)
@@ -439,10 +445,16 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
         bytes_before=bytes_before,
         bytes_after=disk_bytes(store.backend),
         written_bytes=written_bytes,
-        n_recipes=n_recipes,
+        n_forms=n_forms,
         n_left=done_chunks.n_left,
         is_undone=done_chunks.is_undone,
     )
+
+
+def _needed_by(store: Store, refs: Sequence[Ref]) -> Digests:
+    """Return the distinct chunks that packs have to hold for some refs, ascending."""
+    manifests = store.backend.ordered_map(lambda ref: manifest_of(store, [ref]), _different(refs))
+    return distinct_digests([manifest.stored_digests for manifest in manifests if manifest is not None])
 
 
 def _different(refs: Sequence[Ref]) -> list[Ref]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -25,24 +25,19 @@ from tensorcas_mlflow.layout import (
 )
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._inventory import (
-    NO_DIGESTS,
     BaseLinks,
     PackTables,
     is_among,
     links_of,
 )
 from tensorcas_mlflow.maintenance._optimize_tree import SHALLOW_DEPTH
-from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, read_recipe_rows
 from tensorcas_mlflow.store import protocol as p
 
 _MOST_TABLES = 8
 
 
 class DoneChunks:
-    """Chunks of a store that are *done*: a copy has the wanted effort, can be decoded, and is not too deep.
-
-    A chunk that a recipe makes is done, too, and needs no copy.
-    """
+    """Chunks of a store that are *done*: a copy has the wanted effort, can be decoded, and is not too deep."""
 
     def __init__(self, backend: Backend, effort: int) -> None:
         """Read the tables of all packs.
@@ -56,14 +51,10 @@ class DoneChunks:
         self._tables = PackTables(backend)
         self._every: Table | None = None
         self._needed: Digests | None = None
-        self._recipes: Mapping[str, RecipeRows] = {}
-        self._made = self._held = NO_DIGESTS
         self._shallow: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
         self.wasteful: frozenset[str] = frozenset()
         """Packs to replace: those that waste much and that no collection can rewrite, and those with a deep copy of a
         chunk that must be shallow. Nothing should need them any more."""
-        self.slow_recipes: frozenset[str] = frozenset()
-        """Recipes to replace: those that make a chunk that must be shallow."""
         self.max_waste = DEFAULT_MAX_WASTE
         """Share of a pack that may be unneeded before the pack is wasteful."""
         self.is_undone = False
@@ -84,7 +75,6 @@ class DoneChunks:
         table = make_table({name: self._tables.entries[name] for name in names})
         links = links_of(table)
         self._every = None
-        self._read_recipes(table, links)
         is_optimized = (table.entries["effort"] >= self._effort) & (links.base != NOWHERE)
         # A reader may find a deep copy by a hint as long as its pack exists, so the whole pack goes.
         self.wasteful = self._find_wasteful(table, links, is_optimized) | self._find_deep(table)
@@ -94,35 +84,6 @@ class DoneChunks:
         self._done = [_rows_of(table, is_optimized & ~needs_wasteful)]
         self.n_bytes = sum(self._tables.sizes.values())
         """Bytes of all packs."""
-
-    def _read_recipes(self, table: Table, links: BaseLinks) -> None:
-        """Find the chunks that recipes make of what packs hold, and the recipes to replace."""
-        self._recipes, faults = read_recipe_rows(self._backend, self._recipes)
-        for fault in faults.values():
-            raise fault
-        there = _rows_of(table, links.decodable(np.ones(len(table), dtype=bool))) if self._recipes else EMPTY
-        usable = {name: rows.only(there.find(rows.inputs) >= 0) for name, rows in self._recipes.items()}
-        self.slow_recipes = frozenset(
-            name
-            for name, rows in usable.items()
-            if self.must_be_shallow(rows.products).any() or self._is_wasteful(rows, there)
-        )
-        fast = join_rows(rows for name, rows in usable.items() if name not in self.slow_recipes)
-        made, self._held = distinct_digests([fast.products]), distinct_digests([fast.inputs])
-        self._made = made[~is_among(made, self._held)]
-
-    def _is_wasteful(self, rows: RecipeRows, there: Table) -> bool:
-        """Tell whether the inputs that no checkpoint needs take more room than the needed products would in packs."""
-        if self._needed is None or len(rows) == 0:
-            return False
-        inputs, products = distinct_digests([rows.inputs]), distinct_digests([rows.products])
-        entries = there.entries[there.find(inputs)]
-        stored, raw = entries["stored_bytes"].astype(np.int64), entries["raw_bytes"].astype(np.int64)
-        kept_bytes = int(stored[~is_among(inputs, self._needed)].sum())
-        # Products are encoded about as well as their inputs, and no chunk of them is larger than one of the store.
-        n_needed = int(is_among(products, self._needed).sum())
-        share = int(stored.sum()) / max(1, int(raw.sum()))
-        return kept_bytes > n_needed * int(raw.max(initial=0)) * share
 
     def need(self, digests: Digests, *, shallow: Digests | None = None) -> None:
         """Set what refs need.
@@ -139,20 +100,6 @@ class DoneChunks:
             self._shallow = shallow
         self.refresh()
 
-    def add_recipe(self, name: str, rows: RecipeRows) -> None:
-        """Add a recipe that has just been written: its products need no copy, and are no bases."""
-        self._recipes = {**self._recipes, name: rows}
-        self._made = distinct_digests([self._made, rows.products])
-        self._held = distinct_digests([self._held, rows.inputs])
-
-    def are_made(self, digests: Digests) -> Mask:
-        """Return for each chunk whether a recipe makes it, so that it needs no copy."""
-        return is_among(digests, self._made) if len(self._made) else np.zeros(len(digests), dtype=bool)
-
-    def are_inputs(self, digests: Digests) -> Mask:
-        """Return for each chunk whether a recipe takes it, so that no recipe may make it."""
-        return is_among(digests, self._held) if len(self._held) else np.zeros(len(digests), dtype=bool)
-
     def base_digests(self) -> Digests:
         """Return the distinct bases of the deltas that refs need, ascending."""
         table = self._all()
@@ -164,8 +111,8 @@ class DoneChunks:
 
     @property
     def gives_room_later(self) -> bool:
-        """Whether packs or recipes are to be replaced, or chunks are to be read with few bases at the cost of room."""
-        return bool(self.wasteful or self.slow_recipes or len(self._shallow))
+        """Whether packs are to be replaced, or chunks are to be read with few bases at the cost of room."""
+        return bool(self.wasteful or len(self._shallow))
 
     def must_be_shallow(self, digests: Digests) -> Mask:
         """Return for each chunk whether it is to be read with `SHALLOW_DEPTH` bases at most; see `need`."""
@@ -186,7 +133,7 @@ class DoneChunks:
         if self._needed is None or len(table) == 0:
             return frozenset()
         digests = np.ascontiguousarray(table.entries["digest"])
-        wanted = is_among(digests, self._needed) & ~self.are_made(digests) & is_optimized
+        wanted = is_among(digests, self._needed) & is_optimized
         is_base = links.bases_of(wanted)
         n, stored = len(table.packs), table.entries["stored_bytes"].astype(np.int64)
         total = np.bincount(table.pack, weights=stored, minlength=n)
@@ -222,7 +169,7 @@ class DoneChunks:
 
     def are_done(self, digests: Digests) -> Mask:
         """Return for each chunk whether it is done."""
-        is_done = self.are_made(digests)
+        is_done = np.zeros(len(digests), dtype=bool)
         for table in self._done:
             is_done |= table.find(digests) >= 0
         return is_done

@@ -237,12 +237,11 @@ def clusters_of(
     wanted = _as_rows(dict.fromkeys([*members, *bases]))
     packs, depth = done_chunks.find(wanted)
     is_done = dict(zip(map(bytes, wanted), done_chunks.are_done(wanted).tolist(), strict=True))
-    is_made = done_chunks.are_made(wanted).tolist()
     is_shallow = dict(zip(map(bytes, wanted), done_chunks.must_be_shallow(wanted).tolist(), strict=True))
     outside = {
         digest: Base(pack=name, digest=digest, depth=n)
-        for digest, name, n, made in zip(map(bytes, wanted), packs, depth.tolist(), is_made, strict=True)
-        if name is not None and name in relied and not made  # a chunk that a recipe makes is in no pack before long
+        for digest, name, n in zip(map(bytes, wanted), packs, depth.tolist(), strict=True)
+        if name is not None and name in relied
     }
     places: list[Place] = []
     place_of: dict[bytes, int] = {}

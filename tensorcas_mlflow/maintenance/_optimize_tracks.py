@@ -25,12 +25,14 @@ class _Key(NamedTuple):
     dtype: str | None
     shape: tuple[int, ...]
     chunk_bytes: int
+    is_named: bool
 
     @classmethod
     def of(cls, manifest: Manifest, columns: Columns, row: int) -> _Key:
         # An input of derived rows has no name. Its identity stands for one: only an equal input is the same tensor.
-        name = columns.name(row) or columns.row(row).identity
-        return cls(name, columns.dtypes[columns.dtype[row]], columns.shape(row), manifest.chunk_bytes)
+        name = columns.name(row)
+        dtype, shape = columns.dtypes[columns.dtype[row]], columns.shape(row)
+        return cls(name or columns.row(row).identity, dtype, shape, manifest.chunk_bytes, is_named=bool(name))
 
 
 def places_of(
@@ -64,8 +66,11 @@ def places_of(
                 )
             span = slice(*columns.chunk_at[row : row + 2].tolist())
             tracks[owner].versions.setdefault(columns.digests[span].tobytes(), at)
-    for track in tracks.values():
-        yield from track.places(done_chunks, len(before))
+    # An input of derived rows may be a version of a tensor that another checkpoint names.
+    for is_named in (True, False):
+        for key, track in tracks.items():
+            if key.is_named is is_named:
+                yield from track.places(done_chunks, len(before))
     seen: set[bytes] = set()
     for manifest in manifests:
         yield from _places_alone(manifest, done_chunks, seen)

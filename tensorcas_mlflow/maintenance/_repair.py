@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Damage, damages_of, rebuild
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests
+from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
@@ -29,13 +29,11 @@ from tensorcas_mlflow.errors import (
     PendingSavesError,
     StarvedError,
 )
-from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, list_blobs, pack_key, recipe_key
+from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, formed_by, list_blobs, pack_key
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
-from tensorcas_mlflow.maintenance._inventory import DigestSet, read_holders, stands
-from tensorcas_mlflow.maintenance._quarantine import noted_refs
-from tensorcas_mlflow.maintenance._recipe_rows import RecipeRows, join_rows, rows_of_recipe
+from tensorcas_mlflow.maintenance._inventory import DigestSet, as_stored, formed_manifests, read_holders, stands
+from tensorcas_mlflow.maintenance._quarantine import keep_bytes, noted_refs
 from tensorcas_mlflow.maintenance._repair_packs import MAY_BE_BASE, mend_packs
-from tensorcas_mlflow.maintenance._repair_recipes import find_recipe, mend_recipes, read_for_repair
 from tensorcas_mlflow.maintenance._repair_records import (
     FormatFix,
     IndexFaults,
@@ -53,7 +51,6 @@ from tensorcas_mlflow.maintenance._repair_records import (
 from tensorcas_mlflow.maintenance._salvage import Clues
 from tensorcas_mlflow.maintenance._sources import FoundManifest, FoundRef, Sources
 from tensorcas_mlflow.maintenance._verify import Problem
-from tensorcas_mlflow.maintenance._verify_recipes import fault_of_recipe
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -89,19 +86,15 @@ class Needs:
         for key in noted_refs(store.backend).keys() - self.bad_refs.keys():
             if store.backend.stat(key) is None:
                 self.bad_refs[key] = RecordFault(reason="a repair was about to replace it")
+        self._formed = formed_manifests(self.holders)
         digests = DigestSet()
         for name, found in self._read_all():
             if isinstance(found, Manifest):
                 digests.add(found.stored_digests)
             elif found is not None:
                 self.bad_manifests[name] = found
-        self.recipes, bad_recipes = read_for_repair(store.backend)
-        """Rows of the recipes that can be read, by name."""
-        self.bad_recipes = {name: fault_in(error) for name, error in bad_recipes.items()}
-        """Faults of other recipes, by name."""
-        named = digests.digests()
-        self.digests = distinct_digests([named, self.recipe_rows().inputs])
-        """All chunks that refs and recipes need, as far as manifests can be read; each once, ascending."""
+        self.digests = digests.digests()
+        """All chunks that refs need, as far as manifests can be read; each once, ascending."""
 
     def manifests(self) -> Iterator[tuple[str, Manifest]]:
         """Yield the manifests that can be read, with their names."""
@@ -109,33 +102,8 @@ class Needs:
             if isinstance(found, Manifest):
                 yield name, found
 
-    def recipe_rows(self) -> RecipeRows:
-        """Return the rows of all recipes that count."""
-        return join_rows(self.recipes.values())
-
-    def add_recipes(self, recipes: Mapping[str, Manifest]) -> None:
-        """Add recipes of other stores that are to replace damaged ones."""
-        self.recipes |= {name: rows_of_recipe(name, each) for name, each in recipes.items()}
-        self.digests = distinct_digests([self.digests, self.recipe_rows().inputs])
-
-    def distrust(self, faults: Mapping[str, str]) -> None:
-        """Count recipes as damaged that make other bytes than they say: by name, with the reasons."""
-        for name, reason in faults.items():
-            del self.recipes[name]
-            self.bad_recipes[name] = RecordFault(reason=reason)
-
-    def with_products(self, good: Any) -> Any:
-        """Add to the digests of good chunks, each as one value, those that recipes make of them."""
-        return np.concatenate([good, self.products(good)])
-
-    def products(self, good: Any) -> Any:
-        """Return the digests, each as one value, of what recipes make of chunks in packs."""
-        rows = self.recipe_rows()
-        return as_keys(rows.made_by(rows.complete(np.isin(as_keys(rows.inputs), good))))
-
     def losses(self, good: Any) -> list[Problem]:
         """Find the refs that lack something if packs hold only some chunks, given by their digests as single values."""
-        good = self.with_products(good)
         found = [
             Problem(key=key, reason=f"all of it: its ref is damaged: {fault.reason}")
             for key, fault in self.bad_refs.items()
@@ -146,13 +114,22 @@ class Needs:
         if not np.isin(as_keys(self.digests), good).all():
             for name, manifest in self.manifests():
                 lost = ~np.isin(as_keys(manifest.stored_digests), good)
+                if lost.any() and name in self._formed and self.is_in_packs(name, good):
+                    continue
+                refs = [ref for ref in self.holders[name] if ref.of is None]  # a form has no tensors of its own
                 if lost.any():
-                    found += _losses_of(manifest, self.holders[name], lost)
+                    found += _losses_of(manifest, refs, lost)
         return sorted(found, key=lambda loss: (loss.checkpoint or "", loss.key or ""))
+
+    def is_in_packs(self, name: str, good: Any) -> bool:
+        """Tell whether packs hold all chunks of a manifest, whatever its form says."""
+        manifest = _read_manifest(self._store, name, self.holders[name])
+        return isinstance(manifest, Manifest) and bool(np.isin(as_keys(manifest.stored_digests), good).all())
 
     def _read_all(self) -> Iterator[tuple[str, Manifest | RecordFault | None]]:
         def read(item: tuple[str, list[Ref]]) -> Manifest | RecordFault | None:
-            return _read_manifest(self._store, *item)
+            found = _read_manifest(self._store, *item)
+            return as_stored(self._store, item[0], found, self._formed) if isinstance(found, Manifest) else found
 
         found = threads.ordered_map(read, self.holders.items(), waits=self._store.backend.is_remote)
         yield from zip(self.holders, found, strict=True)
@@ -218,7 +195,8 @@ class RepairReport:
     restored: tuple[str, ...]
     """Keys of manifests, refs and ``format`` that the repair restored."""
     abandoned: tuple[str, ...]
-    """Keys of damaged condemned lists that the repair removed."""
+    """Keys of damaged condemned lists that the repair removed, and of damaged forms of manifests that packs hold whole.
+    The bytes of the forms are in quarantine."""
     packs_gone: tuple[str, ...]
     """Keys of damaged packs that the repair deleted, after it copied their good chunks."""
     n_quarantined: int
@@ -231,8 +209,6 @@ class RepairReport:
     """Keys of damaged blobs that the repair left alone, and why."""
     losses: tuple[Problem, ...]
     """Checkpoints and files that do not load, or not whole, after the repair, by the keys of their refs."""
-    recipes_gone: tuple[str, ...] = ()
-    """Keys of damaged recipes that no other store has. Their bytes are in quarantine."""
     n_kept: int | None = None
     """Whole blobs of a damaged database, which the repair has moved to a new one; None if it was not damaged."""
 
@@ -248,7 +224,6 @@ class RepairReport:
             lines.append(f"rebuilt the database with {kept}; the old one is in quarantine")
         lines += [f"restored {key}" for key in self.restored]
         lines += [f"removed {key}" for key in self.abandoned]
-        lines += [f"put {key} into quarantine" for key in self.recipes_gone]
         lines += [f"left {key}: {reason}" for key, reason in self.left.items()]
         lines += listed("is lost", self.losses)
         fenced = f", made {count_text(self.n_fenced, 'save')} start again" if self.n_fenced else ""
@@ -276,8 +251,6 @@ class _Seen:
     lists: Lists
     manifests: Mapping[str, FoundManifest]
     refs: Mapping[str, FoundRef]
-    recipes: Mapping[str, Manifest]
-    """Recipes of other stores, by the names of the damaged ones here."""
     format_fix: FormatFix | None
     abandon: frozenset[str]
     sources: Sources
@@ -371,8 +344,6 @@ def plan_repair(
         engine=engine,
     )
     packs.look(watch)
-    wrong = _wrong_recipes(store, needs, packs.good())
-    needs.distrust(wrong)
     unknown = sorted(set(abandon) - lists.damaged.keys() - {pack_key(name) for name in packs.packs})
     if unknown:
         raise ValueError(f"there is no damaged condemned list and no pack at {unknown[0]!r}, so it cannot be abandoned")
@@ -386,12 +357,6 @@ def plan_repair(
         for key, fault in needs.bad_refs.items()
         if not fault.is_failure and (ref := found.ref(key)) is not None
     }
-    recipes = {
-        name: recipe
-        for name, fault in needs.bad_recipes.items()
-        if not fault.is_failure and name not in wrong and (recipe := find_recipe(name, sources)) is not None
-    }
-    needs.add_recipes(recipes)
     restored = [each.manifest.stored_digests for each in manifests.values()]
     seen = _Seen(
         packs=packs,
@@ -401,7 +366,6 @@ def plan_repair(
         lists=lists,
         manifests=manifests,
         refs=refs,
-        recipes=recipes,
         format_fix=format_fix,
         abandon=frozenset(abandon),
         sources=found,
@@ -461,10 +425,7 @@ def _execute_rest(store: Store, seen: _Seen) -> RepairReport:
         f"manifests/{name}": restore_manifest(store, name, found.manifest, seen.needs.holders[name])
         for name, found in seen.manifests.items()
     }
-    bad_recipes = {name: fault.reason for name, fault in seen.needs.bad_recipes.items() if not fault.is_failure}
-    recipes = mend_recipes(store, bad_recipes, seen.recipes)
-    is_made = np.isin(as_keys(seen.digests), seen.needs.products(seen.packs.good()))
-    mended = mend_packs(store, seen.packs, seen.digests[~is_made], seen.sources, may_be_written=may_be_written)
+    mended = mend_packs(store, seen.packs, seen.digests, seen.sources, may_be_written=may_be_written)
     fixes |= {key: restore_ref(store, key, found) for key, found in seen.refs.items()}
     for key, note in noted_refs(backend).items():
         if backend.stat(key) is not None:
@@ -472,24 +433,41 @@ def _execute_rest(store: Store, seen: _Seen) -> RepairReport:
     lists = read_lists(backend)
     for key in finished_lists(backend, lists):
         backend.delete(key)
-    left = {key: reason for key, reason in fixes.items() if reason is not None} | recipes.left | mended.left
+    left = {key: reason for key, reason in fixes.items() if reason is not None} | mended.left
     left |= {key: _ABANDON.format(key=key) for key in lists.damaged}
     seen.packs.look()
+    abandoned += _put_forms_aside(store, seen)
     index = find_index_faults(backend, seen.packs)
     if index.bad or index.missing or mended.gone:
         rebuild_index(backend, seen.packs, index)
-    restored = [key for key, reason in fixes.items() if reason is None] + recipes.restored
+    restored = [key for key, reason in fixes.items() if reason is None]
     return RepairReport(
         restored=(*([p.FORMAT] if seen.format_fix is not None else []), *restored),
         abandoned=tuple(abandoned),
         packs_gone=tuple(sorted(mended.gone)),
-        recipes_gone=tuple(recipes.gone),
         n_quarantined=mended.n_quarantined,
         n_healed=mended.n_healed,
         n_fenced=mended.n_fenced,
         left=left,
         losses=tuple(Needs(store).losses(seen.packs.good())),
     )
+
+
+def _put_forms_aside(store: Store, seen: _Seen) -> list[str]:
+    """Put damaged forms into quarantine if packs hold all chunks of their manifests by now; return their keys."""
+    needs, good, backend = seen.needs, seen.packs.good(), store.backend
+    faults = {key: fault for key, fault in needs.bad_refs.items() if key not in seen.refs}
+    for name, fault in needs.bad_manifests.items():
+        if name not in seen.manifests:
+            faults |= {ref.key: fault for ref in needs.holders[name] if ref.of is not None}
+    gone: list[str] = []
+    for key, fault in faults.items():
+        of, info = formed_by(key), backend.stat(key)
+        if of in needs.holders and info is not None and not fault.is_failure and needs.is_in_packs(of, good):
+            keep_bytes(backend, key, backend.get(key), fault.reason)
+            if backend.withdraw(key, info.token):
+                gone.append(key)
+    return gone
 
 
 _ABANDON = (
@@ -512,10 +490,6 @@ def _findings(store: Store, seen: _Seen) -> list[Finding]:
         other = seen.manifests.get(name)
         remedy = "no other copy was found" if other is None else f"restored from {other.where}"
         found.append(Finding(key=f"manifests/{name}", reason=fault.reason, remedy=remedy, is_mended=other is not None))
-    for name, fault in seen.needs.bad_recipes.items():
-        remedy = "restored from another store" if name in seen.recipes else "put into quarantine"
-        remedy = "left alone: it may be read later" if fault.is_failure else remedy
-        found.append(Finding(key=recipe_key(name), reason=fault.reason, remedy=remedy, is_mended=not fault.is_failure))
     for key, fault in seen.needs.bad_refs.items():
         ref = seen.refs.get(key)
         remedy = f"no other store has one: `tensorcas gc --abandon {key}` gives it up, with what it kept"
@@ -576,11 +550,3 @@ def _look_at_intents(store: Store) -> list[Finding]:
     if unfenced:
         raise PendingSavesError(store.uri, tuple(unfenced))
     return found
-
-
-def _wrong_recipes(store: Store, needs: Needs, good: Any) -> dict[str, str]:
-    """Evaluate the recipes as far as their inputs are good; return the reasons why some make other bytes."""
-    made = needs.products(good)
-    products = np.frombuffer(made.tobytes(), np.uint8).reshape(-1, DIGEST_BYTES)
-    found = {name: fault_of_recipe(store, name, distinct_digests([products])) for name in needs.recipes}
-    return {name: reason for name, reason in found.items() if reason is not None}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from tensorcas_mlflow.base.digest import Digests
-from tensorcas_mlflow.errors import BackendError, FormatError, NewerFormatError, NotFoundError
+from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Payload, Ref
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
 from tensorcas_mlflow.maintenance._copy_refs import of_store
@@ -96,11 +95,10 @@ class Sources:
             left = np.array([digest for digest in digests if digest.tobytes() not in had], dtype=np.uint8)
             if len(left) == 0:
                 return
-            with suppress(NewerFormatError):  # a recipe of a later release: it comes after all packs
-                for payload in CopyReader(source).payloads(left):
-                    if payload.digest not in had:
-                        had.add(payload.digest)
-                        yield payload
+            for payload in CopyReader(source).payloads(left):
+                if payload.digest not in had:
+                    had.add(payload.digest)
+                    yield payload
 
     def _adapted(self, source: Store, key: str) -> FoundRef | None:
         """Read the ref at a key of another store, and adapt its manifest to the repaired store."""

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from tensorcas_mlflow.backends import DATABASE_FILES, Backend, map_requests
-from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
-from tensorcas_mlflow.layout import DEFAULT_NAME, RECIPES, REF_TABLES, Entries, Ref, pack_key
+from tensorcas_mlflow.layout import DEFAULT_NAME, FORMS, REF_TABLES, Entries, Ref, pack_key, read_form
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     DigestSet,
@@ -27,7 +26,6 @@ from tensorcas_mlflow.maintenance._inventory import (
     merge_inventories,
     read_tables,
 )
-from tensorcas_mlflow.maintenance._recipe_rows import join_rows, read_recipe_rows
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 
@@ -90,7 +88,7 @@ class DiskUsage(Figures):
     packs: int
     index: int
     manifests: int
-    """Bytes of manifests and recipes."""
+    """Bytes of manifests."""
     refs: int
     intents: int
     condemned: int
@@ -171,7 +169,7 @@ def store_stats(store: Store) -> StoreStats:
     return StoreStats(runs=len(runs), damaged_refs=tuple(sorted(damaged)), **_figures_of(store, refs))
 
 
-_KIND_OF = {RECIPES: "manifests", REF_TABLES: "refs", **dict.fromkeys(DATABASE_FILES, "database")}
+_KIND_OF = {REF_TABLES: "refs", **dict.fromkeys(DATABASE_FILES, "database")}
 """Kinds of blobs and files that count as another kind."""
 
 
@@ -640,34 +638,13 @@ def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
         if isinstance(table, np.ndarray):
             tables[name] = table
     census.learn_packs(tables, sizes)
-    return _with_recipes(census.inventory.only(manifests=by_manifest, packs=sizes), backend)
-
-
-def _with_recipes(inventory: Inventory, backend: Backend) -> Inventory:
-    """Let manifests name the inputs of recipes in the place of what these make and no pack holds."""
-    rows = join_rows(read_recipe_rows(backend, {})[0].values())
-    if len(rows) == 0:
-        return inventory
-    row_of = np.full(len(inventory.digests), -1, dtype=np.int64)
-    """For each chunk the row that makes it, or -1."""
-    products = inventory.find(rows.products)
-    row_of[products[products >= 0]] = rows.product_row[products >= 0]
-    row_of[inventory.entry_chunk] = -1
-    changes = np.zeros(len(inventory.manifests) + 1, dtype=np.int64)
-    spans = row_of[inventory.span_chunk] >= 0
-    np.add.at(changes, inventory.span_start[spans], 1)
-    np.add.at(changes, inventory.span_stop[spans], -1)
-    changed = np.flatnonzero(np.cumsum(changes)[:-1])
-    # Each span with the changed manifests that it covers.
-    first, stop = changed.searchsorted(inventory.span_start), changed.searchsorted(inventory.span_stop)
-    of_span, number = _counted_up(first, stop - first)
-    order = np.argsort(number, kind="stable")
-    chunks, borders = inventory.span_chunk[of_span][order], number[order].searchsorted(np.arange(len(changed) + 1))
-    again: list[tuple[str, int, Digests]] = []
-    for at, begin, end in zip(changed.tolist(), borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-        named = chunks[begin:end]
-        makers = np.isin(np.arange(len(rows)), row_of[named])
-        digests = np.concatenate([inventory.digests[named[row_of[named] < 0]], rows.taken_by(makers)])
-        again.append((inventory.manifests[at], int(inventory.manifest_bytes[at]), digests))
-    others = set(inventory.manifests) - {name for name, _, _ in again}
-    return merge_inventories([inventory.only(manifests=others, packs=inventory.sizes), inventory_of_manifests(again)])
+    forms = [ref for ref in p.read_refs(backend, below=FORMS) if ref.of in by_manifest]
+    read = backend.map_requests(lambda ref: read_form(backend, ref.manifest), forms)
+    formed = [
+        (str(ref.of), manifests.get(str(ref.of), 0) + manifests.get(ref.manifest, 0), form.stored_digests)
+        for ref, form in zip(forms, read, strict=True)
+        if form is not None
+    ]
+    others = by_manifest.keys() - {name for name, _, _ in formed}
+    others_alone = census.inventory.only(manifests=others, packs=sizes)
+    return merge_inventories([others_alone, inventory_of_manifests(formed)]) if formed else others_alone

@@ -47,16 +47,21 @@ from tensorcas_mlflow.layout import (
     read_hints,
     read_pack_hints,
     read_ref_tables,
-    recipe_key,
     sizes_text,
     strangers_text,
     with_bases,
 )
 from tensorcas_mlflow.maintenance._belied import belied_packs
 from tensorcas_mlflow.maintenance._chunks import ChunkFault, Verdict, part_of, shard_of
-from tensorcas_mlflow.maintenance._inventory import PackTables, links_of, read_holders, stands
+from tensorcas_mlflow.maintenance._inventory import (
+    PackTables,
+    as_stored,
+    formed_manifests,
+    links_of,
+    read_holders,
+    stands,
+)
 from tensorcas_mlflow.maintenance._verify_derived import DerivedChecks, Underivable
-from tensorcas_mlflow.maintenance._verify_recipes import RecipeChecks
 from tensorcas_mlflow.maintenance._workers import check_all
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -196,24 +201,22 @@ def _verify(
         damage = _read_chunks(store, packs, chosen, decode=full, engine=engine, watch=watch)
     if full or not store.backend.is_remote:
         packs.check_heads()
-    lost = packs.recipes.find_lost(packs.table, damage.lost, full=full)
-    of_recipes = {name: each.reason for name, each in packs.recipes.damaged.items()} | packs.recipes.wrong
-    unread = [Problem(key=recipe_key(name), reason=reason) for name, reason in of_recipes.items()]
     needed: set[bytes] = set()
     derived = DerivedChecks(store) if full else None
-    check = partial(_check, store, packs, damage=lost, needed=needed, derived=derived)
+    formed = formed_manifests(holders)
+    check = partial(_check, store, packs, formed=formed, damage=damage.lost, needed=needed, derived=derived)
     found = [problem for refs in holders.values() for problem in check(refs)]
     if derived is not None:
         found += [problem for fault in derived.finish() for problem in _underivable(store, fault)]
     found += [*_unneeded(damage, needed), *_format_problems(store), *_small_blob_problems(store.backend, packs)]
     return VerifyReport(
-        n_refs=sum(map(len, holders.values())),
+        n_refs=sum(ref.of is None for refs in holders.values() for ref in refs),
         n_packs=len(packs.table.packs),
         n_chunks=len(packs.table),
         n_read=damage.n_read,
         full=full,
         seed=None if sample is None else seed,
-        problems=(*unreadable, *unread, *packs.problems, *found),
+        problems=(*unreadable, *packs.problems, *found),
         strangers=find_strangers(store.backend),
     )
 
@@ -233,7 +236,7 @@ def reason_of(error: Exception) -> str:
 
 
 class _Packs:
-    """Packs and recipes of a store, and the problems of the packs' tables."""
+    """Packs of a store, and the problems of their tables."""
 
     def __init__(self, store: Store) -> None:
         self.problems: list[Problem] = []
@@ -242,11 +245,10 @@ class _Packs:
         self._backend = store.backend
         self._tables = PackTables(store.backend)
         self._lost: list[str] | None = None
-        self.recipes = RecipeChecks(store)
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the tables of new packs and new recipes, and forget those that are gone."""
+        """Read the tables of new packs, and forget packs that are gone."""
         for name in self._tables.refresh():
             key, fault = pack_key(name), self._tables.faults.get(name)
             if fault is not None:
@@ -255,7 +257,6 @@ class _Packs:
                 faults = _faults_of(self._tables.entries[name])
                 self.problems += [Problem(key=key, reason=reason) for reason in faults]
         self.table = with_bases(self._tables.table())
-        self.recipes.refresh()
 
     def check_heads(self) -> None:
         """Check that packs begin with the magic bytes, which nobody needs to read them."""
@@ -440,7 +441,14 @@ class _Broken:
 
 
 def _check(
-    store: Store, packs: _Packs, refs: list[Ref], *, damage: _Lost, needed: set[bytes], derived: DerivedChecks | None
+    store: Store,
+    packs: _Packs,
+    refs: list[Ref],
+    *,
+    formed: frozenset[str],
+    damage: _Lost,
+    needed: set[bytes],
+    derived: DerivedChecks | None,
 ) -> list[Problem]:
     """Check the manifest that some refs name, and that its chunks exist and are sound.
 
@@ -448,6 +456,7 @@ def _check(
         store: Store of the refs.
         packs: Packs in which its chunks are looked up.
         refs: All refs of one manifest.
+        formed: Manifests with forms, which say where their chunks are.
         damage: Chunks of which no copy is sound.
         needed: Set of those that refs need; this call adds to it.
         derived: Check of derived rows, to which this call adds those of the manifest; None to evaluate none.
@@ -463,12 +472,16 @@ def _check(
     if manifest.store_id != store.id:
         reason = f"it is of store {manifest.store_id}, and this is {store.id}"
         return [Problem(key=key, reason=reason, checkpoint=ref.label) for ref in refs]
+    if all(ref.of is not None for ref in refs):
+        return []  # a form is checked with the checkpoint that it stores
     unhinted = []
     is_hint = not manifest.hints or read_pack_hints(manifest.hints) is not None
     if not is_hint and read_hints(manifest.hints, manifest.stored_digests) is None:
         unhinted.append(
             Problem(key=key, reason="its hints are damaged (nothing is lost, and the index is asked instead)")
         )
+    if (packs.table.find(manifest.stored_digests) < 0).any():
+        manifest = as_stored(store, refs[0].manifest, manifest, formed)
     faults = [*_misplaced(packs, manifest), *_undecodable(manifest, damage, needed)]
     if derived is not None and not faults:
         for fault in derived.add(refs, manifest):
@@ -492,11 +505,11 @@ def _misplaced(packs: _Packs, manifest: Manifest) -> Iterator[_Broken]:
     """Find the chunks of a manifest that no pack holds, or that have another size there."""
     digests = manifest.stored_digests
     at = packs.table.find(digests)
-    if ((at < 0) & ~packs.recipes.are_products(digests)).any():
+    if (at < 0).any():
         # Perhaps a collector has moved them since the packs were listed.
         packs.refresh()
         at = packs.table.find(digests)
-    missing = np.flatnonzero((at < 0) & ~packs.recipes.are_products(digests))
+    missing = np.flatnonzero(at < 0)
     if len(missing):
         lost = packs.lost()
         hint = f"; lost or unreadable are {', '.join(lost[:_N_NAMES])}" if len(lost) > 1 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -55,19 +55,14 @@ class DerivedChecks:
         self._waiting: list[_Wanted] = []
         self._manifest_bytes = 0
 
-    def add(
-        self, refs: Sequence[Ref], manifest: Manifest, rows: Collection[int] | None = None
-    ) -> Iterator[Underivable]:
+    def add(self, refs: Sequence[Ref], manifest: Manifest) -> Iterator[Underivable]:
         """Add a manifest; yield the faults of the rows so far if there are many.
 
         Args:
             refs: All refs of the manifest.
             manifest: The manifest, without damage to its chunks.
-            rows: Numbers of the derived rows that count; by default all.
         """
         for each in manifest.derived:
-            if rows is not None and each.row not in rows:
-                continue
             inputs = tuple(manifest.table.row(number).identity for number in each.inputs)
             self._waiting.append(_Wanted(refs, manifest, each, inputs))
         self._manifest_bytes += len(manifest.stream) if manifest.derived else 0

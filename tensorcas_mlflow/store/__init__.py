@@ -15,8 +15,7 @@ no pack and no manifest; a collection does (`tensorcas_mlflow.maintenance`).
 | `_sketches` | search for related checkpoints by sketches |
 | `_relatives` | relatives of a model, for its lineage |
 | `_shared` | refs that share chunks with a checkpoint |
-| `_derivations` | search for derived tensors |
-| `_recipes` | search for the recipe of a stored checkpoint |
+| `_derivations`, `_stored_rows` | search for derived tensors, in saves and in stored checkpoints |
 | `_shards` | shards of one checkpoint, stored by several processes |
 | `_deltas` | deltas for maintenance |
 | `_payload` | self-contained checkpoints |
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
         write_payload,
     )
     from tensorcas_mlflow.store._pending import abandon_pending, has_pending, hold_pending, take_pending
-    from tensorcas_mlflow.store._recipes import find_derived, recipe_of
     from tensorcas_mlflow.store._relatives import Likely, find_likely, pairs_of
     from tensorcas_mlflow.store._save import PendingSave
     from tensorcas_mlflow.store._shards import (
@@ -65,6 +63,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.store._sketches import Sketched, Sketches, compute_sketches
     from tensorcas_mlflow.store._sources import TensorCopy
     from tensorcas_mlflow.store._store import Store, stores_below
+    from tensorcas_mlflow.store._stored_rows import commit_form, find_derived
 
 _NAMES = {
     "tensorcas_mlflow.layout": "Ref RefTarget",
@@ -73,7 +72,6 @@ _NAMES = {
     "_derivations": "LEAST_DERIVED_BYTES MOST_DERIVED_BYTES Derived",
     "_payload": ("MANIFEST_FILE PAYLOAD_FILE copy_payload payload_bytes payload_pieces read_payload write_payload"),
     "_pending": "abandon_pending has_pending hold_pending take_pending",
-    "_recipes": "find_derived recipe_of",
     "_relatives": "Likely find_likely pairs_of",
     "_save": "PendingSave",
     "_shards": "Box JoinedRows Shard StoredShards join_shards store_shards withdraw_shards",
@@ -81,6 +79,7 @@ _NAMES = {
     "_sketches": "Sketched Sketches compute_sketches",
     "_sources": "TensorCopy",
     "_store": "Store stores_below",
+    "_stored_rows": "commit_form find_derived",
 }
 
 if not TYPE_CHECKING:

@@ -483,7 +483,7 @@ class Derivations:
             store: The store.
             known: Sketches of possible inputs; by default those of the store that this process knows.
             without: Digest of a manifest that has no input.
-            are_made: Tells for each chunk whether a recipe makes it, so that it is no input.
+            are_made: Tells for each chunk whether it is derived, so that it is no input.
             most: Number of earlier checkpoints that are tried.
         """
         self._store = store

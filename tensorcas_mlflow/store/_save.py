@@ -411,7 +411,6 @@ class PendingSave:
             for _ in range(_MAX_ATTEMPTS):
                 intent = self._check_open()
                 self._write()
-                assert self.manifest.kind != "recipe"
                 ref = new_ref(
                     target,
                     key=key,

@@ -32,11 +32,11 @@ from tensorcas_mlflow.chunk_io import ChunkReader
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
 from tensorcas_mlflow.layout import (
     MAX_BYTES,
-    STAND_INS,
     Columns,
     Manifest,
     Ref,
     Row,
+    is_shown,
     list_blobs,
     read_sketches,
     sketched_rows,
@@ -422,7 +422,7 @@ class SketchedStore(Protocol):
 
 def listed_refs(backend: Backend) -> list[BlobInfo]:
     """List the refs of a store, the latest first."""
-    refs = [info for info in list_blobs(backend, "refs") if not info.key.startswith(f"{STAND_INS}/")]
+    refs = [info for info in list_blobs(backend, "refs") if is_shown(info.key)]
     return sorted(refs, key=lambda info: -info.modified_s)
 
 

@@ -395,8 +395,8 @@ class TensorCopy(Source):
 
         Args:
             before: A copy of the state before; if it is stored already, its checkpoint must still exist.
-            read: Reads a chunk of that checkpoint which no pack holds any more: an optimization may have found a
-                function that makes it. None if there is no such reader.
+            read: Reads a chunk of that checkpoint that no pack holds on which a save may rely, such as one that a
+                collector is about to delete. None if there is no such reader.
             carried: See `TensorSource`.
         """
         specs, arrays, at_bytes, chunk_at, self.sizes = _lay_out(tensors, cuts, chunk_bytes, carried)
@@ -473,7 +473,7 @@ class NoSource(Source):
         Args:
             rows: The rows of the manifest.
             chunk_bytes: Its chunk size.
-            read: Reads a chunk that no pack holds and that a recipe makes; None if there is no such reader.
+            read: Reads a chunk that no pack holds on which a save may rely; None if there is no such reader.
         """
         self.rows = rows
         self._read = read

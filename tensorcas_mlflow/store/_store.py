@@ -35,6 +35,7 @@ from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.errors import (
     BlobExistsError,
     BlobNotFoundError,
+    ChunkNotFoundError,
     ConflictError,
     CorruptError,
     ForbiddenError,
@@ -47,7 +48,6 @@ from tensorcas_mlflow.layout import (
     FORMAT,
     MAX_BYTES,
     MAX_REF_BYTES,
-    STAND_INS,
     Generation,
     Manifest,
     Ref,
@@ -57,6 +57,7 @@ from tensorcas_mlflow.layout import (
     artifact_prefix,
     begin_first_generation,
     check_database,
+    is_shown,
     label_of,
     list_blobs,
     list_dir,
@@ -178,7 +179,7 @@ class Refs:
     def readable_checkpoints(self) -> tuple[list[Ref], dict[str, CorruptError]]:
         """List refs like `checkpoints`, and the error of each damaged one, by its key."""
         infos = list_blobs(self.backend, "refs")
-        shown = (info for info in infos if not info.key.startswith(f"{STAND_INS}/"))
+        shown = (info for info in infos if is_shown(info.key))
         refs, damaged = _read_listed(self.backend, shown)
         return sorted(refs, key=lambda ref: (ref.created, ref.key)), damaged
 
@@ -632,8 +633,20 @@ class Store(Refs):
         return carried
 
     def _read_chunk(self, digest: Digests, n_bytes: int) -> memoryview:
+        from tensorcas_mlflow.chunk_io import LastRow
+        from tensorcas_mlflow.layout import each_form
+
         data = memoryview(bytearray(n_bytes))
-        self.chunks.read(digest, [data], verify=True)
+        try:
+            self.chunks.read(digest, [data], verify=True)
+        except ChunkNotFoundError:
+            for form in each_form(self.backend):
+                at = np.flatnonzero((form.digests == digest).all(axis=1))
+                if len(at):
+                    self.chunks.read_chunks(form, at[:1], [data], verify=True, last=LastRow())
+                    break
+            else:
+                raise
         return data
 
     def relies_on(self, copy: TensorCopy) -> bool:

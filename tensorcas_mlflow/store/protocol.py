@@ -121,9 +121,9 @@ def protected(backend: Backend, digests: Digests, packs: Collection[str]) -> Ite
             _log.warning("an intent was not withdrawn: %s", error)
 
 
-def read_refs(backend: Backend, *, but: Collection[str] = ()) -> list[Ref]:
-    """Read every ref of a store, except damaged ones and those at some keys."""
-    keys = (info.key for info in list_blobs(backend, "refs") if info.key not in but)
+def read_refs(backend: Backend, *, but: Collection[str] = (), below: str = "refs") -> list[Ref]:
+    """Read every ref of a store below a prefix, except damaged ones and those at some keys."""
+    keys = (info.key for info in list_blobs(backend, below) if info.key not in but)
     return read_refs_around(backend, keys)[0]
 
 

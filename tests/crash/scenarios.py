@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from tensorcas_mlflow.backends import LocalPlainFiles, MemoryBackend
-from tensorcas_mlflow.layout import RefTarget, list_recipes
+from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import copy_plain, copy_refs
 from tensorcas_mlflow.store import Store, protocol
 from tests.crash.world import CHUNK_BYTES, World, chunk, long_file
@@ -112,41 +112,6 @@ def finishing(world: World) -> None:
     world.collect()
 
 
-def saves_of_relatives(world: World) -> None:
-    world.save(1, "abc")
-    world.save(2, "ABd")
-
-
-def optimization(world: World) -> None:
-    world.derive("AB")
-    world.collect()
-
-
-def optimized(world: World) -> None:
-    saves_of_relatives(world)
-    optimization(world)
-
-
-def collections_of_recipes(world: World) -> None:
-    world.drop(1)
-    world.collect()
-    world.save(3, "Ax")
-    world.drop(2)
-    world.collect()
-    world.drop(3)
-    world.collect()
-    world.save(4, "ABab")
-
-
-def finished_recipes(world: World) -> None:
-    store = world.opened()
-    recipes = frozenset(list_recipes(store.backend))
-    packs = frozenset(name for name, _ in protocol.list_packs(store.backend))
-    store.backend.put_new("condemned/" + "a" * 32, [protocol.condemned_bytes(packs, frozenset(), recipes)])
-    world.drop(1)
-    world.collect()
-
-
 @cache
 def source() -> Store:
     """A store to be copied."""
@@ -172,7 +137,35 @@ def copying(world: World) -> None:
         copy_refs(source(), to, refs)
 
 
+def saves_of_relatives(world: World) -> None:
+    world.save(1, "abc")
+    world.save(2, "ABd")
+
+
+def optimization(world: World) -> None:
+    world.derive(2, "AB")
+    world.collect()
+
+
+def optimized(world: World) -> None:
+    saves_of_relatives(world)
+    optimization(world)
+
+
+def collections_of_a_form(world: World) -> None:
+    world.drop(1)
+    world.collect()
+    world.save(3, "Ax")
+    world.save(2, "A")
+    world.collect()
+    world.drop(3)
+    world.collect()
+    world.save(4, "ABab")
+
+
 SCENARIOS = {
+    "an optimization with a form": Scenario(saves_of_relatives, optimization),
+    "collections of a form": Scenario(optimized, collections_of_a_form),
     "the first save": Scenario(nothing, first_save),
     "the first upload": Scenario(nothing, lambda world: world.upload("weights.bin", long_file("ab"))),
     "the first text": Scenario(nothing, lambda world: world.upload("model/MLmodel", b"some text")),
@@ -186,9 +179,6 @@ SCENARIOS = {
     "a collection": Scenario(two_saves, collection),
     "a compaction": Scenario(two_saves, compaction),
     "a dead collector's list": Scenario(two_saves, finishing),
-    "an optimization with a recipe": Scenario(saves_of_relatives, optimization),
-    "collections of a recipe": Scenario(optimized, collections_of_recipes),
-    "a dead collector's list of a recipe": Scenario(optimized, finished_recipes),
     "a copy": Scenario(first_save, copying),
     "a copy to a new place": Scenario(nothing, copying),
 }

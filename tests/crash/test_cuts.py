@@ -49,14 +49,7 @@ def check_cuts(name: str, tmp_path: Path, *, n_drawn: int, stride: int) -> Cuts:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "the first save",
-        "saves in the place of others",
-        "a text, a file and a text at one path",
-        "a compaction",
-        "collections of a recipe",
-    ],
+    "name", ["the first save", "saves in the place of others", "a text, a file and a text at one path", "a compaction"]
 )
 def test_a_cut_at_some_moment_loses_nothing_that_was_committed(tmp_path: Path, name: str) -> None:
     cuts = check_cuts(name, tmp_path, n_drawn=1, stride=59)
@@ -120,7 +113,7 @@ def _ends(log: Sequence[Entry]) -> list[int]:
     return [n + 1 for n in marks[-6:]] + [len(log)]
 
 
-@pytest.mark.parametrize("name", ["the first save", "a compaction", "an optimization with a recipe"])
+@pytest.mark.parametrize("name", ["the first save", "a compaction"])
 def test_a_cut_after_others_went_on_where_one_was_killed_loses_nothing(tmp_path: Path, name: str) -> None:
     n_kills, n_checked = check_kills(name, tmp_path, every=43, n_drawn=1, stride=31)
 
@@ -265,24 +258,6 @@ def test_a_ref_that_a_process_was_killed_over_is_durable_before_what_it_replaced
         world.recorder.revive()
         world.begin()
         world.collect()
-
-    check_end(world, tmp_path)
-
-
-def test_recipe_whose_writer_was_killed_is_durable_before_the_packs_of_its_products_go(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    with world.recorder.installed():
-        world.save(1, "abc")
-        world.save(2, "AB")
-        world.begin()
-        world.recorder.fault = Fault(1, SimulatedCrash(), calls=frozenset({"link"}), lasts=True, after=True)
-        with pytest.raises(SimulatedCrash):
-            world.derive("AB")
-        world.recorder.revive()
-        world.begin()
-        world.collect()
-        assert len(list(world.opened().backend.list("recipes"))) == 1
-        assert len(list(world.opened().backend.list("packs"))) == 1
 
     check_end(world, tmp_path)
 

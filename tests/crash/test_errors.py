@@ -39,7 +39,7 @@ def compaction(world: World) -> None:
 
 def optimization(world: World) -> None:
     world.save(4, "Ac")
-    world.derive("A")
+    world.derive(4, "A")
     world.collect()
 
 

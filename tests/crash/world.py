@@ -18,20 +18,17 @@ from mlflow.exceptions import MlflowException
 from tensorcas_mlflow.backends import LocalBackend, _plain_files, open_backend
 from tensorcas_mlflow.backends._database import Database
 from tensorcas_mlflow.backends._locked_file import LockedFile
-from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.files import Settled
-from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import StoreNotFoundError
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
-from tensorcas_mlflow.layout import Derivation, Manifest, Ref, RefTarget, Row, list_recipes, pack_key, read_recipe
+from tensorcas_mlflow.layout import Ref, RefTarget, pack_key
 from tensorcas_mlflow.maintenance import GcReport, plan_gc, verify
-from tensorcas_mlflow.maintenance._optimize_derive import write_recipe
-from tensorcas_mlflow.maintenance._recipe_rows import rows_of_recipe
 from tensorcas_mlflow.store import Store, protocol
 from tensorcas_mlflow.store import _store as opening
 from tensorcas_mlflow.store._store import OpenStores
 from tests.crash.disk import Entry, Mark
 from tests.crash.recorder import Recorder
+from tests.forms.forming import derive, transposed
 
 CHUNK_BYTES = 4096
 
@@ -54,45 +51,8 @@ class Said:
 def chunk(letter: str) -> Any:
     """One chunk that no codec makes shorter; that of a capital is the other letter's, transposed."""
     if letter.isupper():
-        return np.ascontiguousarray(chunk(letter.lower()).reshape(64, 64).T).reshape(-1)
+        return transposed(chunk(letter.lower()))
     return np.random.default_rng(ord(letter)).integers(0, 256, CHUNK_BYTES, dtype=np.uint8)
-
-
-def recipe(letters: str, store_id: str) -> Manifest:
-    """The recipe that makes the chunks of some capitals."""
-
-    def row(letter: str) -> Row:
-        digests = np.frombuffer(digest(chunk(letter).tobytes()), np.uint8).reshape(1, -1)
-        return Row(spec=Spec(name="", dtype="uint8", shape=(64, 64)), cuts=None, digests=digests)
-
-    return Manifest(
-        kind="recipe",
-        chunk_bytes=CHUNK_BYTES,
-        store_id=store_id,
-        flavor=None,
-        rows=[row(letter) for letter in letters],
-        inputs=[row(letter.lower()) for letter in letters],
-        derived=tuple(Derivation(at, "permute", {"axes": [1, 0]}, (len(letters) + at,)) for at in range(len(letters))),
-    )
-
-
-def derive(store: Store, letters: str) -> None:
-    """Write a recipe for some capitals, as an optimization does that has found their function."""
-    store.catalog.refresh()
-    write_recipe(store, recipe(letters, store.id), "0" * 64)
-
-
-def chunks_for_packs(store: Store) -> set[bytes]:
-    """Return the digests of the chunks that packs have to hold: of all refs, less what recipes make of others."""
-    needed = {row.tobytes() for ref in protocol.read_refs(store.backend) for row in store.manifest(ref).digests}
-    chunks = set(needed)
-    for name in list_recipes(store.backend):
-        rows = rows_of_recipe(name, read_recipe(store.backend, name))
-        used = rows.making(np.array([each.tobytes() in needed for each in rows.products], dtype=bool))
-        assert used.any(), "a recipe is left that makes nothing needed"
-        chunks -= {each.tobytes() for each in rows.made_by(used)}
-        chunks |= {each.tobytes() for each in rows.taken_by(used)}
-    return chunks
 
 
 def long_file(letters: str) -> bytes:
@@ -151,8 +111,12 @@ class World:
             with self.changing(("step", str(step)), None):
                 store.drop(ref)
 
-    def derive(self, letters: str) -> None:
-        derive(self.opened(), letters)
+    def derive(self, step: int, letters: str) -> None:
+        """Write a form that derives some capitals of a step, as an optimization does that has found their function."""
+        store = self.opened()
+        ref = store.ref(RefTarget(run_id="run", step=step).key)
+        assert ref is not None
+        derive(store, ref, letters, chunk)
 
     def collect(self, **options: Any) -> GcReport:
         return plan_gc(self.opened(), **{"grace_s": 0, "max_waste": 0, **options}).execute()
@@ -297,9 +261,12 @@ def assert_clean(store: Store) -> None:
     backend = store.backend
     assert isinstance(backend, LocalBackend)
     refs = protocol.read_refs(backend)
+    forms = {ref.of: ref for ref in refs if ref.of is not None}
+    stored = [forms.pop(ref.manifest, ref) for ref in refs if ref.of is None]
+    assert not forms
     packs = [name for name, _ in protocol.list_packs(backend)]
     held = [(name, entry["digest"].tobytes()) for name in packs for entry in protocol.read_pack_table(backend, name)]
-    needed = chunks_for_packs(store)
+    needed = {row.tobytes() for ref in stored for row in store.manifest(ref).stored_digests}
     manifests = {ref.manifest for ref in refs}
     assert list(backend.list("intents")) == []
     lists = protocol.read_condemned(backend).lists

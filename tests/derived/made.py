@@ -50,7 +50,7 @@ def renamed(tensors: Mapping[str, Any]) -> Tensors:
 
 def n_bytes(store: Store) -> int:
     """Return the size of all blobs of a store."""
-    folders = ("packs", "manifests", "recipes", "refs", "index")
+    folders = ("packs", "manifests", "refs", "index")
     return sum(info.size for folder in folders for info in store.backend.list(folder))
 
 

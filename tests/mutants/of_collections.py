@@ -58,7 +58,7 @@ MUTANTS = (
         fault="a save that goes through between a collector's look and its list",
         test="test_collection_spares_chunks_a_save_relied_on_before_the_condemned_list",
         definition="_execute",
-        before="spared = still_needed(state, doomed, seen=seen)",
+        before="spared = still_needed(state, doomed, known=known)",
         after="",
     ),
     Mutant(

@@ -58,8 +58,8 @@ MUTANTS = (
         fault="a power cut that brings a dropped ref back, whose packs are collected",
         test="test_a_dropped_ref_comes_back_whole_or_not_at_all",
         definition="_execute",
-        before='("intents", "refs", "packs", RECIPES)',
-        after='("intents", "packs", RECIPES)',
+        before='("intents", "refs", "packs")',
+        after='("intents", "packs")',
     ),
     Mutant(
         fault="a power cut that takes the copy by which a repair went, whose writer was killed",
@@ -85,8 +85,8 @@ MUTANTS = (
         fault="a power cut that takes the copy a collection has kept, whose writer was killed",
         test="test_a_copy_whose_writer_was_killed_is_durable_before_the_other_copy_goes",
         definition="_execute",
-        before='("intents", "refs", "packs", RECIPES)',
-        after='("intents", "refs", RECIPES)',
+        before='("intents", "refs", "packs")',
+        after='("intents", "refs")',
     ),
     Mutant(
         fault="a power cut that takes what a compaction has copied and not synced",

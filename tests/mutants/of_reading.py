@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         fault="damage in a tensor that is mapped",
         test="test_every_way_of_reading_finds_damage[layer]",
-        definition="ChunkReader.rows",
+        definition="ChunkReader._rows",
         before="digests if verify else None",
         after="None",
     ),

@@ -3,7 +3,7 @@
 It says what ``docs/design/protocol.md`` says and no more: a step is one call of a backend, what a call has shown is
 kept by who made it, and a collector may plan whatever it likes, take anybody for dead, and stop for ever. So a plan, a
 clock and a crash need no states of their own: the promise is checked in each state there is. Chunks may be stored as
-deltas against the entry of a pack. They may be made by recipes.
+deltas against the entry of a pack.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations, pairwise, product
+from itertools import chain, combinations, pairwise
 from typing import Any, TypeVar
 
 from tests.protocol.abstract_world import (
     RAW,
     Actor,
     Collector,
-    Deriver,
     Entry,
     Listed,
     Name,
-    Recipe,
     Ref,
     Rules,
     State,
@@ -52,18 +50,6 @@ def _loss(state: State) -> str | None:
     return state[0].loss()
 
 
-def useless(state: State) -> str | None:
-    """Say which new recipe cannot be evaluated although its intent exists."""
-    world, actors = state
-    writers = {each.writer for each in world.intents}
-    for actor in actors:
-        if not isinstance(actor, Deriver) or actor.number not in writers or actor.recipe not in world.recipes:
-            continue
-        if not world.stored().issuperset(actor.recipe.inputs):
-            return f"recipe {actor.recipe.number} has lost an input"
-    return None
-
-
 @dataclass(slots=True)
 class Visit:
     """Result of a visit."""
@@ -82,18 +68,6 @@ class Machine:
     max_attempts: int = 2
     is_coarse: bool = False
     """True if an actor continues alone while it repeats a step for another item, or writes a blob unknown to others."""
-    has_recipes: bool = False
-    """True if collectors list recipes."""
-    recipes_before_packs: bool = False
-    """The order of the two listings in a survey; no rule asks for either."""
-    declared_chunk_needs_pack: bool = True
-    """True if no recipe stands for a chunk that an intent names; spares a save some work and saves no ref."""
-
-    derivers_declare: bool = True
-    """False if the intent of a deriver names nothing."""
-    derivers_name_packs: bool = True
-    """False if the intent of a deriver names the inputs only."""
-    derivers_read_lists: bool = True
 
     def visit(
         self, start: State, *, max_states: int | None = None, check: Callable[[State], str | None] = _loss
@@ -163,8 +137,6 @@ class Machine:
             return self._write(world, actor)
         if isinstance(actor, Collector):
             return self._collect(world, actor)
-        if isinstance(actor, Deriver):
-            return self._derive(world, actor)
         if actor.at == "drop":
             refs = frozenset(ref for ref in world.refs if ref.step != actor.step)
             return [(world._replace(refs=refs), actor._replace(at="done"))]
@@ -271,40 +243,6 @@ class Machine:
         else:
             yield world, me._replace(at="done", base=RAW)
 
-    def _derive(self, world: World, me: Deriver) -> Iterator[Step]:
-        match me.at:
-            case "declare":
-                # The index names every pack there ever was.
-                copies = [[e for e in world.entries if e.chunk == chunk] for chunk in me.recipe.inputs]
-                for chosen in product(*copies):
-                    packs = frozenset(pack for e in chosen for pack in (e.pack, e.base)) - {RAW}
-                    named = me._replace(packs=packs)
-                    intent = named.intent
-                    if not self.derivers_declare:
-                        intent = intent._replace(chunks=frozenset(), bases=frozenset())
-                    if not self.derivers_name_packs:
-                        intent = intent._replace(bases=frozenset())
-                    named = named._replace(at="list") if self.derivers_read_lists else _lists_seen(named)
-                    yield world._replace(intents=world.intents | {intent}), named
-            case "list":
-                lists = tuple(sorted(each.collector for each in world.lists))
-                yield world, _lists_seen(me._replace(to_read=lists))
-            case "read":
-                number, *rest = me.to_read
-                found = [each.packs for each in world.lists if each.collector == number]
-                yield world, _lists_seen(me._replace(to_read=tuple(rest), condemned=me.condemned.union(*found)))
-            case "look":
-                pack, *rest = me.to_look
-                if pack in world.packs:
-                    yield world, me._replace(to_look=tuple(rest), at="look" if rest else "put")
-                else:
-                    yield world, me._replace(to_look=(), at="withdraw")
-            case "put":
-                yield world._replace(recipes=world.recipes | {me.recipe}), me._replace(at="withdraw")
-            case "withdraw":
-                intents = frozenset(each for each in world.intents if each.writer != me.number)
-                yield world._replace(intents=intents), me._replace(at="done", packs=NOBODY)
-
     def _collect(self, world: World, me: Collector) -> Iterator[Step]:  # noqa: C901, PLR0912  # one case a state
         rules = self.rules
         match me.at:
@@ -332,22 +270,17 @@ class Machine:
                     yield world, self._decided(later)
             case "copy":
                 copied = tuple(e for e in me.copies if e.pack in world.packs and {e.base} - {RAW} <= world.packs)
-                made = tuple(recipe for recipe in me.made if world.stored().issuperset(recipe.inputs))
-                yield world, me._replace(at="put" if copied or made else "condemn", copies=copied, made=made)
+                yield world, me._replace(at="put" if copied else "condemn", copies=copied)
             case "put":
                 pack = 100 * (me.number + 1)
                 going = me.packs | self._condemned(me.seen)
                 new = {e._replace(pack=pack, base=RAW if e.base in going else e.base) for e in me.copies}
-                new |= {Entry(pack, recipe.product) for recipe in me.made}
                 after = world._replace(packs=world.packs | {pack}, entries=world.entries | new)
-                yield after, me._replace(at="condemn", copies=(), made=())
+                yield after, me._replace(at="condemn", copies=())
             case "condemn":
                 inherited = frozenset().union(*(each.packs for each in me.dead))
-                listed = Listed(me.number, me.packs, me.manifests, me.recipes)
-                if not rules.finisher_lists_too:
-                    recipes = me.recipes.difference(*(each.recipes for each in me.dead))
-                    listed = listed._replace(packs=me.packs - inherited, recipes=recipes)
-                after = world._replace(lists=world.lists | {listed})
+                listed_packs = me.packs if rules.finisher_lists_too else me.packs - inherited
+                after = world._replace(lists=world.lists | {Listed(me.number, listed_packs, me.manifests)})
                 if rules.collector_looks_again:
                     yield after, me._replace(at="see again", to_see=self._order(), seen=Survey())
                 else:
@@ -362,22 +295,17 @@ class Machine:
     def _plans(self, world: World, me: Collector) -> Iterator[Collector]:
         """Give what it may want to delete."""
         if me.is_greedy:
-            yield me._replace(packs=world.packs, recipes=world.recipes)
+            yield me._replace(packs=world.packs)
             return
         if me.wanted is not None:
-            yield me._replace(packs=world.packs & me.wanted, recipes=world.recipes & me.wanted)
+            yield me._replace(packs=world.packs & me.wanted)
             return
-        for packs, recipes in product(_subsets(world.packs), _subsets(world.recipes)):
-            yield me._replace(packs=frozenset(packs), recipes=frozenset(recipes))
+        for packs in _subsets(world.packs):
+            yield me._replace(packs=frozenset(packs))
 
     def _order(self) -> tuple[str, ...]:
         first = ("intents", "refs") if self.rules.intents_before_refs else ("refs", "intents")
-        then = ["lists", "packs"] if self.rules.lists_before_packs_at_surveys else ["packs", "lists"]
-        if not self.has_recipes:
-            return (*first, *then)
-        if not self.rules.lists_before_recipes_at_surveys:
-            return (*first, "recipes", *then)
-        then.insert(then.index("packs") + (not self.recipes_before_packs), "recipes")
+        then = ("lists", "packs") if self.rules.lists_before_packs_at_surveys else ("packs", "lists")
         return (*first, *then)
 
     def _see(self, world: World, me: Collector, what: str) -> Survey:
@@ -390,8 +318,6 @@ class Machine:
                 return me.seen._replace(refs=world.refs)
             case "lists":
                 return me.seen._replace(lists=world.lists)
-            case "recipes":
-                return me.seen._replace(recipes=world.recipes)
             case _:
                 return me.seen._replace(packs=world.packs, manifests=world.manifests, entries=world.entries)
 
@@ -404,15 +330,13 @@ class Machine:
         self,
         seen: Survey,
         packs: frozenset[int],
-        standing: Collection[Recipe],
         *,
-        known: frozenset[int | Recipe] | None = None,
+        known: frozenset[int] | None = None,
     ) -> set[str]:
         """Return the needed chunks of which no copy will be left whole.
 
         Args:
             packs: Those that this collector may delete.
-            standing: Recipes that stand for their products, if their inputs are safe.
             known: Packs whose deltas count as copies; None if all do.
         """
         going = packs | self._condemned(seen)
@@ -420,89 +344,46 @@ class Machine:
         safe = {
             e.chunk for e in there if e.pack not in going and (e.base not in going or not self.rules.bases_are_kept)
         }
-        live = self._live(seen)
-        inputs = safe
-        if not self.rules.condemned_input_is_no_input:
-            inputs = {e.chunk for e in there if not {e.pack, e.base} & packs}
-        made = {recipe.product for recipe in standing if inputs.issuperset(recipe.inputs)}
-        if self.rules.inputs_need_packs:
-            made = made.difference(*(recipe.inputs for recipe in seen.recipes if recipe.product in live))
-        if self.declared_chunk_needs_pack:
-            made = made.difference(*(each.chunks for each in seen.intents))
-        return live - safe - made
-
-    def _live(self, seen: Survey) -> set[str]:
-        """Return the needed chunks: those of intents and refs, and the inputs of recipes that make needed ones."""
-        kept = [each.chunks for each in seen.intents] + [each.chunks for each in seen.refs]
-        live = set[str]().union(*kept)
-        if not self.rules.inputs_are_kept:
-            return live
-        keeping = seen.recipes
-        if not self.rules.inputs_of_a_condemned_recipe_are_kept:
-            keeping = keeping.difference(*(each.recipes for each in seen.lists))
-        while more := live.union(*(recipe.inputs for recipe in keeping if recipe.product in live)) - live:
-            live |= more
-        return live
-
-    def _standing(self, seen: Survey, recipes: frozenset[Recipe]) -> frozenset[Recipe]:
-        """Return the recipes that are neither condemned nor among those that this collector may delete."""
-        if not self.rules.condemned_recipe_stands_for_nothing:
-            return seen.recipes - recipes
-        return seen.recipes.difference(recipes, *(each.recipes for each in seen.lists))
+        return _live(seen) - safe
 
     def _chosen(self, world: World, me: Collector) -> Iterator[Step]:
         """After the first look: what may be deleted, and what is copied first."""
         seen, rules = me.seen, self.rules
         dead = me.dead & seen.lists
         inherited = frozenset().union(*(each.packs for each in dead)) & seen.packs
-        their_recipes = frozenset[Recipe]().union(*(each.recipes for each in dead)) & seen.recipes
         if not rules.dead_list_is_finished:
             for each in dead:
                 world = self._without(world, each.collector)
             seen, dead, inherited = seen._replace(lists=seen.lists - dead), frozenset(), frozenset()
-            their_recipes = frozenset()
         packs = ((me.packs & seen.packs) - self._condemned(seen)) | inherited
-        recipes = (me.recipes & seen.recipes).difference(*(each.recipes for each in seen.lists)) | their_recipes
         manifests = seen.manifests - _live_manifests(seen)
-        at_risk = self._at_risk(seen, packs, self._standing(seen, recipes))
-        there = _whole(seen)
+        at_risk = self._at_risk(seen, packs)
         copied: dict[str, Entry] = {}
-        for e in sorted(there):
+        for e in sorted(_whole(seen)):
             if e.pack in packs and e.chunk in at_risk:
                 copied.setdefault(e.chunk, e)
-        made: dict[str, Recipe] = {}
-        for recipe in sorted(their_recipes):
-            if recipe.product in at_risk - copied.keys() and {e.chunk for e in there}.issuperset(recipe.inputs):
-                made.setdefault(recipe.product, recipe)
-        later = me._replace(dead=dead, packs=packs, manifests=manifests, recipes=recipes)
-        later = later._replace(known=seen.recipes | (_with_deltas(seen.entries) & seen.packs))
-        if not packs and not manifests and not recipes and not dead:
+        later = me._replace(dead=dead, packs=packs, manifests=manifests)
+        later = later._replace(known=_with_deltas(seen.entries) & seen.packs)
+        if not packs and not manifests and not dead:
             yield world, Collector(me.number, at="done")
             return
         seen = Survey(lists=seen.lists) if rules.collector_looks_again else seen
-        later = later._replace(seen=seen, copies=tuple(copied.values()), made=tuple(made.values()))
-        yield world, later._replace(at="copy" if copied or made else "condemn")
+        later = later._replace(seen=seen, copies=tuple(copied.values()))
+        yield world, later._replace(at="copy" if copied else "condemn")
 
     def _decided(self, me: Collector) -> Collector:
         """After the second look: what is deleted."""
-        standing = self._standing(me.seen, me.recipes)
-        if self.rules.new_recipe_stands_for_nothing:
-            standing &= me.known
         known = me.known | {100 * (me.number + 1)} if self.rules.new_delta_is_no_copy else None
-        at_risk = self._at_risk(me.seen, me.packs, standing, known=known)
+        at_risk = self._at_risk(me.seen, me.packs, known=known)
         spared = frozenset(pack for each in me.seen.intents for pack in each.bases)
         for e in _whole(me.seen):
             if e.chunk in at_risk:
                 spared |= {e.pack, e.base} if self.rules.bases_are_kept else {e.pack}
         spared &= me.packs
-        lacking = at_risk if self.rules.needed_recipe_is_spared else ()
-        spared_recipes = frozenset(recipe for recipe in me.recipes & me.seen.recipes if recipe.product in lacking)
         later = me._replace(
             packs=me.packs - spared,
             spared=spared,
             manifests=me.manifests - _live_manifests(me.seen),
-            recipes=me.recipes - spared_recipes,
-            spared_recipes=spared_recipes,
             known=frozenset(),
             seen=Survey(manifests=me.seen.manifests),
         )
@@ -511,7 +392,7 @@ class Machine:
         return later._replace(at="delete" if self._has_more(later) else "unlist")
 
     def _has_more(self, me: Collector) -> bool:
-        return bool(me.packs or me.manifests or me.recipes)
+        return bool(me.packs or me.manifests)
 
     def _delete(self, world: World, me: Collector) -> Iterator[Step]:
         # Manifests in one step: nothing else is looked at between two of them.
@@ -519,10 +400,6 @@ class Machine:
             after = world._replace(manifests=world.manifests - me.manifests)
             seen = Survey(manifests=me.seen.manifests - me.manifests)
             later = me._replace(manifests=frozenset(), seen=seen)
-        elif me.recipes:
-            recipe = min(me.recipes)
-            after = world._replace(recipes=world.recipes - {recipe})
-            later = me._replace(recipes=me.recipes - {recipe})
         else:
             pack = min(me.packs)
             after = world._replace(packs=world.packs - {pack})
@@ -534,7 +411,7 @@ class Machine:
 
     def _finish(self, world: World, me: Collector) -> Iterator[Step]:
         for each in me.dead:
-            stays = each.packs & me.spared or each.manifests & me.seen.manifests or each.recipes & me.spared_recipes
+            stays = each.packs & me.spared or each.manifests & me.seen.manifests
             if not stays or not self.rules.old_list_stays:
                 world = self._without(world, each.collector)
         yield world, Collector(me.number, at="done")
@@ -543,12 +420,9 @@ class Machine:
         return world._replace(lists=frozenset(each for each in world.lists if each.collector != collector))
 
 
-def _lists_seen(me: Deriver) -> Deriver:
-    if me.to_read:
-        return me._replace(at="read")
-    if me.packs & me.condemned:
-        return me._replace(at="withdraw", condemned=NOBODY)
-    return me._replace(at="look", to_look=tuple(sorted(me.packs)), condemned=NOBODY)
+def _live(seen: Survey) -> set[str]:
+    """Return the needed chunks: those of intents and refs."""
+    return set[str]().union(*(each.chunks for each in (*seen.intents, *seen.refs)))
 
 
 def _with_deltas(entries: Iterable[Entry]) -> frozenset[int]:

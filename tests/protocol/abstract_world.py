@@ -21,20 +21,12 @@ class Entry(NamedTuple):
     """The pack that holds what it is a delta against."""
 
 
-class Recipe(NamedTuple):
-    """A chunk made of other chunks. No number is used again."""
-
-    number: int
-    product: str
-    inputs: tuple[str, ...]
-
-
 class Intent(NamedTuple):
     writer: int
     attempt: int
     chunks: frozenset[str]
     bases: frozenset[int]
-    """Packs that hold the bases of deltas it may write, or the inputs of a recipe."""
+    """Packs that hold the bases of deltas it may write."""
 
     @property
     def manifest(self) -> Name:
@@ -53,7 +45,6 @@ class Listed(NamedTuple):
     collector: int
     packs: frozenset[int]
     manifests: frozenset[Name]
-    recipes: frozenset[Recipe] = frozenset()
 
 
 class World(NamedTuple):
@@ -66,17 +57,15 @@ class World(NamedTuple):
     intents: frozenset[Intent]
     refs: frozenset[Ref]
     lists: frozenset[Listed]
-    recipes: frozenset[Recipe] = frozenset()
 
     def loss(self) -> str | None:
         """Say which ref does not load, if one does not."""
         stored = self.stored()
-        made = {recipe.product for recipe in self.recipes if stored.issuperset(recipe.inputs)}
         for ref in self.refs:
             if ref.manifest not in self.manifests:
                 return f"step {ref.step} has no manifest"
             for chunk in ref.chunks:
-                if chunk not in stored and chunk not in made:
+                if chunk not in stored:
                     return f"step {ref.step} has no chunk {chunk}"
         return None
 
@@ -109,14 +98,6 @@ class Rules:
     old_list_stays: bool = True
     new_delta_is_not_relied_on: bool = True
     new_delta_is_no_copy: bool = True
-    inputs_are_kept: bool = True
-    inputs_of_a_condemned_recipe_are_kept: bool = True
-    inputs_need_packs: bool = True
-    condemned_input_is_no_input: bool = True
-    condemned_recipe_stands_for_nothing: bool = True
-    needed_recipe_is_spared: bool = True
-    lists_before_recipes_at_surveys: bool = True
-    new_recipe_stands_for_nothing: bool = True
 
 
 class Writer(NamedTuple):
@@ -142,24 +123,6 @@ class Writer(NamedTuple):
         return Intent(self.number, self.attempt, self.chunks, frozenset({self.base} - {RAW}))
 
 
-class Deriver(NamedTuple):
-    """An optimization that writes one recipe."""
-
-    number: int
-    recipe: Recipe
-    at: str = "declare"
-    packs: frozenset[int] = frozenset()
-    """Packs of one copy of each input."""
-    to_read: tuple[int, ...] = ()
-    """Collectors whose lists it has seen and not read yet."""
-    condemned: frozenset[int] = frozenset()
-    to_look: tuple[int, ...] = ()
-
-    @property
-    def intent(self) -> Intent:
-        return Intent(self.number, 0, frozenset(self.recipe.inputs), self.packs)
-
-
 class Survey(NamedTuple):
     """Blobs that a collector has seen."""
 
@@ -169,7 +132,6 @@ class Survey(NamedTuple):
     packs: frozenset[int] = frozenset()
     manifests: frozenset[Name] = frozenset()
     entries: frozenset[Entry] = frozenset()
-    recipes: frozenset[Recipe] = frozenset()
 
 
 class Collector(NamedTuple):
@@ -190,15 +152,10 @@ class Collector(NamedTuple):
     seen: Survey = Survey()
     copies: tuple[Entry, ...] = ()
     spared: frozenset[int] = frozenset()
-    recipes: frozenset[Recipe] = frozenset()
-    """Recipes of the plan, like the packs."""
-    made: tuple[Recipe, ...] = ()
-    """Recipes whose products it writes into its pack."""
-    spared_recipes: frozenset[Recipe] = frozenset()
-    wanted: frozenset[int | Recipe] | None = None
+    wanted: frozenset[int] | None = None
     """The only plan it may make; None if it may plan anything."""
-    known: frozenset[int | Recipe] = frozenset()
-    """Recipes, and packs with deltas, that it has seen or written before it wrote its list."""
+    known: frozenset[int] = frozenset()
+    """Packs with deltas that it has seen or written before it wrote its list."""
 
 
 class Deletion(NamedTuple):
@@ -208,6 +165,6 @@ class Deletion(NamedTuple):
     at: str = "drop"
 
 
-Actor = Writer | Deriver | Collector | Deletion
+Actor = Writer | Collector | Deletion
 State = tuple[World, tuple[Actor, ...]]
 Step = tuple[World, Actor]

@@ -13,11 +13,12 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.layout import Ref, RefTarget, bases_of, is_delta, list_recipes, read_recipe, read_segment
+from tensorcas_mlflow.layout import Ref, RefTarget, bases_of, is_delta, read_segment
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_repair, read_source
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import FORMAT, list_packs, new_format, read_condemned, read_pack_table, read_refs
 from tensorcas_mlflow.testing import FaultyBackend
+from tests.forms.forming import SIDE, transposed
 from tests.protocol.interleave import Blobs, Program, Run, blobs_of, memory_of
 
 CHUNK_BYTES = 4096
@@ -29,15 +30,15 @@ WITNESS = "witness"
 
 
 def chunk(letter: str) -> Array:
-    """A tensor of one incompressible chunk, the same for the same letter; a capital is the other letter, transposed."""
+    """The bytes of one incompressible chunk, the same for the same letter; a capital is the other one, transposed."""
     if letter.isupper():
-        return np.ascontiguousarray(chunk(letter.lower()).reshape(64, 64).T).reshape(-1)
+        return transposed(chunk(letter.lower())).reshape(-1)
     return np.random.default_rng(ord(letter)).integers(0, 256, CHUNK_BYTES, dtype=np.uint8)
 
 
 def tensors_of(letters: str) -> dict[str, Array]:
     """A checkpoint of one chunk a letter."""
-    return {letter: chunk(letter) for letter in letters}
+    return {letter: chunk(letter).reshape(SIDE, SIDE) for letter in letters}
 
 
 def key_of(step: int) -> str:
@@ -294,7 +295,7 @@ class Cast:
         letters = "".join(sorted(found))
         assert letters in {"".join(sorted(each)) for each in self.may_hold[step]}, f"step {step} holds {letters}"
         for letter, array in found.items():
-            assert np.array_equal(array, chunk(letter)), f"step {step} is not what was saved"
+            assert np.array_equal(array.reshape(-1), chunk(letter)), f"step {step} is not what was saved"
 
     def seen(self, memory: MemoryBackend) -> Backend:
         """Give the backend through which it is looked what a run has left."""
@@ -342,11 +343,11 @@ def _check_cleans_up(backend: Backend, *, abandon: bool) -> None:
     except Exception as error:
         raise AssertionError(f"the last collection raised {error!r}") from error
     refs = read_refs(backend)
-    live = {row.tobytes() for ref in refs for row in store.manifest(ref).digests}
-    recipes = [read_recipe(backend, name) for name in list_recipes(backend)]
-    unused = [each for each in recipes if live.isdisjoint(row.tobytes() for row in each.digests)]
-    assert not unused, f"LEAK: {len(unused)} recipes make what nobody needs"
-    live |= {row.tobytes() for each in recipes for row in each.stored_digests}
+    names = {ref.manifest for ref in refs if ref.of is None}
+    forms = {ref.of: ref for ref in refs if ref.of is not None}
+    assert forms.keys() <= names, "LEAK: a form of a manifest that no ref names"
+    stored = [forms.get(ref.manifest, ref) for ref in refs if ref.of is None]
+    live = {row.tobytes() for ref in stored for row in store.manifest(ref).stored_digests}
     packs = {name for name, _ in list_packs(backend)}
     tables = {name: read_pack_table(backend, name) for name in packs}
     bases = _needed_bases(tables, live)

@@ -62,7 +62,7 @@ def test_a_folder_of_nothing_but_strangers_is_no_store_without_its_format(tmp_pa
 
 @pytest.mark.parametrize("names", [{"packs": {"x"}, "manifests": set()}, {"packs": set(), "manifests": {".DS_Store"}}])
 def test_no_list_is_written_that_a_reader_would_refuse(names: dict[str, set[str]]) -> None:
-    with pytest.raises(ValueError, match="not the names of packs, manifests and recipes"):
+    with pytest.raises(ValueError, match="not the names of packs and manifests"):
         condemned_bytes(frozenset(names["packs"]), frozenset(names["manifests"]))
 
 
@@ -71,5 +71,5 @@ def test_a_list_that_names_a_foreign_file_is_damage(tmp_path: Path) -> None:
     said = {"format": 1, "created": now(), "packs": [], "manifests": [".DS_Store"]}
     store.backend.put_new("condemned/" + "a" * 32, [record_bytes(said)])
 
-    with pytest.raises(CorruptError, match="is no pack, manifest or recipe"):
+    with pytest.raises(CorruptError, match="is no pack or manifest"):
         save(store, 2)

@@ -14,7 +14,7 @@ from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.integration._artifact_uri import store_root_for
-from tensorcas_mlflow.layout import STEP_TEXT, Manifest, Ref, list_blobs, list_dir, step_of_text
+from tensorcas_mlflow.layout import STEP_TEXT, Manifest, Ref, is_shown, list_blobs, list_dir, step_of_text
 from tensorcas_mlflow.store import Store
 
 MAX_CHECKPOINTS = 50
@@ -140,7 +140,8 @@ class _Candidates(NamedTuple):
 
 def _candidates(store: Store, ref: Ref) -> _Candidates:
     near = _by_nearness(list_dir(store.backend, posixpath.dirname(ref.key))[0], ref)
-    far = _latest(info for info in list_blobs(store.backend, "refs") if not _is_beside(info.key, ref))
+    shown = (info for info in list_blobs(store.backend, "refs") if is_shown(info.key))
+    far = _latest(info for info in shown if not _is_beside(info.key, ref))
     is_complete = len(near) <= MAX_BESIDE and len(far) <= MAX_REFS
     series: list[Ref] = []
     others: list[Ref] = []
