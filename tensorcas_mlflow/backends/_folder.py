@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from logging import getLogger
@@ -37,8 +38,8 @@ _MOST_KEY_BYTES = 4096
 """Bound of the key of a blob in the database. No system has a file at a longer one, and refuses it when it is put."""
 _MOST_HELD_BYTES = 8 << 20
 """Bound of the blobs kept in memory for the next commit."""
-_IN_FILES = frozenset({"format", "quarantine"})
-"""First segments of the keys of blobs that are always files."""
+_is_in_files = re.compile(rf"(?:format|quarantine)(?:/|\Z)|.{{{_MOST_KEY_BYTES + 1}}}").match
+"""Matches the keys of blobs that are always files, whose first segments are these or which are too long for a row."""
 
 
 class FolderBackend(LocalBackend):
@@ -654,10 +655,6 @@ def _drawn(pieces: Iterable[Buffer]) -> tuple[list[bytes], Iterator[Buffer] | No
             return data, chain([piece], drawn)
         data.append(bytes(view))
     return data, None
-
-
-def _is_in_files(key: str) -> bool:
-    return len(key) > _MOST_KEY_BYTES or key.partition("/")[0] in _IN_FILES
 
 
 def _is_ref(key: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -87,8 +87,8 @@ class SaysNothing(SaysItOnce):
 class DeletesItsVoids(ObjectBackend):
     """A withdraw that leaves nothing behind at any key."""
 
-    def withdraw(self, key: str, token: Token) -> bool:
-        is_withdrawn = super().withdraw(key, token)
+    def withdraw(self, key: str, token: Token, *, own: Iterable[str] | None = None) -> bool:
+        is_withdrawn = super().withdraw(key, token, own=own)
         if is_withdrawn:
             self._bucket.delete(key)
         return is_withdrawn
