@@ -17,6 +17,7 @@ from itertools import chain
 
 import numpy as np
 
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, distinct_digests
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.notebook import PrintedPlan
@@ -453,7 +454,9 @@ def _execute(plan: OptimizePlan, encoders: Encoders | None, watch: Watcher) -> O
 
 def _needed_by(store: Store, refs: Sequence[Ref]) -> Digests:
     """Return the distinct chunks that packs have to hold for some refs, ascending."""
-    manifests = store.backend.ordered_map(lambda ref: manifest_of(store, [ref]), _different(refs))
+    manifests = threads.ordered_map(
+        lambda ref: manifest_of(store, [ref]), _different(refs), waits=store.backend.is_remote
+    )
     return distinct_digests([manifest.stored_digests for manifest in manifests if manifest is not None])
 
 

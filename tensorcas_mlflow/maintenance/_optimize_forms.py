@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, distinct_digests
 from tensorcas_mlflow.errors import FormatError, NotFoundError
 from tensorcas_mlflow.layout import Manifest, Ref
@@ -183,7 +184,9 @@ class _Search:
         new: list[Ref] = []
         old: dict[Hashable, Ref] = {}
         unsketched: list[Ref] = []
-        read = self._store.backend.ordered_map(lambda ref: manifest_of(self._store, [ref]), refs)
+        read = threads.ordered_map(
+            lambda ref: manifest_of(self._store, [ref]), refs, waits=self._store.backend.is_remote
+        )
         for ref, manifest in zip(refs, read, strict=True):
             if manifest is None:
                 continue

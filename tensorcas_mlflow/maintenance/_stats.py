@@ -639,7 +639,7 @@ def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
             tables[name] = table
     census.learn_packs(tables, sizes)
     forms = [ref for ref in p.read_refs(backend, below=FORMS) if ref.of in by_manifest]
-    read = backend.map_requests(lambda ref: read_form(backend, ref.manifest), forms)
+    read = map_requests(backend, lambda ref: read_form(backend, ref.manifest), forms)
     formed = [
         (str(ref.of), manifests.get(str(ref.of), 0) + manifests.get(ref.manifest, 0), form.stored_digests)
         for ref, form in zip(forms, read, strict=True)

@@ -94,7 +94,7 @@ def test_an_abandoned_save_leaves_nothing_in_the_database(tmp_path: Path) -> Non
 
 
 def blobs_of(store: Store) -> list[Any]:
-    folders = ("packs", "manifests", "refs", "index", "intents", "condemned", "recipes", "census")
+    folders = ("packs", "manifests", "refs", "index", "intents", "condemned", "census")
     return [info for folder in folders for info in store.backend.list(folder)]
 
 
