@@ -168,7 +168,7 @@ class FolderBackend(LocalBackend):
                 if intent is None or intent.token != token:
                     raise BlobNotFoundError(source)
                 if len(change.taken(list(self._flushed))) < len(self._flushed):
-                    raise BackendError("commit", dest, "an earlier state of the store was put back: save again")
+                    raise BlobNotFoundError(source)  # an earlier state of the store was put back: the save begins anew
                 last = change.find(dest)
                 if last is not None and not replace:
                     raise BlobExistsError(dest)
@@ -184,7 +184,7 @@ class FolderBackend(LocalBackend):
                 self._warn(error)
                 is_done = False
             except BlobNotFoundError:
-                self._flushed.clear()  # a collection has taken the save for dead, and deleted them
+                self._flushed.clear()  # a collection may have taken the save for dead, and deleted them
                 raise
             if is_done:
                 self._forget_held()

@@ -15,7 +15,7 @@ import pytest
 
 from tensorcas_mlflow.backends import FolderBackend
 from tensorcas_mlflow.backends._database import SHM
-from tensorcas_mlflow.errors import BackendError
+from tensorcas_mlflow.errors import BlobNotFoundError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.store import Store
@@ -171,13 +171,39 @@ def test_commit_whose_blobs_went_with_the_state_before_is_refused(
     assert backend.missing(["packs/b"]) == set()  # it writes the blobs
     way(backup, root)
 
-    with pytest.raises(BackendError, match="save again"):
+    with pytest.raises(BlobNotFoundError, match=intent):
         backend.promote(intent, "refs/@b", b"b", token=token, replace=False)
     assert backend.stat("refs/@b") is None
     backend.withdraw(intent, token, own=["packs/b", "manifests/b"])
     intent, token = begin(backend, "b")
     backend.promote(intent, "refs/@b", b"b", token=token, replace=False)
     assert FolderBackend(root).get("packs/b") == b"b" * 100
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_save_whose_blobs_went_with_the_state_before_begins_anew(
+    way: Callable[[Path, Path], None], tmp_path: Path
+) -> None:
+    root, backup = tmp_path / "store", tmp_path / "backup"
+    store = Store.init(root, database=True)
+    with store.write_checkpoint(arrays(1)) as pending:
+        shutil.copytree(root, backup)
+        store.backend.settle("packs")  # it writes the blobs
+        way(backup, root)
+        pending.commit(target(1))
+
+    assert steps(Store.open(root)) == {1}
+    assert verify(Store.open(root), full=True).problems == ()
+
+
+def test_blobs_of_a_save_that_was_given_up_hold_no_later_one_up(tmp_path: Path) -> None:
+    store = Store.init(tmp_path, database=True)
+    store.backend.put_all([(f"packs/{0:032x}.pack", [b"of a save that has died"])])
+    store.backend.settle("packs")
+    Store.open(tmp_path).backend.delete(f"packs/{0:032x}.pack")
+
+    save(store, 1)
+    assert steps(Store.open(tmp_path)) == {1}
 
 
 @pytest.mark.parametrize("way", WAYS)
