@@ -635,11 +635,15 @@ class Database:
         with _gate.opening:
             fresh = Rows(self._connect(), rows.known)
             _opened[rows.known.file].n += 1
+        try:
+            self._look(fresh)
+        except BaseException:
+            self._close(fresh)
+            raise
         with self._lock:
             idle, self._idle = [rows, *self._idle], []
         for each in idle:
             self._close(each)
-        self._look(fresh)
         return fresh
 
     def _leave_links(self) -> None:
