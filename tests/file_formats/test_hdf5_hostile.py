@@ -104,7 +104,11 @@ def lies(said: Any, draw: random.Random) -> Any:
     return draw.choice((*_NUMBERS, "", "x", None, [], [[[1]]], "<f8", "|V0", said))
 
 
-@pytest.mark.parametrize(("name", "n_answers"), [(name, 50) for name in SETTINGS], ids=[*SETTINGS])
+ANSWERS = [pytest.param(name, 50, id=name) for name in SETTINGS]
+ANSWERS += [pytest.param(name, 150, id=f"{name}, more often", marks=pytest.mark.long) for name in SETTINGS]
+
+
+@pytest.mark.parametrize(("name", "n_answers"), ANSWERS)
 def test_file_comes_back_whatever_its_library_says(name: str, n_answers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data, draw = sample(name), random.Random(name)
     said, numbers = _hdf5_file._ask(Held(data))
