@@ -11,7 +11,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 
 from tests.tracking import empty_database
+from tests.zygote import run_program
 
 __all__ = ["empty_database"]
 
@@ -302,6 +302,9 @@ def read(folder: Path) -> None:
 
 # --- the tests
 
+PROGRAM = "import runpy; runpy.run_module('tests.test_nothing_unpickles', run_name='__main__', alter_sys=True)"
+"""This file as a program, which finds its words where `python -m` puts them."""
+
 
 @pytest.fixture(scope="module")
 def told(
@@ -314,9 +317,7 @@ def told(
     for program in (["write", str(folder), *sorted(wanted)], ["read", str(folder)]):
         env = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "TENSORCAS_"))}
         env["PYTHONPATH"] = os.pathsep.join(sys.path)
-        command = [sys.executable, "-m", "tests.test_nothing_unpickles", *program]
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        done = run_program(PROGRAM, *program, env=env, cwd=folder, timeout=300, check=True)
         outputs.append(done.stdout)
     answers: dict[str, Any] = json.loads(outputs[-1])
     return answers

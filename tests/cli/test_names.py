@@ -107,13 +107,13 @@ def names_of_the_model(logged: Logged) -> list[str]:
 def test_a_run_is_named_by_its_name_its_id_a_beginning_or_a_uri(
     tensorcas: Tensorcas, logged: Logged, command: str
 ) -> None:
-    for place in ([], ["--root", str(logged.root)], ["--root", "vision"]):
-        for word in names_of_the_base(logged):
-            for words in ([word], ["--run", word]):
-                done = tensorcas(command, *words, *place, "--json")
-                shown = done.json["model" if command == "lineage" else "checkpoint"]
+    for nth, place in enumerate(([], ["--root", str(logged.root)], ["--root", "vision"])):
+        for mth, word in enumerate(names_of_the_base(logged)):
+            words = [word] if (nth + mth) % 2 == 0 else ["--run", word]  # each name and each place in both ways
+            done = tensorcas(command, *words, *place, "--json")
+            shown = done.json["model" if command == "lineage" else "checkpoint"]
 
-                assert (done.status, shown["run_id"], shown["step"]) == (0, logged.base, N_STEPS), done.err
+            assert (done.status, shown["run_id"], shown["step"]) == (0, logged.base, N_STEPS), done.err
 
 
 def test_one_checkpoint_is_named_by_its_uri_or_its_path(tensorcas: Tensorcas, logged: Logged) -> None:
@@ -166,28 +166,28 @@ def test_delete_says_how_many_bytes_a_collection_frees(tensorcas: Tensorcas, log
 # --- stores
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["list"],
-        ["stats"],
-        ["du"],
-        ["verify"],
-        ["gc", "--dry-run"],
-        ["repair", "--dry-run"],
-        ["optimize", "--dry-run"],
-    ],
-    ids=lambda words: words[0],
-)
+COMMANDS = [
+    ["list"],
+    ["stats"],
+    ["du"],
+    ["verify"],
+    ["gc", "--dry-run"],
+    ["repair", "--dry-run"],
+    ["optimize", "--dry-run"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
 def test_a_store_is_named_by_an_experiment_a_run_or_a_model(
     tensorcas: Tensorcas, logged: Logged, command: list[str]
 ) -> None:
     words = ["vision", mlflow.get_experiment_by_name("vision").experiment_id, "base", *names_of_the_model(logged)]  # type: ignore[union-attr]
-    for word in [*words, f"runs:/{logged.base}", f"tensorcas://{logged.root}/below"]:
-        for place in ([word], ["--root", word]):
-            done = tensorcas(*command, *place, "--json")
+    for nth, word in enumerate([*words, f"runs:/{logged.base}", f"tensorcas://{logged.root}/below"]):
+        # Each command takes both ways, and each name is taken in both.
+        place = [word] if (nth + COMMANDS.index(command)) % 2 == 0 else ["--root", word]
+        done = tensorcas(*command, *place, "--json")
 
-            assert (done.status, done.json["store"]) == (0, Store.open(logged.root).uri), done.err
+        assert (done.status, done.json["store"]) == (0, Store.open(logged.root).uri), done.err
 
 
 def test_a_run_as_a_place_limits_the_listing_to_it(tensorcas: Tensorcas, logged: Logged) -> None:

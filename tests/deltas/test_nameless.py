@@ -265,6 +265,7 @@ def test_search_of_a_larger_save_reads_more_manifests(
     assert len(_sketches.sketches_of(store.id)._by_key) == 10
 
 
+@pytest.mark.parametrize("store", ["in memory"], indirect=True)  # a process reads as many in any place
 def test_first_save_of_a_process_reads_few_of_many_refs(
     store: Store, in_another_process: Callable[[Store], Store], count_reads: Callable[[Callable[[], Any]], int]
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.hostile import parsers
 
 ROOT = Path(__file__).parents[2]
-N_DAMAGES = 400
+N_DAMAGES = 150
 NAMES = sorted(parsers.parsers(Path()))
 
 
@@ -65,4 +65,4 @@ def test_parsers_read_the_undamaged_samples(name: str, told: dict[str, Any]) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_parsers_read_or_refuse_heavily_damaged_bytes(name: str) -> None:
-    check(attacked(N_DAMAGES, 25 * N_DAMAGES, [name])[name])
+    check(attacked(N_DAMAGES, 10_000, [name])[name])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tensorcas_mlflow", "flavors/tensorcas_flavors")
+_DEFINITION = re.compile(r"^[ \t]*(?:(?:async[ ]+)?def[ ]+|class[ ]+)?(\w+)\s*[\[(:=]", re.MULTILINE)
 _MOST_NAMED = 10
 """Places that an error names one by one."""
 
@@ -43,7 +45,7 @@ class Mutant:
 
     def apply(self) -> tuple[str, str]:
         """Return the path of the changed module, from the project's root, and its new text."""
-        candidates = _definitions(PACKAGES)[self.definition]
+        candidates = _definers(PACKAGES, self.definition)
         parts = [(path, part) for path in candidates for name, part in _parse(path) if name == self.definition]
         places = [(path, place) for path, part in parts for place in self._places_in(part)]
         if len(places) != 1:
@@ -51,21 +53,23 @@ class Mutant:
             found = ", ".join(f"{path}:{place[0].lineno}" for path, place in places) or f"not there{self._elsewhere()}"
             raise ValueError(f"{self.definition} is defined in {defined}; `before` is {found}:\n{self.before}")
         [(path, place)] = places
-        return path, _replace((ROOT / path).read_text(), place, self.after)
+        return path, _replace(_text(path), place, self.after)
 
     def node_id(self) -> str:
         """Return the test's id for pytest."""
         name, bracket, parameters = self.test.partition("[")
-        paths = _definitions(("tests",))[name.replace("::", ".")]
+        paths = _definers(("tests",), name.replace("::", "."))
         if len(paths) != 1:
             raise ValueError(f"{name} is defined in {paths or 'no file of tests'}; name exactly one test")
         return f"{paths[0]}::{name}{bracket}{parameters}"
 
     def _elsewhere(self) -> str:
         """Name the definitions that hold ``before``; the code may have moved to one of them."""
+        words = re.findall(r"[^\W\d]\w*", self.before)
         found = [
             f"{name} ({path}:{place[0].lineno})"
             for path in _paths(PACKAGES)
+            if all(word in _text(path) for word in words)  # parsing all takes many seconds
             for name, part in _parse(path)
             if not isinstance(part, ast.ClassDef)  # its methods are named
             for place in self._places_in(part)
@@ -80,28 +84,46 @@ class Mutant:
         expression = _expression(self.before)
         if expression is not None and _expression(self.after) is not None:
             return [[node] for node in nodes if isinstance(node, ast.expr) and _is_like(node, expression)]
-        wanted = ast.parse(textwrap.dedent(self.before)).body
+        wanted = _statements(self.before)
         bodies = [body for node in nodes for _, body in ast.iter_fields(node) if _is_body(body)]
         runs = [body[at : at + len(wanted)] for body in bodies for at in range(len(body) - len(wanted) + 1)]
         return [run for run in runs if all(map(_is_like, run, wanted))]
 
 
+def _definers(folders: tuple[str, ...], name: str) -> list[str]:
+    """Find the modules that define a name; parse only those that may, as parsing all takes many seconds."""
+    first, *others = (_candidates(folders)[word] for word in name.split("."))
+    return [path for path in first if all(path in other for other in others) and name in _names(path)]
+
+
 @cache
-def _definitions(folders: tuple[str, ...]) -> dict[str, list[str]]:
-    """Find the modules that define each name."""
+def _candidates(folders: tuple[str, ...]) -> dict[str, list[str]]:
+    """Map each word that begins a line like a definition to the modules that have such a line."""
     found = defaultdict(list)
     for path in _paths(folders):
-        for name in dict.fromkeys(name for name, _ in _parse(path)):
-            found[name].append(path)
+        for word in dict.fromkeys(_DEFINITION.findall(_text(path))):
+            found[word].append(path)
     return found
 
 
+@cache
 def _paths(folders: tuple[str, ...]) -> list[str]:
     return [str(path.relative_to(ROOT)) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def _parse(path: str) -> Iterator[tuple[str, ast.stmt]]:
-    return _named(ast.parse((ROOT / path).read_text()).body)
+@cache
+def _text(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+@cache
+def _names(path: str) -> frozenset[str]:
+    return frozenset(name for name, _ in _parse(path))
+
+
+@lru_cache(maxsize=16)  # syntax trees are large
+def _parse(path: str) -> list[tuple[str, ast.stmt]]:
+    return [*_named(ast.parse(_text(path)).body)]
 
 
 def _named(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
@@ -119,12 +141,15 @@ def _named(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, as
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and all below it, but nothing inside an f-string: Python 3.11 does not say where that stands."""
-    yield node
-    if not isinstance(node, ast.JoinedStr):
-        for child in ast.iter_child_nodes(node):
-            yield from _walk(child)
+    left = [node]
+    while left:
+        node = left.pop()
+        yield node
+        if not isinstance(node, ast.JoinedStr):
+            left.extend(reversed([*ast.iter_child_nodes(node)]))
 
 
+@cache
 def _expression(text: str) -> ast.expr | None:
     if not text:  # () would be a tuple
         return None
@@ -132,6 +157,11 @@ def _expression(text: str) -> ast.expr | None:
         return ast.parse(f"({text}\n)", mode="eval").body
     except SyntaxError:
         return None
+
+
+@cache
+def _statements(text: str) -> list[ast.stmt]:
+    return ast.parse(textwrap.dedent(text)).body
 
 
 def _is_body(value: object) -> bool:

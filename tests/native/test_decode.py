@@ -119,16 +119,31 @@ def test_chain_of_the_greatest_depth_is_decoded(n_sparse: int) -> None:
     assert run_core(base, chain, verify=False) == base
 
 
-@pytest.mark.parametrize("change", [0x01, 0x80, 0xFF])
-def test_core_decodes_a_changed_payload_to_the_chunk_or_not_at_all(change: int) -> None:
+CHANGES = (0x01, 0x80, 0xFF)
+
+
+def check_changed_payloads(change: int, first: int, step: int) -> None:
+    """Change each byte of the first few of every payload, and of the others some."""
     for chunk, chain in chains(257):
         for number, (codec, payload) in enumerate(chain):
-            for at in range(len(payload)):
+            for at in sorted({*range(min(12, len(payload))), *range(first, len(payload), step)}):
                 changed = bytearray(payload)
                 changed[at] ^= change
                 other = [*chain[:number], (codec, bytes(changed)), *chain[number + 1 :]]
 
                 assert run_core(chunk, other) in (None, chunk), (codec.name, at)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_core_decodes_a_changed_payload_to_the_chunk_or_not_at_all(change: int) -> None:
+    """The changes together reach every byte."""
+    check_changed_payloads(change, CHANGES.index(change), len(CHANGES))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", CHANGES)
+def test_core_decodes_a_payload_with_any_changed_byte_to_the_chunk_or_not_at_all(change: int) -> None:
+    check_changed_payloads(change, 0, 1)
 
 
 def test_both_refuse_every_payload_that_is_cut_short_or_continued() -> None:

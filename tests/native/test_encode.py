@@ -34,6 +34,7 @@ from tensorcas_mlflow.store import Policy
 from tensorcas_mlflow.store._choose import EncodingChoice, PossibleBase, choose
 from tensorcas_mlflow.store._encode import ChunkEncodings, _encode
 from tensorcas_mlflow.store._sources import Pieces
+from tests.pairs import pairs_of
 from tests.reference import choose as reference_choose
 from tests.reference.choose import CODECS
 from tests.reference.groups import encode_group
@@ -130,10 +131,9 @@ def test_planes_of_the_core_are_those_of_python(content: str, itemsize: int, eff
         assert payload == expected
 
 
-@pytest.mark.parametrize("effort", Effort)
-@pytest.mark.parametrize("transform", Transform)
-@pytest.mark.parametrize("itemsize", [1, 2, 4, 8, 12])
-@pytest.mark.parametrize("content", BASES)
+@pytest.mark.parametrize(
+    ("content", "itemsize", "transform", "effort"), pairs_of(BASES, (1, 2, 4, 8, 12), Transform, Effort)
+)
 def test_deltas_of_the_core_are_those_of_python(
     content: str, itemsize: int, transform: Transform, effort: Effort
 ) -> None:

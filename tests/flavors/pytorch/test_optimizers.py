@@ -21,6 +21,12 @@ KINDS = {
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
 }
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+KINDS_AND_DTYPES = [
+    pytest.param(kind, dtype, id=f"{kind}-{dtype}", marks=() if (nth + mth) % 2 == 0 else pytest.mark.long)
+    for nth, kind in enumerate(KINDS)
+    for mth, dtype in enumerate(DTYPES)
+]
+"""A kind has a wide and a narrow dtype on every change, and all four in the long tests."""
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -79,8 +85,7 @@ class Wide(torch.optim.Optimizer):
 
 
 class TestDtypes:
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("kind", "dtype"), KINDS_AND_DTYPES)
     def test_training_that_was_filled_continues_bit_for_bit(self, kind: str, dtype: torch.dtype) -> None:
         model, other = network(dtype), network(dtype, 1)
         optimizer, filled = made(kind, model), made(kind, other)

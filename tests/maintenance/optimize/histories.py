@@ -1,4 +1,7 @@
-"""Histories of checkpoints of many kinds, and the bytes of their stores on the disk."""
+"""Histories of checkpoints of many kinds, and the bytes of their stores on the disk.
+
+Where few words change, a history has more steps than a chain of deltas may have.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ State = dict[str, Any]
 
 def sparse(rng: Rng, n_steps: int = 40) -> Iterator[State]:
     """Steps in bfloat16 that move few words by one unit."""
-    words = rng.normal(0, 0.02, 130_000).astype(ml_dtypes.bfloat16).view(np.uint16)
+    words = rng.normal(0, 0.02, 40_000).astype(ml_dtypes.bfloat16).view(np.uint16)
     for _ in range(n_steps):
         yield {"w": words.view(ml_dtypes.bfloat16).copy()}
-        at = rng.choice(len(words), 260, replace=False)
+        at = rng.choice(len(words), 80, replace=False)
         words[at] += rng.choice(np.array([1, 65535], np.uint16), len(at))
 
 
-def embedding(rng: Rng, n_steps: int = 40, n_changed: int = 5) -> Iterator[State]:
+def embedding(rng: Rng, n_steps: int = 40, n_changed: int = 2) -> Iterator[State]:
     """A table of which few rows change."""
-    table = rng.normal(0, 1, (2000, 64)).astype(np.float32)
+    table = rng.normal(0, 1, (700, 64)).astype(np.float32)
     for _ in range(n_steps):
         yield {"emb": table.copy()}
         at = rng.choice(len(table), n_changed, replace=False)

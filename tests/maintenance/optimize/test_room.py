@@ -16,6 +16,7 @@ from tensorcas_mlflow.maintenance import _optimize, plan_optimize, verify
 from tensorcas_mlflow.store import Store, protocol
 from tests.maintenance.optimize.histories import HISTORIES, bytes_on_disk, drifting, moving, save_history
 from tests.maintenance.optimize.trainings import n_bytes_of, optimize, same
+from tests.pairs import pairs_of
 
 
 def training(scale: float, n_steps: int, dtype: Any) -> list[dict[str, Any]]:
@@ -29,9 +30,10 @@ def training(scale: float, n_steps: int, dtype: Any) -> list[dict[str, Any]]:
     return steps
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("n_steps", [8, 12])
-@pytest.mark.parametrize("scale", [1e-7, 3e-7, 1e-6, 1e-5, 1e-4])
+@pytest.mark.parametrize(
+    ("scale", "dtype", "n_steps"),
+    pairs_of([1e-7, 3e-7, 1e-6, 1e-5, 1e-4], [np.float32, ml_dtypes.bfloat16], [8, 12]),
+)
 def test_an_optimized_training_takes_no_more_room_than_a_saved_one(scale: float, dtype: Any, n_steps: int) -> None:
     store, steps = Store.init_backend(MemoryBackend(), chunk_bytes=64 << 10), training(scale, n_steps, dtype)
     for number, step in enumerate(steps):
