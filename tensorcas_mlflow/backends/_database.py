@@ -51,6 +51,7 @@ _CHECKPOINT_TIMEOUT_S = 0.05
 _MAX_IDLE = 16
 _MOST_VALUE_BYTES = 16 << 20
 _FORK_WAIT_S = 10.0
+_NOT_WRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_SCHEMA})
 
 
@@ -710,8 +711,15 @@ class Database:
         return (found.st_dev, found.st_ino), logs
 
     def _connect(self) -> sqlite3.Connection:
-        is_writable = os.access(self.path, os.W_OK) and os.access(self._folder, os.W_OK)
-        mode = "mode=rw" if is_writable else _read_only_mode(self._folder)
+        if os.access(self.path, os.W_OK) and os.access(self._folder, os.W_OK):
+            try:
+                return self._connect_by("mode=rw", is_writable=True)
+            except sqlite3.OperationalError as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NOT_WRITABLE:
+                    raise
+        return self._connect_by(_read_only_mode(self._folder), is_writable=False)
+
+    def _connect_by(self, mode: str, *, is_writable: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"file:{quote(self.path)}?{mode}",
             uri=True,
@@ -875,10 +883,16 @@ def _translated(error: sqlite3.Error) -> Exception:
         return DamagedError(f"SQLite says: {error}")
     if code & 0xFF == sqlite3.SQLITE_CANTOPEN:
         os.close(os.open(os.devnull, os.O_RDONLY))  # says so if there are too many open files
-    return OSError(_ERRNOS.get(code & 0xFF, 5), f"{NAME}: {error}")
+    number = _ERRNOS.get(code & 0xFF, errno.EIO)
+    return OSError(number, f"{os.strerror(number)}: {NAME}: {error}")
 
 
-_ERRNOS = {sqlite3.SQLITE_FULL: 28, sqlite3.SQLITE_READONLY: 30, sqlite3.SQLITE_NOMEM: 12, sqlite3.SQLITE_PERM: 13}
+_ERRNOS = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+}
 
 atexit.register(Database.close_all)
 if hasattr(os, "register_at_fork"):

@@ -342,7 +342,10 @@ class _Shim:
         """Do one call, or let it fail. Nothing is raised, as C cannot pass it on: SQLite's result code is returned."""
         with recorder._lock:
             try:
-                recorder._call(name, act, synced=synced)
+                if recorder.fault is not None and isinstance(recorder.fault.error, KeyboardInterrupt):
+                    act()  # the handler of a signal runs when SQLite has returned
+                else:
+                    recorder._call(name, act, synced=synced)
             except _RefusedError as error:
                 return error.code
             except OSError as error:

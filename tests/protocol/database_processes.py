@@ -262,6 +262,8 @@ def _patched() -> Iterator[None]:
             stack.enter_context(patch.object(module, "os", watched))
         stack.enter_context(patch.object(_database, "sqlite3", _WatchedSqlite()))
         stack.enter_context(patch.object(_database, "_opened", _Opened()))
+        # A process has one thread, which may wait for its turn while it opens a connection.
+        stack.enter_context(patch.object(_database._gate, "opening", contextlib.nullcontext()))
         stack.enter_context(patch.object(Database, "_all", _Databases()))
         stack.enter_context(patch.object(_locked_file, "fcntl", _WatchedLocks()))
         stack.enter_context(patch.object(uuid, "uuid4", _drawn))
