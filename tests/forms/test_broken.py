@@ -11,6 +11,7 @@ from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.layout import Ref, RefTarget, form_key, ref_bytes
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair
+from tensorcas_mlflow.maintenance._optimize_forms import StoredRefs, write_in_full
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.derived.made import Tensors, as_bfloat16, check_loads, model, save
@@ -73,6 +74,50 @@ def test_collection_keeps_inputs_while_what_a_form_stores_is_lost() -> None:
     collect(full.store)
 
     check_loads(full.store, full.of_copy, full.copy)
+
+
+def test_derived_checkpoint_is_copied_after_its_form_is_replaced() -> None:
+    """The copy has its manifest, with the inputs, which the form does not derive."""
+    store = Store.init_backend(MemoryBackend(), chunk_bytes=64 << 10)
+    tensors = model(1, d=256, n_layers=1)
+    copied = as_bfloat16(tensors)
+    of_model, of_copy = save(store, tensors, run_id="model"), save(store, copied, run_id="copy")
+    found = StoredRefs.read(store)
+    assert store.manifest(of_copy).derived
+    write_in_full(store, found, {of_copy.manifest})
+    drop(store, of_model)
+    collect(store)
+    there = Store.init_backend(MemoryBackend(), chunk_bytes=store.chunk_bytes)
+
+    assert copy(Store.open_backend(store.backend), there).failed == ()
+
+    [ref] = there.checkpoints()
+    check_loads(there, ref, copied)
+    check_loads(store, of_copy, copied)
+
+
+def test_partly_derived_checkpoint_is_stored_again_as_it_was_saved() -> None:
+    """Its save derived one tensor, and an optimization all others."""
+    store = Store.init_backend(MemoryBackend(), chunk_bytes=64 << 10)
+    tensors = model(1, d=256, n_layers=1)
+    copied = as_bfloat16(tensors)
+    of_part = save(store, {NAME: tensors[NAME]}, run_id="part")
+    of_copy = save(store, copied, run_id="copy")
+    assert len(store.manifest(of_copy).derived) == 1
+    with no_search():
+        of_model = save(store, tensors, run_id="model")
+    assert optimize(store).n_forms == 1
+    drop(store, of_part)
+    drop(store, of_model)
+
+    optimize(store)
+    collect(store)
+
+    stored = {digest.tobytes() for digest in store.manifest(of_copy).stored_digests}
+    assert held(store.backend) == stored
+    check_loads(store, of_copy, copied)
+    there = Store.init_backend(MemoryBackend(), chunk_bytes=store.chunk_bytes)
+    assert copy(Store.open_backend(store.backend), there).failed == ()
 
 
 def backup_without_inputs(family: Family) -> Store:
