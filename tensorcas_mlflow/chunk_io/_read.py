@@ -661,7 +661,7 @@ class ChunkReader:
         look_ups = (
             partial(catalog.look_at_latest, digests),
             catalog.refresh,
-            partial(self._look_for_form, owner),
+            partial(self._look_for_form, owner, is_last=False),
             catalog.refresh_from_packs,
             catalog.refresh_from_packs,
             partial(self._look_for_form, owner),
@@ -681,9 +681,14 @@ class ChunkReader:
             raise ChunkNotFoundError(digest_text, len(missing), owner.label, names, suspects)
         return places
 
-    def _look_for_form(self, owner: ChunkOwner) -> None:
+    def _look_for_form(self, owner: ChunkOwner, *, is_last: bool = True) -> None:
         """Raise `_StoredAsError` if the manifest that needs some chunks has a form."""
-        form = None if owner.manifest is None else find_form(self._backend, owner.manifest)
+        try:
+            form = None if owner.manifest is None else find_form(self._backend, owner.manifest)
+        except CorruptError:
+            if is_last:
+                raise
+            return  # packs that the index does not name may hold the chunks
         if form is not None:
             raise _StoredAsError(form)
 

@@ -184,6 +184,21 @@ def test_repair_leaves_a_form_that_is_replaced_since_its_plan() -> None:
     assert form_in(family.store) == form
 
 
+def test_chunks_in_packs_without_an_index_are_read_though_a_form_is_damaged() -> None:
+    family = Family(MemoryBackend()).optimized()
+    with no_search():
+        save(family.store, family.copy, run_id="again")
+    form = form_in(family.store)
+    overwrite(family.store.backend, form.key, family.store.backend.get(form.key)[:-9])
+    for info in list(family.store.backend.list("index")):
+        family.store.backend.delete(info.key)
+    store = Store.open_backend(family.store.backend)
+
+    found = store.read_tensors(store.manifest(family.of_copy), [NAME])
+
+    assert found[NAME].tobytes() == family.copy[NAME].tobytes()
+
+
 def of_each_other() -> Family:
     """Forge a form of the form: the first manifest."""
     family = Family(MemoryBackend()).optimized()
