@@ -20,8 +20,14 @@ from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._plan import ChosenRows, OpenFiles, Planner, Target, check_outs, new_arrays
 from tensorcas_mlflow.chunk_io._stored import OpenPacks
 from tensorcas_mlflow.chunk_io._ways import ReadPlan, Way, way_of_environment
-from tensorcas_mlflow.errors import BlobNotFoundError, ChunkNotFoundError, CorruptChunkError, DerivedTensorError
-from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows, find_form, pack_key, pack_name
+from tensorcas_mlflow.errors import (
+    BlobNotFoundError,
+    ChunkNotFoundError,
+    CorruptChunkError,
+    CorruptError,
+    DerivedTensorError,
+)
+from tensorcas_mlflow.layout import FORMS, Columns, Manifest, Row, Rows, find_form, pack_key, pack_name
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import ExtentCache
@@ -114,11 +120,15 @@ class ChunkReader:
     def _by_form(self, manifest: Manifest, read: Callable[[Manifest], R]) -> R:
         """Read something of a manifest: by its form, if packs do not hold all of its chunks."""
         tried: str | None = None
+        followed: set[str] = set()
         while True:
             form = self._forms.get(manifest.digest)
             try:
                 return read(form or manifest)
             except _StoredAsError as found:
+                if found.form.digest in followed:
+                    raise CorruptError(f"{FORMS}/{manifest.digest}", "manifests are forms of each other") from None
+                followed.add(found.form.digest)
                 if len(self._forms) >= _MOST_FORMS:
                     self._forms.clear()
                 self._forms[manifest.digest] = found.form
@@ -127,6 +137,7 @@ class ChunkReader:
                     raise
                 # Perhaps an optimization has stored the content in another way since.
                 tried = form.digest
+                followed.clear()
                 self._forms.pop(manifest.digest, None)
 
     def tensors(
@@ -306,8 +317,18 @@ class ChunkReader:
 
         made = np.array([each.row for each in derivations])
 
+        # The numbers of inputs are of this manifest alone, so its form is found by who called, for the whole read.
         def read(row: int) -> Array:
-            return self.rows(manifest, np.array([row]), verify=verify, copy=False, way=way, needed_by=made)[0]
+            return self._rows(
+                manifest,
+                np.array([row]),
+                verify=verify,
+                outs={},
+                copy=False,
+                is_private=False,
+                way=way,
+                needed_by=made,
+            )[0]
 
         try:
             DerivedRows(manifest, derivations, read, known).evaluate(make_room, use)
@@ -315,7 +336,7 @@ class ChunkReader:
             if not verify:
                 # Perhaps an input is damaged: then that is the error.
                 rows = sorted({row for each in derivations for row in each.sources})
-                self.check(manifest, np.array(rows), needed_by=made)
+                self._check(manifest, np.array(rows), made)
             raise
 
     @property
@@ -397,7 +418,10 @@ class ChunkReader:
         """
         from tensorcas_mlflow.chunk_io._derive import room_for
 
-        self._evaluate(manifest, [derivation], partial(room_for, manifest), _drop, known=inputs, verify=True)
+        try:
+            self._evaluate(manifest, [derivation], partial(room_for, manifest), _drop, known=inputs, verify=True)
+        except _StoredAsError:  # an optimization has stored the content in another way since
+            self.check(manifest, np.array([derivation.row]))
 
     def _suspects(self, places: Places) -> Any:
         """Return the chunks that an ordinary read has to look at: those with a damaged link, or all if a pack moved."""
@@ -637,7 +661,7 @@ class ChunkReader:
         look_ups = (
             partial(catalog.look_at_latest, digests),
             catalog.refresh,
-            partial(self._look_for_form, owner),
+            partial(self._look_for_form, owner, is_last=False),
             catalog.refresh_from_packs,
             catalog.refresh_from_packs,
             partial(self._look_for_form, owner),
@@ -657,9 +681,14 @@ class ChunkReader:
             raise ChunkNotFoundError(digest_text, len(missing), owner.label, names, suspects)
         return places
 
-    def _look_for_form(self, owner: ChunkOwner) -> None:
+    def _look_for_form(self, owner: ChunkOwner, *, is_last: bool = True) -> None:
         """Raise `_StoredAsError` if the manifest that needs some chunks has a form."""
-        form = None if owner.manifest is None else find_form(self._backend, owner.manifest)
+        try:
+            form = None if owner.manifest is None else find_form(self._backend, owner.manifest)
+        except CorruptError:
+            if is_last:
+                raise
+            return  # packs that the index does not name may hold the chunks
         if form is not None:
             raise _StoredAsError(form)
 

@@ -164,7 +164,9 @@ def _fault_of_form(store: Store, of: str, name: str) -> str | None:
         _, form, _ = read_manifest(store.backend, name, lambda: form_key(of))
         if not has_content_of(form, manifest):
             return f"manifests/{name} has other content"
-        store.chunks.check(form, np.array([each.row for each in form.derived], dtype=np.int64))
+        # A form may also store what the manifest derives, of inputs that go.
+        rows = {each.row for each in (*form.derived, *manifest.derived)}
+        store.chunks.check(form, np.array(sorted(rows), dtype=np.int64))
     except (FormatError, NotFoundError, BackendError) as error:
         return str(getattr(error, "reason", error))
     return None

@@ -95,9 +95,11 @@ def forms_to_replace(
         form = None
         if ref.manifest in formed and ref.manifest not in chosen:
             form = manifest_of(store, [replace(ref, manifest=formed[ref.manifest])])
-        if form is None or not form.derived:
+        if form is None:
             continue
         own, kept = chunks_of({ref.manifest}), chunks_of({formed[ref.manifest]})
+        if not (own & ~kept).any():
+            continue  # it derives no more than the manifest
         kept_bytes = done_chunks.sizes_of(inventory.digests[kept & ~content])[1]
         if ref.manifest in fast or kept_bytes > _bytes_in_packs(form, done_chunks, inventory.digests[own & ~kept]):
             chosen.add(ref.manifest)

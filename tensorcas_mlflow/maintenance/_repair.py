@@ -6,13 +6,14 @@ It may run while others save, load and collect; ``docs/design/protocol.md`` says
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Damage, damages_of, rebuild
+from tensorcas_mlflow.backends import BlobInfo, Damage, damages_of, rebuild
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.base.engines import Engine
@@ -33,7 +34,7 @@ from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, formed_by, list_bl
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._inventory import DigestSet, as_stored, formed_manifests, read_holders, stands
 from tensorcas_mlflow.maintenance._quarantine import keep_bytes, noted_refs
-from tensorcas_mlflow.maintenance._repair_packs import MAY_BE_BASE, mend_packs
+from tensorcas_mlflow.maintenance._repair_packs import MAY_BE_BASE, heal, mend_packs
 from tensorcas_mlflow.maintenance._repair_records import (
     FormatFix,
     IndexFaults,
@@ -125,6 +126,17 @@ class Needs:
         """Tell whether packs hold all chunks of a manifest, whatever its form says."""
         manifest = _read_manifest(self._store, name, self.holders[name])
         return isinstance(manifest, Manifest) and bool(np.isin(as_keys(manifest.stored_digests), good).all())
+
+    def besides_broken_forms(self, good: Any) -> Digests:
+        """Return the chunks that packs would hold of the manifests whose forms lack chunks."""
+        digests = DigestSet()
+        if self._formed and not np.isin(as_keys(self.digests), good).all():
+            for name, stored in self.manifests():
+                if name in self._formed and not np.isin(as_keys(stored.stored_digests), good).all():
+                    manifest = _read_manifest(self._store, name, self.holders[name])
+                    if isinstance(manifest, Manifest):
+                        digests.add(manifest.stored_digests)
+        return digests.digests()
 
     def _read_all(self) -> Iterator[tuple[str, Manifest | RecordFault | None]]:
         def read(item: tuple[str, list[Ref]]) -> Manifest | RecordFault | None:
@@ -426,6 +438,8 @@ def _execute_rest(store: Store, seen: _Seen) -> RepairReport:
         for name, found in seen.manifests.items()
     }
     mended = mend_packs(store, seen.packs, seen.digests, seen.sources, may_be_written=may_be_written)
+    # Other stores may lack the inputs of a form, and have what it derives.
+    mended.n_healed += heal(store, seen.packs, seen.sources, seen.needs.besides_broken_forms(seen.packs.good()))
     fixes |= {key: restore_ref(store, key, found) for key, found in seen.refs.items()}
     for key, note in noted_refs(backend).items():
         if backend.stat(key) is not None:
@@ -435,8 +449,10 @@ def _execute_rest(store: Store, seen: _Seen) -> RepairReport:
         backend.delete(key)
     left = {key: reason for key, reason in fixes.items() if reason is not None} | mended.left
     left |= {key: _ABANDON.format(key=key) for key in lists.damaged}
+    # Forms first: as long as a form is damaged, no collection frees what it derives.
+    forms = _damaged_forms(store, seen)
     seen.packs.look()
-    abandoned += _put_forms_aside(store, seen)
+    abandoned += _put_forms_aside(store, seen, forms)
     index = find_index_faults(backend, seen.packs)
     if index.bad or index.missing or mended.gone:
         rebuild_index(backend, seen.packs, index)
@@ -453,20 +469,44 @@ def _execute_rest(store: Store, seen: _Seen) -> RepairReport:
     )
 
 
-def _put_forms_aside(store: Store, seen: _Seen) -> list[str]:
-    """Put damaged forms into quarantine if packs hold all chunks of their manifests by now; return their keys."""
-    needs, good, backend = seen.needs, seen.packs.good(), store.backend
-    faults = {key: fault for key, fault in needs.bad_refs.items() if key not in seen.refs}
+def _damaged_forms(store: Store, seen: _Seen) -> dict[BlobInfo, str]:
+    """Return the damaged forms that nothing restores, each with the reason."""
+    needs, backend = seen.needs, store.backend
+    faults = {key: fault for key, fault in needs.bad_refs.items() if key not in seen.refs and formed_by(key)}
     for name, fault in needs.bad_manifests.items():
         if name not in seen.manifests:
             faults |= {ref.key: fault for ref in needs.holders[name] if ref.of is not None}
-    gone: list[str] = []
+    found: dict[BlobInfo, str] = {}
     for key, fault in faults.items():
-        of, info = formed_by(key), backend.stat(key)
-        if of in needs.holders and info is not None and not fault.is_failure and needs.is_in_packs(of, good):
-            keep_bytes(backend, key, backend.get(key), fault.reason)
-            if backend.withdraw(key, info.token):
-                gone.append(key)
+        # Its state first: an optimization may have replaced the form since the plan was made.
+        info = backend.stat(key)
+        try:
+            ref = store.ref(key)
+        except CorruptError:
+            ref = None
+        is_same = ref is None or ref.manifest in needs.bad_manifests
+        if info is not None and is_same and not fault.is_failure:
+            found[info] = fault.reason
+    return found
+
+
+def _put_forms_aside(store: Store, seen: _Seen, forms: Mapping[BlobInfo, str]) -> list[str]:
+    """Put damaged forms into quarantine if packs hold all chunks of their manifests; return their keys.
+
+    Args:
+        store: Store that is repaired.
+        seen: What the plan was made from, with the packs as they were after the forms were found.
+        forms: Result of `_damaged_forms`.
+    """
+    needs, good, backend = seen.needs, seen.packs.good(), store.backend
+    gone: list[str] = []
+    for info, reason in forms.items():
+        of = formed_by(info.key)
+        if of in needs.holders and needs.is_in_packs(of, good):
+            with suppress(BlobNotFoundError):
+                keep_bytes(backend, info.key, backend.get(info.key), reason)
+            if backend.withdraw(info.key, info.token):
+                gone.append(info.key)
     return gone
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorcas_mlflow.base.digest import Digests
+from tensorcas_mlflow.base.digest import Digests, hex_of
 from tensorcas_mlflow.base.tensors import offsets_of
 from tensorcas_mlflow.chunk_io import LastRow
 from tensorcas_mlflow.codecs import computes_exactly
@@ -46,11 +46,32 @@ class StoredRows(Source):
 
     def _reader(self) -> ReadRows:
         def read(chunks: Any, _rows: Any) -> list[Any]:
-            at = offsets_of(self.sizes[chunks]).tolist()
+            at = offsets_of(self._manifest.chunk_sizes[chunks]).tolist()
             block = np.empty(at[-1], np.uint8).data
             data = [block[begin:end] for begin, end in pairwise(at)]
             self._store.chunks.read_chunks(self._manifest, chunks, data, verify=True, last=self._last)
             return data
+
+        return read
+
+
+class _SavedRows(StoredRows):
+    """The rows that a checkpoint or file has in packs without its form: no derived ones, and then the inputs."""
+
+    def __init__(self, store: DerivingStore, manifest: Manifest) -> None:
+        super().__init__(store, manifest)
+        self.rows, self.sizes = Rows(manifest.stored), manifest.stored_sizes
+        stored = manifest.stored_rows
+        self._content = manifest.columns.chunks_of(stored[stored < len(manifest.columns)])
+
+    def _reader(self) -> ReadRows:
+        read_content = super()._reader()
+
+        def read(chunks: Any, rows: Any) -> list[Any]:
+            inputs = chunks[chunks >= len(self._content)]
+            if len(inputs):  # no form makes these, and each keeps them
+                raise ChunkNotFoundError(hex_of(self.columns.digests[inputs[0]]), len(inputs))
+            return read_content(self._content[chunks], rows)
 
         return read
 
@@ -134,8 +155,9 @@ def commit_form(store: Store, manifest: Manifest, derived: Mapping[int, Derived]
 
     Args:
         store: The store.
-        manifest: Manifest that says how the content is stored now.
-        derived: Rows to derive besides, by number; None to derive none, and to write their chunks again.
+        manifest: Manifest that says how the content is stored now; if none is derived besides, the first manifest.
+        derived: Rows to derive besides, by number; None to derive those that the first manifest derives, and to write
+            the chunks of the others again.
         of: Names of the manifests.
 
     Returns:
@@ -145,8 +167,9 @@ def commit_form(store: Store, manifest: Manifest, derived: Mapping[int, Derived]
         BackendError: The storage failed.
     """
     if derived is None:
-        form = manifest.in_full(store_id=store.id)
-        source: Source = StoredRows(store, manifest)
+        # The inputs of the manifest itself stay: copies of it, here or in other stores, are read by them.
+        form = manifest
+        source: Source = _SavedRows(store, manifest)
     else:
         form = with_more_derived(manifest, derived).sketched(manifest.sketches)
         source = NoSource(Rows(form.stored), form.chunk_bytes)
