@@ -141,11 +141,13 @@ def pid_space() -> str:
         return ""
 
 
+_draw = os.urandom
+"""What draws names; tests put another one in its place, to know them before."""
+
+
 def new_name() -> str:
     """Draw a name: 32 hex digits."""
-    import uuid  # it imports `platform`, and a reader draws no name
-
-    return uuid.uuid4().hex
+    return _draw(16).hex()
 
 
 def started(pid: int) -> int | None:

@@ -50,6 +50,7 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORCAS_CACHE", "off")  # no run finds what another one has left there
     monkeypatch.setattr("tensorcas_mlflow.base.threads.N_WAITING", 1)
     monkeypatch.setattr(uuid, "uuid4", actors_uuid4)
+    monkeypatch.setattr("tensorcas_mlflow.base.files._draw", lambda n_bytes: actors_uuid4().bytes)
     monkeypatch.setattr("tensorcas_mlflow.layout._records.now", lambda: "2026-01-31T12:00:00.000+00:00")
     monkeypatch.setattr("tensorcas_mlflow.layout._format_blob.now", lambda: "2026-01-31T12:00:00.000+00:00")
     # Packs of remote stores have the time in their names.

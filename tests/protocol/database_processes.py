@@ -266,7 +266,7 @@ def _patched() -> Iterator[None]:
         stack.enter_context(patch.object(_database._gate, "opening", contextlib.nullcontext()))
         stack.enter_context(patch.object(Database, "_all", _Databases()))
         stack.enter_context(patch.object(_locked_file, "fcntl", _WatchedLocks()))
-        stack.enter_context(patch.object(uuid, "uuid4", _drawn))
+        stack.enter_context(patch.object(files, "_draw", lambda n_bytes: _drawn().bytes))
         # Nobody may wait inside of SQLite: the one that is waited for would never get its turn.
         stack.enter_context(patch.object(_database, "_TIMEOUT_S", 0.0))
         stack.enter_context(patch.object(_database, "_CHECKPOINT_TIMEOUT_S", 0.0))
