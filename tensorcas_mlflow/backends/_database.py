@@ -237,6 +237,8 @@ class Database:
     def building(self) -> Iterator[str]:
         """Yield the path of a new database, and remove what is left there in the end: it may have filled the disk."""
         new = self.new_path()
+        # SQLite lets no group write into the files that it creates.
+        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
         try:
             yield new
         finally:

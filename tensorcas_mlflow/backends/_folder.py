@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from logging import getLogger
 from pathlib import Path
 from typing import TypeVar
 
@@ -626,6 +625,8 @@ class FolderBackend(LocalBackend):
     def _warn(self, error: DamagedError) -> None:
         if not self._has_warned:
             self._has_warned = True
+            from logging import getLogger  # a read of a sound store needs none
+
             getLogger(__name__).warning("%s; until then saves to %s go on beside what is damaged", error, self.uri)
 
 

@@ -35,9 +35,14 @@ def under(umask: int) -> Iterator[None]:
 
 
 def use(folder: Path) -> None:
-    """Do in a folder whatever makes files: make a store, save, upload, delete, collect, copy."""
+    """Do in a folder whatever makes files: make a store of each kind, save, upload, delete, collect, copy."""
+    use_store(folder / "database", database=True)
+    use_store(folder / "files", database=False)
+
+
+def use_store(folder: Path, *, database: bool) -> None:
     root = folder / "root"
-    store = Store.init(root)
+    store = Store.init(root, database=database)
     for step in (1, 2):
         with store.write_checkpoint({"w": np.arange(50_000) + step}) as save:
             save.commit(RefTarget(run_id="r", step=step))
@@ -130,7 +135,7 @@ def opened() -> Iterator[list[tuple[str, int]]]:
 
 def test_nobody_can_know_the_name_of_a_file_under_way(tmp_path: Path, opened: list[tuple[str, int]]) -> None:
     use(tmp_path / "all")
-    ours = [f"{tmp_path}/all/{name}" for name in ("root", "copy")]
+    ours = [f"{tmp_path}/all/{kind}/{name}" for kind in ("database", "files") for name in ("root", "copy")]
     made = [Path(path).name for path, flags in opened if flags & os.O_CREAT and path.startswith(tuple(ours))]
 
     assert len(made) > 15
@@ -138,7 +143,7 @@ def test_nobody_can_know_the_name_of_a_file_under_way(tmp_path: Path, opened: li
 
 
 def test_no_file_under_way_takes_the_place_of_another(tmp_path: Path, opened: list[tuple[str, int]]) -> None:
-    store = Store.init(tmp_path)
+    store = Store.init(tmp_path, database=False)
     with store.write_checkpoint({"w": np.arange(50_000)}) as save:
         save.commit(RefTarget(run_id="r", step=1))
     flags = [flags for path, flags in opened if flags & os.O_CREAT and path.startswith(f"{tmp_path}/.tensorcas")]

@@ -211,7 +211,7 @@ MUTANTS = (
     Mutant(
         fault="a database with triggers",
         test="test_database_with_a_schema_of_somebody_else_is_refused[a trigger]",
-        definition="Database._connect",
+        definition="Database._connect_by",
         before='run("SELECT type, name, sql FROM sqlite_schema").fetchall() != _schema()',
         after="False",
     ),
