@@ -370,7 +370,9 @@ class ChunkReader:
         """
         return pieces if self._cache is None else self._cache.kept(self._store_id, pack, pieces)
 
-    def check(self, manifest: Manifest, rows: Offsets, *, needed_by: Offsets | None = None) -> None:
+    def check(
+        self, manifest: Manifest, rows: Offsets, *, needed_by: Offsets | None = None, by_form: bool = True
+    ) -> None:
         """Check that the store holds an intact copy of every chunk of some rows, by their numbers.
 
         The check reads the stored bytes of each chunk, and of the bases of deltas, and compares them with the digests
@@ -381,8 +383,16 @@ class ChunkReader:
             manifest: A manifest of this store.
             rows: The rows.
             needed_by: See `rows`.
+            by_form: Whether a form of the manifest may say how chunks are stored that packs lack.
         """
-        self._by_form(manifest, lambda each: self._check(each, rows, needed_by))
+        if by_form:
+            self._by_form(manifest, lambda each: self._check(each, rows, needed_by))
+            return
+        try:
+            self._check(manifest, rows, needed_by)
+        except _StoredAsError as found:
+            reason = f"packs lack chunks of it, which only its form {found.form.digest} makes"
+            raise CorruptError(f"manifests/{manifest.digest}", reason) from None
 
     def _check(self, manifest: Manifest, rows: Offsets, needed_by: Offsets | None) -> None:
         columns = manifest.table

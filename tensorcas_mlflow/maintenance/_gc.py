@@ -166,7 +166,7 @@ def _fault_of_form(store: Store, of: str, name: str) -> str | None:
             return f"manifests/{name} has other content"
         # A form may also store what the manifest derives, of inputs that go.
         rows = {each.row for each in (*form.derived, *manifest.derived)}
-        store.chunks.check(form, np.array(sorted(rows), dtype=np.int64))
+        store.chunks.check(form, np.array(sorted(rows), dtype=np.int64), by_form=False)
     except (FormatError, NotFoundError, BackendError) as error:
         return str(getattr(error, "reason", error))
     return None

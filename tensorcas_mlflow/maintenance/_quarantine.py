@@ -70,7 +70,7 @@ def keep_blob(backend: Backend, key: str, reason: str) -> None:
 
 
 def keep_bytes(backend: Backend, key: str, data: Buffer, reason: str) -> bool:
-    """Keep bytes of a blob or of a log, unless they are kept already; return whether this call kept them."""
+    """Keep bytes of a blob, unless they are kept already; return whether this call kept them."""
     name = digest(key.encode() + b"\0" + bytes(data)).hex()[:32]
     return _put(backend, f"{PREFIX}/{name}", [_head(key, reason), data])
 

@@ -227,3 +227,16 @@ def test_collection_keeps_what_manifests_that_are_forms_of_each_other_need() -> 
     collect(family.store)
 
     check_loads(family.store, family.of_copy, family.copy)
+
+
+def test_collection_believes_no_form_that_only_another_form_makes_whole() -> None:
+    family = of_each_other()
+    backend, inputs = family.store.backend, digests_of(family.store, family.of_model)
+    with no_search():
+        again = save(Store.open_backend(backend), family.copy, run_id="again")  # packs hold its chunks, too
+    drop(family.store, again)
+    for name, _ in list(list_packs(backend)):
+        if any(entry["digest"].tobytes() in inputs for entry in read_pack_table(backend, name)):
+            backend.delete(f"packs/{name}.pack")
+
+    assert not plan_gc(Store.open_backend(backend), grace_s=0, max_waste=0).packs
