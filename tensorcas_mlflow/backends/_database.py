@@ -171,7 +171,10 @@ class Head(NamedTuple):
 
 
 class Database:
-    """One database. For many threads; a process made by fork has connections of its own."""
+    """One database. For many threads; a process made by fork has connections of its own.
+
+    Its owner closes it.
+    """
 
     _all: ClassVar[weakref.WeakSet[Database]] = weakref.WeakSet()
 
@@ -768,10 +771,6 @@ class Database:
                 for rows in idle:
                     self._close(rows)
                 self._known = Known()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
 
     @classmethod
     def renew_all(cls) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -51,6 +52,7 @@ class FolderBackend(LocalBackend):
     def __init__(self, root: Path, *, uri: str | None = None) -> None:
         super().__init__(root, uri=uri)
         self._database = Database(self._top)
+        weakref.finalize(self, self._database.close).atexit = False  # all of them are closed then
         self._holding = Lock()
         self._held: dict[str, bytes] = {}
         """Blobs that the next commit writes, by key."""

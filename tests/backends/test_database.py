@@ -233,6 +233,15 @@ def test_key_that_is_too_long_is_refused_and_later_saves_succeed(folder: Path) -
     check_whole(backend, {"a", "b", "c"})
 
 
+def test_backend_that_is_dropped_closes_its_connections(folder: Path) -> None:
+    backend = FolderBackend(folder)
+    commit(backend, "c")
+    assert (folder / WAL).exists()
+    del backend
+
+    assert not (folder / WAL).exists()
+
+
 def test_threads_that_open_and_close_the_store_again_and_again_read_it(folder: Path) -> None:
     """The last connection of a process that is closed removes the log, maybe while another thread opens one."""
     errors: list[BaseException] = []
@@ -575,7 +584,7 @@ def test_log_that_is_removed_under_a_process_is_an_error_and_loses_nothing(folde
         assert backend.get("refs/@d") == b"d"
         os._exit(9)
 
-    FolderBackend(folder)._database.settle()
+    FolderBackend(folder).settle("refs")
     assert in_child(act) == 9
     assert FolderBackend(folder).get("refs/@d") == b"d"
     with pytest.raises(CorruptError, match="lost"):
@@ -587,7 +596,7 @@ def test_older_database_that_is_put_back_is_named(folder: Path, tmp_path: Path) 
     shutil.copy2(folder / NAME, tmp_path / NAME)
     killed_after(folder, ["c"])
     FolderBackend(folder).settle("refs")
-    FolderBackend(folder)._database.settle()
+    FolderBackend(folder).settle("refs")
     for name in (WAL, SHM):
         (folder / name).unlink(missing_ok=True)
     shutil.copy2(tmp_path / NAME, folder / NAME)
