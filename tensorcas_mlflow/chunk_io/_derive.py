@@ -12,7 +12,7 @@ from tensorcas_mlflow.base.digest import digest_all, hex_of
 from tensorcas_mlflow.base.tensors import bytes_of, empty_array, pieces_of
 from tensorcas_mlflow.codecs import add_residual, evaluate
 from tensorcas_mlflow.errors import DerivedTensorError
-from tensorcas_mlflow.layout import Derivation, Manifest, kind_of
+from tensorcas_mlflow.layout.manifests import Derivation, Manifest, kind_of
 
 ReadInput = Callable[[int], Array]
 """Returns a stored row, given its number in the table."""

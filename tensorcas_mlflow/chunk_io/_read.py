@@ -27,12 +27,14 @@ from tensorcas_mlflow.errors import (
     CorruptError,
     DerivedTensorError,
 )
-from tensorcas_mlflow.layout import FORMS, Columns, Manifest, Row, Rows, pack_key, pack_name
+from tensorcas_mlflow.layout import FORMS
+from tensorcas_mlflow.layout.manifests import Columns, Manifest, Row, Rows
+from tensorcas_mlflow.layout.packs import pack_key, pack_name
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import ExtentCache
     from tensorcas_mlflow.chunk_io._derive import LastRow
-    from tensorcas_mlflow.layout import Derivation
+    from tensorcas_mlflow.layout.manifests import Derivation
 
 
 class ChunkOwner(NamedTuple):
@@ -694,7 +696,7 @@ class ChunkReader:
     def _look_for_form(self, owner: ChunkOwner, *, is_last: bool = True) -> None:
         """Raise `_StoredAsError` if the manifest that needs some chunks has a form."""
         try:
-            from tensorcas_mlflow.layout import find_form  # a read that finds all chunks in packs needs none
+            from tensorcas_mlflow.layout.manifests import find_form  # a read that finds all chunks in packs needs none
 
             form = None if owner.manifest is None else find_form(self._backend, owner.manifest)
         except CorruptError:

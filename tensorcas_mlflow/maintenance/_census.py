@@ -19,7 +19,8 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError
-from tensorcas_mlflow.layout import ENTRY, Entries, RefSeen, list_blobs
+from tensorcas_mlflow.layout import RefSeen, list_blobs
+from tensorcas_mlflow.layout.packs import ENTRY, Entries
 from tensorcas_mlflow.maintenance._inventory import (
     NO_BASE,
     Inventory,

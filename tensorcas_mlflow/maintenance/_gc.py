@@ -33,17 +33,9 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     PendingSavesError,
 )
-from tensorcas_mlflow.layout import (
-    Manifest,
-    find_strangers,
-    form_key,
-    has_content_of,
-    list_blobs,
-    pack_key,
-    segment_name,
-    strangers_text,
-    tidy_ref_tables,
-)
+from tensorcas_mlflow.layout import find_strangers, form_key, list_blobs, strangers_text, tidy_ref_tables
+from tensorcas_mlflow.layout.manifests import Manifest, has_content_of
+from tensorcas_mlflow.layout.packs import pack_key, segment_name
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.maintenance._gc_copy import copy_out

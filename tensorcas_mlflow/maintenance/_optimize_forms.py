@@ -17,7 +17,8 @@ import numpy as np
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, distinct_digests
 from tensorcas_mlflow.errors import FormatError, NotFoundError
-from tensorcas_mlflow.layout import Manifest, Ref
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, Inventory, is_among, manifest_of
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_relatives import MOST_UNREAD, compute_sketched, series_of

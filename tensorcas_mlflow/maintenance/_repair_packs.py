@@ -24,18 +24,9 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     StarvedError,
 )
-from tensorcas_mlflow.layout import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    Entries,
-    Manifest,
-    Payload,
-    Table,
-    is_delta,
-    is_possible,
-    list_blobs,
-    pack_key,
-)
+from tensorcas_mlflow.layout import list_blobs
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Manifest
+from tensorcas_mlflow.layout.packs import MAX_DEPTH, Entries, Payload, Table, is_delta, is_possible, pack_key
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check_chunks, read_chunks, shard_of
 from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, NO_ENTRIES

@@ -26,18 +26,9 @@ from tensorcas_mlflow.errors import (
     StarvedError,
     StoreNotFoundError,
 )
-from tensorcas_mlflow.layout import (
-    MAX_BYTES,
-    Entries,
-    Manifest,
-    Ref,
-    list_blobs,
-    make_table,
-    open_segment,
-    segment_bytes,
-    segment_key,
-    segment_name,
-)
+from tensorcas_mlflow.layout import Ref, list_blobs
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Manifest
+from tensorcas_mlflow.layout.packs import Entries, make_table, open_segment, segment_bytes, segment_key, segment_name
 from tensorcas_mlflow.maintenance._belied import belied_packs
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader

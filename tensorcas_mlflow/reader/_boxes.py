@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base.texts import Texts
-from tensorcas_mlflow.layout import Manifest, Rows
+from tensorcas_mlflow.layout.manifests import Manifest, Rows
 from tensorcas_mlflow.reader._slices import ElementPositions, Selection, select
 
 _ASSEMBLE = "assemble"

@@ -28,19 +28,9 @@ from tensorcas_mlflow.errors import (
     CheckpointExistsError,
     ChunkNotFoundError,
 )
-from tensorcas_mlflow.layout import (
-    TARGET_BYTES,
-    Base,
-    Condemnation,
-    Manifest,
-    Packed,
-    Payload,
-    Ref,
-    new_pack_name,
-    pack_key,
-    pack_name,
-    ref_bytes,
-)
+from tensorcas_mlflow.layout import Condemnation, Ref, ref_bytes
+from tensorcas_mlflow.layout.manifests import Manifest
+from tensorcas_mlflow.layout.packs import TARGET_BYTES, Base, Packed, Payload, new_pack_name, pack_key, pack_name
 from tensorcas_mlflow.store._save import WrittenIntent, declare, look, manifest_blob, probe, write_packs
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,8 @@ from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import BLOCK_BYTES, BLOCK_ELEMENTS, Q8_0, Bounds, Kind, bounds, check, evaluate
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Derivation, Manifest, Mask, Row
+from tensorcas_mlflow.layout.manifests import Derivation, Manifest, Row
+from tensorcas_mlflow.layout.packs import Mask
 from tensorcas_mlflow.store._sketches import Sketched, SketchedStore, Sketches, read_manifest, sketches_of
 from tensorcas_mlflow.store._sources import Source, TensorSource
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 
 _N_RECENT = 16
 """Bound of remembered manifests; a model may be split among several files."""

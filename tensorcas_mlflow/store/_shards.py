@@ -21,7 +21,7 @@ from tensorcas_mlflow.base.digest import Digests, digest, unique_rows
 from tensorcas_mlflow.base.tensors import Spec, bytes_of
 from tensorcas_mlflow.codecs import Kind, check, evaluate, fills
 from tensorcas_mlflow.errors import BackendError, FencedError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows
+from tensorcas_mlflow.layout.manifests import Columns, Manifest, Row, Rows
 from tensorcas_mlflow.store._bases import FindParent, Parents
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._derivations import Derived

@@ -12,7 +12,8 @@ from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.dtypes import dtype_name
 from tensorcas_mlflow.base.tensors import Spec, bytes_of, chunk_ends, pieces_of
 from tensorcas_mlflow.codecs import evaluate, residual_of
-from tensorcas_mlflow.layout import Derivation, Manifest, Ref, RefTarget, Row, kind_of
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Derivation, Manifest, Row, kind_of
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sources import TensorSource

@@ -33,29 +33,29 @@ from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.chunk_io._cache_files import NAME, PutExtent, open_file, write_file
 from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, add_residual, codec_numbered, evaluate
 from tensorcas_mlflow.errors import CorruptError, TensorCasError
-from tensorcas_mlflow.layout import (
-    ENTRY,
-    FOOTER_BYTES,
+from tensorcas_mlflow.layout import RefTarget, new_ref, ref_bytes
+from tensorcas_mlflow.layout._records import parse_ref, record_bytes
+from tensorcas_mlflow.layout.manifests import (
     Derivation,
     Manifest,
-    PackWriter,
-    Payload,
-    RefTarget,
     Row,
     TensorsFileLayout,
     hint_bytes,
     kind_of,
-    make_table,
-    new_ref,
     read_hints,
     read_pack_hints,
-    read_segment,
-    read_table,
-    ref_bytes,
-    segment_bytes,
     split_hints,
 )
-from tensorcas_mlflow.layout._records import parse_ref, record_bytes
+from tensorcas_mlflow.layout.packs import (
+    ENTRY,
+    PackWriter,
+    Payload,
+    make_table,
+    read_segment,
+    read_table,
+    segment_bytes,
+)
+from tensorcas_mlflow.layout.packs._pack import FOOTER_BYTES
 from tensorcas_mlflow.store.protocol import (
     condemned_bytes,
     intent_bytes,

@@ -12,7 +12,7 @@ import pytest
 
 from tensorcas_mlflow.base.tensors import Spec, chunk_ends
 from tensorcas_mlflow.errors import FormatError, NewerFormatError
-from tensorcas_mlflow.layout import Derivation, Manifest, Row
+from tensorcas_mlflow.layout.manifests import Derivation, Manifest, Row
 
 CHUNK_BYTES = 4096
 rng = np.random.default_rng(0)

@@ -16,29 +16,22 @@ from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.codecs import CODECS, RAW
 from tensorcas_mlflow.codecs._functions import _FUNCTIONS
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout import RefTarget, artifact_key
+from tensorcas_mlflow.layout._keys import quote_segment
+from tensorcas_mlflow.layout._records import parse_ref
+from tensorcas_mlflow.layout.manifests import HEADER_BYTES, TENSORS_FILE_MAGIC, Derivation, Header, Manifest, Row
+from tensorcas_mlflow.layout.packs import (
     ENTRY,
-    FOOTER_BYTES,
-    HEADER_BYTES,
     PACK_MAGIC,
-    SEGMENT_MAGIC,
     TABLE_ENTRY,
-    TABLE_MAGIC,
-    TENSORS_FILE_MAGIC,
-    Derivation,
-    Header,
-    Manifest,
     PackWriter,
     Payload,
-    RefTarget,
-    Row,
-    artifact_key,
     make_table,
     read_table,
     segment_bytes,
 )
-from tensorcas_mlflow.layout._keys import quote_segment
-from tensorcas_mlflow.layout._records import parse_ref
+from tensorcas_mlflow.layout.packs._index import SEGMENT_MAGIC
+from tensorcas_mlflow.layout.packs._pack import FOOTER_BYTES, TABLE_MAGIC
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Store, write_payload
 from tensorcas_mlflow.store.protocol import condemned_bytes, parse_format, parse_intent
 

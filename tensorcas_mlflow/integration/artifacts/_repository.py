@@ -69,7 +69,8 @@ from tensorcas_mlflow.integration.artifacts._virtual import (
 )
 from tensorcas_mlflow.integration.pages import HISTORY_PAGE
 from tensorcas_mlflow.integration.server_store import announcement
-from tensorcas_mlflow.layout import Manifest, RefTarget
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import PendingSave, Store, has_pending, take_pending
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ from tensorcas_mlflow.errors import (
     without_secrets,
 )
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER, is_artifact_root
-from tensorcas_mlflow.layout import STEP_TEXT, Manifest, as_step, step_of_text, step_text
+from tensorcas_mlflow.layout import STEP_TEXT, as_step, step_of_text, step_text
+from tensorcas_mlflow.layout.manifests import Manifest
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.reader import CheckpointReader, ReadArrays

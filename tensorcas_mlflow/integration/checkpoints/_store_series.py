@@ -28,7 +28,8 @@ from tensorcas_mlflow.integration.checkpoints._pages import note_dropped, note_s
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
-from tensorcas_mlflow.layout import STAND_INS, Manifest, Ref, RefTarget, list_dir, read_listed_refs, unquote_segment
+from tensorcas_mlflow.layout import STAND_INS, Ref, RefTarget, list_dir, read_listed_refs, unquote_segment
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.reader import StoreReads
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests
 from tensorcas_mlflow.base.tensors import Offsets, RowCuts
 from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.layout._manifest_stream import SCHEMA_KEY, repeats
-from tensorcas_mlflow.layout._rows import Columns, step_range
+from tensorcas_mlflow.layout.manifests._manifest_stream import SCHEMA_KEY, repeats
+from tensorcas_mlflow.layout.manifests._rows import Columns, step_range
 
 MANIFEST_SCHEMA = pa.schema(
     [

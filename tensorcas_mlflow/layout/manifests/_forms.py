@@ -10,8 +10,8 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, FormatError, NewerFormatError
 from tensorcas_mlflow.layout._keys import FORMS, list_blobs, list_dir
-from tensorcas_mlflow.layout._manifest import MAX_BYTES, Manifest
 from tensorcas_mlflow.layout._records import read_ref, read_refs_around
+from tensorcas_mlflow.layout.manifests._manifest import MAX_BYTES, Manifest
 
 
 def find_form(backend: Backend, manifest: Manifest) -> Manifest | None:

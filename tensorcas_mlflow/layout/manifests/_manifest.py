@@ -17,15 +17,14 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.tensors import MAX_CHUNK_BYTES, Offsets
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
-from tensorcas_mlflow.layout._hints import split_hints
-from tensorcas_mlflow.layout._manifest_stream import SCHEMA_KEY, read_own
 from tensorcas_mlflow.layout._records import RefKind
-from tensorcas_mlflow.layout._rows import ByName, Columns, Row, Rows
-from tensorcas_mlflow.layout._sketches import split_sketches
+from tensorcas_mlflow.layout.manifests._hints import split_hints, split_sketches
+from tensorcas_mlflow.layout.manifests._manifest_stream import SCHEMA_KEY, read_own
+from tensorcas_mlflow.layout.manifests._rows import ByName, Columns, Row, Rows
 
 if TYPE_CHECKING:
-    from tensorcas_mlflow.layout._derived import Derivation
-    from tensorcas_mlflow.layout._manifest_stream import OwnStream
+    from tensorcas_mlflow.layout.manifests._derived import Derivation
+    from tensorcas_mlflow.layout.manifests._manifest_stream import OwnStream
 
 VERSION = 1
 DERIVED_VERSION = 2
@@ -64,7 +63,7 @@ def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
     if is_small and key in _recent_streams:
         before, behind = _recent_streams[key]
         return before + digests + behind
-    from tensorcas_mlflow.layout._manifest_arrow import stream_of
+    from tensorcas_mlflow.layout.manifests._manifest_arrow import stream_of
 
     stream = stream_of(said, columns, max_bytes=MAX_BYTES)
     # Names and metadata may hold any bytes, so the digests may seem to lie in several places.
@@ -126,13 +125,13 @@ def _columns_of(own: OwnStream) -> Columns:
 
 
 def _said_in(data: bytes) -> bytes:
-    from tensorcas_mlflow.layout._manifest_arrow import said_in
+    from tensorcas_mlflow.layout.manifests._manifest_arrow import said_in
 
     return said_in(data)
 
 
 def _columns_in(data: bytes, max_rows: int | None) -> Columns:
-    from tensorcas_mlflow.layout._manifest_arrow import columns_in
+    from tensorcas_mlflow.layout.manifests._manifest_arrow import columns_in
 
     return columns_in(data, max_rows)
 
@@ -223,7 +222,7 @@ class Manifest:
             if (name == "rows" or len(rows)) and not isinstance(rows, Rows):
                 object.__setattr__(self, name, Rows(Columns.of_rows(rows)))
         if self.derived:
-            from tensorcas_mlflow.layout._derived import check_derived  # few manifests have derived rows
+            from tensorcas_mlflow.layout.manifests._derived import check_derived  # few manifests have derived rows
 
             check_derived(self.derived, self.table, self.n_inputs)
         elif self.n_inputs:
@@ -366,7 +365,7 @@ class Manifest:
         if self.left_out:
             head["left_out"] = dict(self.left_out)
         if self.derived:
-            from tensorcas_mlflow.layout._derived import to_json
+            from tensorcas_mlflow.layout.manifests._derived import to_json
 
             head |= {"derived": to_json(self.derived), "n_inputs": self.n_inputs}
         return make_stream(head, self.table)
@@ -522,7 +521,7 @@ def _parts_of(head: Mapping[str, Any], table: Columns) -> tuple[Columns, Sequenc
     """Split the rows of a manifest into those of its content and the inputs; return both, and the derived rows."""
     if head["format"] < DERIVED_VERSION:
         return table, (), ()
-    from tensorcas_mlflow.layout._derived import of_json
+    from tensorcas_mlflow.layout.manifests._derived import of_json
 
     n_inputs = head["n_inputs"]
     if type(n_inputs) is not int or not 0 <= n_inputs < len(table):

@@ -16,7 +16,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import chunk_begins
 from tensorcas_mlflow.errors import FormatError, NewerFormatError
-from tensorcas_mlflow.layout._manifest import MAX_BYTES, Manifest
+from tensorcas_mlflow.layout.manifests._manifest import MAX_BYTES, Manifest
 
 TENSORS_FILE_MAGIC = b"\x89TCTF\r\n\x01"
 """The first bytes of a file; the last byte is the version."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorcas_mlflow.codecs import Kind, check, residual_kind
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.layout._rows import Columns
+from tensorcas_mlflow.layout.manifests._rows import Columns
 
 
 @dataclass(frozen=True, slots=True)
