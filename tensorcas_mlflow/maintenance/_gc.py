@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 import time
-import uuid
 from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend, map_requests
 from tensorcas_mlflow.base.engines import Engine
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
 from tensorcas_mlflow.base.text import content_text, count_text, freed_text, size_text
@@ -601,7 +601,7 @@ def _condemn(backend: Backend, census: Census, condemned: bytes) -> str:
 
 
 def _put_list(backend: Backend, condemned: bytes) -> str:
-    key = f"condemned/{uuid.uuid4().hex}"
+    key = f"condemned/{new_name()}"
     backend.put_new(key, [condemned])
     return key
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -229,7 +228,7 @@ def write_format(store: Store, fix: FormatFix) -> None:
     elif _id_at(backend) is None:
         keep_blob(backend, p.FORMAT, fix.reason)
         # Replaced, not removed first: while it is missing, a program that makes its store would draw another id.
-        source = f"intents/{uuid.uuid4().hex}"
+        source = f"intents/{new_name()}"
         token = backend.put_new(source, [p.intent_bytes("0" * 64, NO_DIGESTS)])
         backend.promote(source, p.FORMAT, fix.blob, token=token, replace=True)
     if backend.stat(p.FORMAT) is None:
