@@ -56,7 +56,7 @@ _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQL
 
 
 class _Gate:
-    """Counts the calls of SQLite under way, and holds forks off until there is none.
+    """Knows the calls of SQLite under way, and holds forks off until there is none.
 
     SQLite keeps the locks that a process has on a file in a table. A child has the table and none of the locks, so no
     connection may be open at a fork, and none of the parent's is used in the child.
@@ -64,33 +64,22 @@ class _Gate:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._n = 0
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+        """Those that are dropped without an end are over: an interrupt may come between begin and body."""
         self._pid = os.getpid()
         self.opening = threading.RLock()
         """Held while a connection is opened or closed and counted: to close the last one removes the log."""
-
-    def __enter__(self) -> None:
-        if self._pid != os.getpid():
-            self.renew()  # a library has forked by itself
-        with self._lock:
-            self._n += 1
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with self._lock:
-            self._n -= 1
-        if isinstance(error, sqlite3.Error):
-            raise _translated(error) from error
 
     def close(self) -> None:
         """Wait until no call is under way, let none begin, and close all connections."""
         until = time.monotonic() + _FORK_WAIT_S
         while True:
             self._lock.acquire()
-            if self._n == 0 or time.monotonic() > until:
+            if not self._calls or time.monotonic() > until:
                 break
             self._lock.release()
             time.sleep(0.0005)
-        if self._n == 0:
+        if not self._calls:
             Database.close_all()
 
     def open(self) -> None:
@@ -100,7 +89,7 @@ class _Gate:
     def renew(self) -> None:
         """Begin anew, in the child."""
         self._lock, self.opening = threading.RLock(), threading.RLock()
-        self._n = 0
+        self._calls = weakref.WeakSet()
         self._pid = os.getpid()
         _inherited.update(_opened)
         _opened.clear()
@@ -108,6 +97,22 @@ class _Gate:
 
 
 _gate = _Gate()
+
+
+class _Call:
+    """A call of SQLite, whose errors become ours."""
+
+    def __enter__(self) -> None:
+        if _gate._pid != os.getpid():
+            _gate.renew()  # a library has forked by itself
+        with _gate._lock:
+            _gate._calls.add(self)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with _gate._lock:
+            _gate._calls.discard(self)
+        if isinstance(error, sqlite3.Error):
+            raise _translated(error) from error
 
 
 class _Opened:
@@ -187,6 +192,8 @@ class Database:
         self._lock = threading.RLock()
         self._idle: list[Rows] = []
         self._known = Known()
+        self._is_unsynced = False
+        """True after a failed sync that was not repeated, also if no file says so."""
         self._n_wal_bytes = 0
         """Size of the write-ahead log at the last checkpoint that could not empty it."""
         self.is_there = False
@@ -228,7 +235,7 @@ class Database:
             if os.path.lexists(self.path):
                 return
             with self.building() as new:
-                with _gate:
+                with _Call():
                     connect_new(new).close()
                 self._rename(new)
 
@@ -304,7 +311,7 @@ class Database:
         """Keep everybody from writing, without a look at the database."""
         with LockedFile.alone_in(self._folder):
             Database.close_all()
-            with _gate:
+            with _Call():
                 if _file_of(os.stat(self.path)) in _opened:
                     raise OSError(errno.EBUSY, "another thread of this process uses the database")
                 self._end_replacement()
@@ -351,7 +358,7 @@ class Database:
             DamagedError: The database is damaged where this call needs it.
             OSError: The disk fails.
         """
-        with _gate:
+        with _Call():
             rows = self._take(is_locked=is_locked)
             try:
                 rows.connection.execute("BEGIN")
@@ -412,7 +419,7 @@ class Database:
         descriptor = os.open(self._folder, os.O_RDONLY)
         try:
             LockedFile.lock(descriptor)
-            with _gate:
+            with _Call():
                 rows = self._take_to_write()
                 try:
                     yield rows
@@ -487,6 +494,7 @@ class Database:
 
     def _note_unsynced(self) -> None:
         """Note that a sync has failed: the disk may have lost what others wrote before."""
+        self._is_unsynced = True
         with contextlib.suppress(OSError), open(self._unsynced, "wb"):
             pass
 
@@ -505,39 +513,41 @@ class Database:
         """Compare the database with what its head says; note what is wrong."""
         head = Head.read(self._head)  # before the state: commits may follow
         found = os.stat(self.path)
-        known = rows.known
-        known.problem, known.lost = None, {}
+        known, problem = rows.known, None
         rows.connection.execute("BEGIN")
         try:
             self._compare(rows, head, found)
         except DamagedError as error:
-            known.problem = error.problem
+            problem = error.problem
         except sqlite3.Error as error:
             damage = _translated(error)
             if not isinstance(damage, DamagedError):
                 raise damage from error
-            known.problem = damage.problem
+            problem = damage.problem
         finally:
             rows.connection.execute("ROLLBACK")
+        known.problem = problem  # not before: other threads read meanwhile
         known.modified_ns = found.st_mtime_ns
         known.head_number = -1 if head is None else head.number
 
     def _compare(self, rows: Rows, head: Head | None, found: os.stat_result) -> None:
         known, (last, hash_, _) = rows.known, rows.state()
+        lost: dict[int, int] = {}
         known.is_suspect = head is None or last > head.last
         if head is not None:
             if head.number > last:
                 raise DamagedError(f"commits {last + 1} to {head.last} are lost: it is an older one that was put back")
             if head.number and rows.hash_of(head.number) != head.hash:
                 raise DamagedError(f"commit {head.number} is not the one that was there: another one was put back")
-            known.lost = {name: number for number, name in head.later.items() if number > last}
-            if known.lost:
+            lost = {name: number for number, name in head.later.items() if number > last}
+            if lost:
                 with contextlib.suppress(OSError):
                     os.link(self._wal, self._beside(LOST))
-            if head.last - last > len(known.lost):
+            if head.last - last > len(lost):
                 raise DamagedError(f"commits {last + 1} to {head.last} are lost")
             known.is_suspect |= (head.inode, head.modified_ns) != (found.st_ino, found.st_mtime_ns)
             known.is_suspect |= head.number <= known.head_number and head.modified_ns != known.modified_ns
+        known.lost = lost
         is_alone = not _size_of(self._wal)
         if known.is_suspect and not (is_alone and head is not None and (head.number, head.hash) == (last, hash_)):
             # A ref is checked by its last commit, so it is enough that no commit is missing.
@@ -627,10 +637,12 @@ class Database:
                 # Pages of two states would get worse.
                 for damage in damages_in(rows, is_quick=True):
                     raise DamagedError(f"it is no whole copy: {damage.reason}")
-            if os.path.lexists(self._unsynced):
+            if self._is_unsynced or os.path.lexists(self._unsynced):
                 if not self._checkpoint(rows):
                     raise OSError("a sync has failed, and a reader holds up its repetition")
-                os.unlink(self._unsynced)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._unsynced)
+                self._is_unsynced = False
         except BaseException:
             self._give(rows)
             raise
@@ -760,7 +772,7 @@ class Database:
             idle, self._idle = self._idle, []
         if not idle:
             return
-        with _gate:
+        with _Call():
             try:
                 with contextlib.suppress(OSError, sqlite3.Error, DamagedError), _try_lock(self._folder) as is_alone:
                     known = idle[0].known

@@ -13,9 +13,12 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -24,7 +27,7 @@ from tensorcas_mlflow.backends._database import HEAD, SHM, WAL, Head
 from tensorcas_mlflow.backends._local import LocalBackend, NewFile
 from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.backends._records import stored_key
-from tensorcas_mlflow.backends._rows import NAME, PAGE_BYTES, Change, Rows
+from tensorcas_mlflow.backends._rows import NAME, PAGE_BYTES, Change, DamagedError, Rows
 from tensorcas_mlflow.backends._salvage import name_of_row
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import (
@@ -388,6 +391,20 @@ def test_failed_sync_is_not_forgotten_before_it_is_repeated(folder: Path, failin
     check_whole(one, {"a", "b", "f"})
 
 
+def test_failed_sync_that_no_file_notes_is_known_to_its_process(folder: Path, failing: list[str]) -> None:
+    """The disk may be full, too."""
+    backend = FolderBackend(folder)
+    backend._database._unsynced = str(folder / "none" / "blobs.unsynced")
+    failing.append("COMMIT")
+    with pytest.raises(BackendError):
+        commit(backend, "c")
+    before = (folder / NAME).stat().st_mtime_ns
+    commit(backend, "d")
+
+    assert (folder / NAME).stat().st_mtime_ns > before
+    check_whole(backend, {"a", "b", "d"})
+
+
 def test_failed_checkpoint_fails_no_commit_that_is_done(
     folder: Path, failing: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -608,6 +625,35 @@ def test_older_database_that_is_put_back_is_named(folder: Path, tmp_path: Path) 
     assert damages_of(backend) != []
 
 
+def test_older_database_is_no_whole_one_while_a_writer_looks_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FolderBackend(folder).settle("refs")
+    shutil.copy2(folder / NAME, tmp_path / NAME)
+    backend = FolderBackend(folder)
+    commit(backend, "c")
+    del backend
+    shutil.copy2(tmp_path / NAME, folder / NAME)
+    backend = FolderBackend(folder)
+    with pytest.raises(CorruptError, match="lost"):
+        backend.get("refs/@a")
+    compare = _database.Database._compare
+    found: list[object] = []
+
+    def compare_meanwhile(self: _database.Database, *arguments: Any) -> Any:
+        try:
+            found.append(backend.get("refs/@a"))
+        except CorruptError as error:
+            found.append(error)
+        return compare(self, *arguments)
+
+    monkeypatch.setattr(_database.Database, "_compare", compare_meanwhile)
+    os.utime(folder / NAME)
+    backend.put_new("packs/1", [b"x"])
+
+    assert [type(each) for each in found] == [DamagedError]
+
+
 def test_log_of_another_state_is_named(folder: Path, tmp_path: Path) -> None:
     """An older database beside a newer log, as a backup that is copied over a store leaves it."""
     backend = FolderBackend(folder)
@@ -677,7 +723,7 @@ def test_no_connection_is_open_at_a_fork(folder: Path) -> None:
     commit(backend, "c")
     assert _database._opened
 
-    assert in_child(lambda: os._exit(len(_database._opened))) == 0
+    assert in_child(lambda: os._exit(len(_database._inherited))) == 0
 
 
 def test_fork_waits_for_a_transaction_of_another_thread(folder: Path) -> None:
@@ -718,6 +764,41 @@ def test_child_of_a_fork_in_the_middle_of_a_call_refuses(folder: Path, monkeypat
 
     assert backend._database.read(lambda rows: in_child(child)) == 9
     check_whole(backend, {"a", "b"})
+
+
+def test_fork_does_not_wait_for_a_call_that_was_interrupted_at_its_begin(folder: Path) -> None:
+    backend = FolderBackend(folder)
+
+    def begin(n_steps: int) -> bool:
+        """Begin a call, and interrupt that after so many lines of the gate; return whether it had as many."""
+        n_left = n_steps
+
+        def watch(frame: FrameType, event: str, value: object) -> object:
+            nonlocal n_left
+            if not (frame.f_code.co_filename == _database.__file__ and frame.f_code.co_name == "__enter__"):
+                return watch if event == "call" else None
+            n_left -= event in ("line", "return")
+            if n_left == 0:
+                n_left = -1
+                raise KeyboardInterrupt
+            return watch
+
+        sys.settrace(watch)
+        try:
+            backend._database.read(lambda rows: None)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    n_steps = 1
+    while begin(n_steps):
+        began = time.monotonic()
+        assert in_child(lambda: os._exit(len(_database._inherited))) == 0
+        assert time.monotonic() - began < _database._FORK_WAIT_S / 2
+        n_steps += 1
+    assert n_steps > 3
 
 
 # --- space
