@@ -337,7 +337,7 @@ class ChunkReader:
         except DerivedTensorError:
             if not verify:
                 # Perhaps an input is damaged: then that is the error.
-                rows = sorted({row for each in derivations for row in each.sources})
+                rows = sorted({row for each in derivations for row in each.inputs})
                 self._check(manifest, np.array(rows), made)
             raise
 
@@ -766,7 +766,7 @@ def _with_sources(rows: Offsets, derived: Iterable[Derivation]) -> Offsets:
     if not found:
         return rows
     made = [each.row for each in found]
-    sources = [row for each in found for row in each.sources]
+    sources = [row for each in found for row in each.inputs]
     return distinct(np.concatenate([rows[~np.isin(rows, made)], np.array(sources, dtype=np.int64)]))
 
 

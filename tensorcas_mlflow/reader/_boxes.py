@@ -43,7 +43,7 @@ def boxed_tensors(manifest: Manifest) -> BoxedTensors | None:
     inputs: list[int] = []
     names: list[str] = []
     for each in manifest.derived:
-        is_exact = each.residual is None and len({int(table.dtype[row]) for row in (each.row, *each.inputs)}) == 1
+        is_exact = len({int(table.dtype[row]) for row in (each.row, *each.inputs)}) == 1
         if each.function != _ASSEMBLE or not is_exact:
             continue
         tensor = manifest.columns.name(each.row)

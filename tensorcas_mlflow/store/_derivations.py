@@ -337,9 +337,9 @@ class Earlier:
 
     @Lazy
     def _known(self) -> dict[Any, Any]:
-        """The derivations without residuals, by the content of their rows."""
+        """The derivations, by the content of their rows."""
         columns = self.manifest.columns
-        return {_content(columns.row(each.row)): each for each in self.manifest.derived if each.residual is None}
+        return {_content(columns.row(each.row)): each for each in self.manifest.derived}
 
     def candidates(self, elements: Elements) -> list[_Candidate]:
         """Return possible inputs of a row with their functions, the likeliest first."""

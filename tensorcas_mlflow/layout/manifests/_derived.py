@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorcas_mlflow.codecs import Kind, check, residual_kind
+from tensorcas_mlflow.codecs import Kind, check
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.layout.manifests._rows import Columns
 
@@ -22,13 +22,6 @@ class Derivation:
     """Parameters of the function, plain JSON values."""
     inputs: tuple[int, ...]
     """Numbers of the rows that the function takes."""
-    residual: int | None = None
-    """Number of the row to add to the function's result; None if the result is exact."""
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        """Numbers of all rows that the row's bytes are made of."""
-        return self.inputs if self.residual is None else (*self.inputs, self.residual)
 
 
 def kind_of(columns: Columns, row: int) -> Kind:
@@ -38,7 +31,7 @@ def kind_of(columns: Columns, row: int) -> Kind:
 
 def to_json(derived: Sequence[Derivation]) -> list[Any]:
     """Return derivations as values of a manifest's metadata."""
-    return [[each.row, each.function, dict(each.params), list(each.inputs), each.residual] for each in derived]
+    return [[each.row, each.function, dict(each.params), list(each.inputs)] for each in derived]
 
 
 def of_json(said: Any) -> tuple[Derivation, ...]:
@@ -51,10 +44,10 @@ def of_json(said: Any) -> tuple[Derivation, ...]:
         raise FormatError("a manifest of format 2 has no list of derived rows")
     found: list[Derivation] = []
     for each in said:
-        if not isinstance(each, list) or len(each) != 5 or not isinstance(each[3], list):
+        if not isinstance(each, list) or len(each) != 4 or not isinstance(each[3], list):
             raise FormatError(f"not a derived row: {each!r:.200}")
-        row, function, params, inputs, residual = each
-        found.append(Derivation(row, function, params, tuple(inputs), residual))
+        row, function, params, inputs = each
+        found.append(Derivation(row, function, params, tuple(inputs)))
     return tuple(found)
 
 
@@ -79,12 +72,7 @@ def check_derived(derived: Sequence[Derivation], table: Columns, n_inputs: int) 
     for each in derived:
         if not all(_is_number(row, 0, len(table)) and row not in rows for row in each.inputs):
             raise FormatError(f"row {each.row} is derived of rows that are not stored: {list(each.inputs)!r:.80}")
-        output = kind_of(table, each.row)
-        check(each.function, each.params, [kind_of(table, row) for row in each.inputs], output)
-        if each.residual is not None and not (
-            _is_number(each.residual, n_rows, len(table)) and kind_of(table, each.residual) == residual_kind(output)
-        ):
-            raise FormatError(f"row {each.row} has no residual of its size: {each.residual!r:.40}")
+        check(each.function, each.params, [kind_of(table, row) for row in each.inputs], kind_of(table, each.row))
 
 
 def _is_number(value: object, least: int, end: int) -> bool:

@@ -313,7 +313,7 @@ class Manifest:
     def _with_derived(self, stored_rows: Any) -> list[int]:
         """Return the rows of the content among stored rows, and those derived of them; ascending."""
         rows = set(np.asarray(stored_rows).tolist())
-        rows |= {each.row for each in self.derived if not rows.isdisjoint(each.sources)}
+        rows |= {each.row for each in self.derived if not rows.isdisjoint(each.inputs)}
         return sorted(row for row in rows if row < len(self.columns))
 
     def derivations(self, rows: Offsets) -> dict[int, Derivation]:
