@@ -256,7 +256,7 @@ class StoreSeries(Series):
             name = info.key.rpartition("/@")[2]
             step = step_named(name, self.suffix)
             # A number has more texts than one; the key of a step has the text of `target`.
-            if step is None or name != (str(step) if first.path is None else self._leaf(step)):
+            if step is None or name != (str(step) if first.path is None else posixpath.basename(self.artifact(step))):
                 continue
             if info.size == 0 and backend.is_carrier and not self._can_be_read(step):
                 continue
