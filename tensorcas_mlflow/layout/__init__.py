@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         read_list,
         stamp_of,
     )
-    from tensorcas_mlflow.layout._forms import each_form, find_form, has_content_of, read_form
+    from tensorcas_mlflow.layout._forms import each_form, forms_of, has_content_of, read_form
     from tensorcas_mlflow.layout._hints import (
         Hints,
         hint_bytes,
@@ -186,7 +186,7 @@ _NAMES = {
         "FORMAT GENERATION Condemnation Condemned Generation Identity Stamp begin_first_generation begin_generation "
         "check_database condemned_bytes is_carried new_format parse_format read_condemned read_list stamp_of"
     ),
-    "_forms": "each_form find_form has_content_of read_form",
+    "_forms": "each_form forms_of has_content_of read_form",
     "_hints": "Hints hint_bytes pack_hint_bytes read_hints read_pack_hints split_hints",
     "_index": (
         "EMPTY IN_FULL NOWHERE Mask Positions Table as_names base_rows drawn_s list_packs make_table mark_loose "

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ from tensorcas_mlflow.layout import (
     Table,
     as_names,
     base_rows,
-    find_form,
+    form_key,
+    forms_of,
     is_delta,
     list_blobs,
     make_table,
@@ -581,8 +583,10 @@ def as_stored(store: Store, name: str, manifest: Manifest, formed: frozenset[str
         formed: Manifests that have forms.
     """
     if name in formed:
-        with suppress(FormatError, BackendError):
-            return find_form(store.backend, manifest) or manifest
+        with suppress(BackendError):
+            # Another name of the content may have another form, and its own may be damaged.
+            forms = chain(forms_of(store.backend, manifest, [form_key(name)]), forms_of(store.backend, manifest))
+            return next((form for form in forms if isinstance(form, Manifest)), manifest)
     return manifest
 
 
