@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -86,14 +85,6 @@ _MAX_MANIFESTS = 4096
 """Bound of remembered names of manifests; beyond it all are forgotten, and an equal save writes its own copy."""
 
 
-def _drawn_fold_at() -> int:
-    """Draw the number of loose packs at which a process reads the tables of all: from one to three times that above.
-
-    It differs between processes, so that mostly one of them folds the packs, and the others read its segment.
-    """
-    return _FOLD_AT + _FOLD_AT * os.urandom(1)[0] // 128
-
-
 def _warn(text: str, error: Exception) -> None:
     from logging import getLogger
 
@@ -141,8 +132,8 @@ class Catalog:
         self._newest = ""
         """Name of the newest pack listed in a remote store."""
         self._seen: tuple[Generation | None, set[str]] = (None, set())
-        self._folds_all_at = _drawn_fold_at()
-        """Number of loose packs at which this process reads the tables of all."""
+        self._n_unread = 0
+        """Number of the loose packs in the last listing whose tables it has left unread."""
 
     def copied(self, backend: Backend) -> Catalog:
         """Return a catalog with the same knowledge, reading through another backend of the same blobs."""
@@ -412,9 +403,8 @@ class Catalog:
         itself supplies a chunk lost from the index. So nothing depends on folding, or on folding once.
         """
         with self._lock:
-            if len(self._loose) < _FOLD_AT:
+            if len(self._loose) + self._n_unread < _FOLD_AT:
                 return
-            self._folds_all_at = _drawn_fold_at()
             try:
                 with self._backend.alone() as is_alone:
                     if is_alone:
@@ -430,6 +420,8 @@ class Catalog:
             self._read_segments()
         else:
             self._read_index(0)
+            if len(self._loose) + self._n_unread >= _FOLD_AT:
+                self._read_index(None)
         if len(self._loose) >= _FOLD_AT:
             loose = sorted(self._loose)
             tables = [only_packs(table, set(loose)) for table in self._tables]
@@ -452,8 +444,7 @@ class Catalog:
         """List the index once; return whether all segments in the listing still existed when read.
 
         Args:
-            most: Read the tables of so many loose packs at most; a later call reads others. If there
-                are enough loose packs for a segment, all are read, so that they can be folded.
+            most: Read the tables of so many loose packs at most; a later call reads others. None to read all.
         """
         try:
             listed = set(self._backend.list_dir("index").blobs)
@@ -478,10 +469,10 @@ class Catalog:
                 is_whole = False
             elif name in self._packs:
                 self._loose[name] = key
-        if most is not None and len(self._loose) + len(loose) < self._folds_all_at:
-            unread = list(filter(self._is_new, loose))[most:]
-            listed.difference_update(f"{name}.loose" for name in unread)
-            loose = [name for name in loose if f"{name}.loose" in listed]
+        unread = [] if most is None else list(filter(self._is_new, loose))[most:]
+        self._n_unread = len(unread)
+        listed.difference_update(f"{name}.loose" for name in unread)
+        loose = [name for name in loose if f"{name}.loose" in listed]
         self._loose.update((name, f"index/{name}.loose") for name in loose)
         self._load_packs(dict.fromkeys(loose))
         self._listed = listed if is_whole else set()

@@ -483,9 +483,33 @@ def test_small_save_into_a_folder_reads_a_few_tables_however_many_others_write()
             save(writer, 100 * number + at)
             counts.append(backend.n_reads)
 
-    # Whoever finds enough packs for a segment reads the tables of all, once, and the others read the segment.
+    # Who folds packs into a segment reads the tables of all, once, and the others read the segment.
     assert sorted(counts)[len(counts) // 2] <= _catalog._N_LOCAL_TABLES
     assert sum(counts) <= len(writers) * len(counts) // 2
+
+
+def test_tables_of_many_packs_are_read_by_the_process_that_folds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = _Counted()
+    first = Store.init_backend(backend, chunk_bytes=4096)
+    save(first, 0)
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 4)
+    writers = [Store.open_backend(backend) for _ in range(3)]
+    for writer in writers:
+        writer.catalog.refresh()
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 100)
+    for seed in range(1, 20):
+        save(first, seed)
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 4)
+    backend.n_reads = 0
+    for writer in writers:
+        writer.catalog.refresh(n_bytes=0)
+
+    assert backend.n_reads == len(writers) * _catalog._N_LOCAL_TABLES
+    for writer in writers:
+        writer.catalog.fold()
+    [segment] = segments_of(first)
+    assert len(read_segment(segment, backend.get(segment)).packs) == 20
+    assert backend.n_reads < 20 + len(writers) * _catalog._N_LOCAL_TABLES
 
 
 def test_large_save_into_a_folder_shares_what_others_have_just_written() -> None:
