@@ -339,17 +339,17 @@ class FolderBackend(LocalBackend):
                 raise
             # Other keys never come back, so the file was written for want of a row.
 
-    def delete(self, key: str) -> None:
-        if not self._may_write_rows(key):
-            super().delete(key)
-            return
-        if key in self._held:
+    def delete(self, *keys: str) -> None:
+        rows = list(filter(self._may_write_rows, keys))
+        if not self._held.keys().isdisjoint(rows):
             self._flush()
-        if os.path.lexists(self._path(key)):
-            self._remove_below(key)
+        files = [key for key in keys if key not in rows or os.path.lexists(self._path(key))]
+        for key in files:
+            if key in rows:
+                self._remove_below(key)
             super().delete(key)
-        else:
-            self._write("delete", key, lambda change: _remove(change, key), durable=False)
+        if rows := [key for key in rows if key not in files]:
+            self._write("delete", rows[0], lambda change: [_remove(change, key) for key in rows], durable=False)
 
     # --- reading
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -167,6 +168,24 @@ def test_blob_is_read_in_every_way_of_a_file(tmp_path: Path) -> None:
 
     assert bytes(out) == bytes(range(5, 15))
     file.close()
+
+
+def test_blobs_that_are_deleted_together_take_one_transaction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FolderBackend(folder)
+    keys = [f"index/{number}.loose" for number in range(20)]
+    backend.put_all([(key, [b""]) for key in keys])
+    backend.settle("index")
+    write, n_writes = _database.Database.write, itertools.count()
+
+    def counted(self: _database.Database, *arguments: Any, **options: Any) -> Any:
+        next(n_writes)
+        return write(self, *arguments, **options)
+
+    monkeypatch.setattr(_database.Database, "write", counted)
+    backend.delete(*keys)
+
+    assert next(n_writes) == 1
+    assert list(backend.list("index")) == []
 
 
 def test_tokens_of_a_key_never_come_back(tmp_path: Path) -> None:
