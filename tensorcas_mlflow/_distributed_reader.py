@@ -44,7 +44,7 @@ from tensorcas_mlflow.reader import refuse_pickle
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from tensorcas_mlflow.layout import Manifest
+    from tensorcas_mlflow.layout.manifests import Manifest
     from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
 
 

@@ -17,7 +17,8 @@ from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter, adapter_for, 
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.base.text import is_unicode
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError, TensorNotFoundError
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, as_step, list_dir
+from tensorcas_mlflow.layout import Ref, RefTarget, as_step, list_dir
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.maintenance import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 from tensorcas_mlflow.store import Store
 

@@ -178,7 +178,7 @@ def test_opening_of_a_step_compiles_few_dataclasses(root: Path) -> None:
     script = f"{NOTE_DATACLASSES}root = {os.fspath(root)!r}; {script}; print('\\n', *compiled)"
     compiled = output(script, root).splitlines()[-1].split()
 
-    assert "tensorcas_mlflow.layout._manifest.Manifest" in compiled
+    assert "tensorcas_mlflow.layout.manifests._manifest.Manifest" in compiled
     assert len(compiled) <= MOST_DATACLASSES, compiled
 
 

@@ -70,8 +70,7 @@ def sizes() -> dict[str, dict[str, int]]:
                 lines = len(path.read_text(encoding="utf-8").splitlines())
                 found.setdefault(room, {"lines": 0})["lines"] += lines
     for room in lazy_rooms():
-        if room in found:
-            found[room]["names"] = len(" ".join(import_module(room)._NAMES.values()).split())
+        found.setdefault(room, {})["names"] = len(" ".join(import_module(room)._NAMES.values()).split())
     backend = import_module("tensorcas_mlflow.backends").Backend
     found["tensorcas_mlflow.backends"]["methods"] = sum(not name.startswith("_") for name in vars(backend))
     return found

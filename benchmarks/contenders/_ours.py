@@ -11,7 +11,8 @@ from typing import Any
 
 from benchmarks.contenders._contender import Contender
 from benchmarks.data import Case
-from tensorcas_mlflow.layout import Manifest, RefTarget
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.reader import CheckpointReader
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore

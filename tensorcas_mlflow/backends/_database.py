@@ -64,7 +64,7 @@ class _Gate:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+        self.calls: set[weakref.ref[_Call]] = set()
         """Those that are dropped without an end are over: an interrupt may come between begin and body."""
         self._pid = os.getpid()
         self.opening = threading.RLock()
@@ -75,11 +75,11 @@ class _Gate:
         until = time.monotonic() + _FORK_WAIT_S
         while True:
             self._lock.acquire()
-            if not self._calls or time.monotonic() > until:
+            if not self.calls or time.monotonic() > until:
                 break
             self._lock.release()
             time.sleep(0.0005)
-        if not self._calls:
+        if not self.calls:
             Database.close_all()
 
     def open(self) -> None:
@@ -89,7 +89,7 @@ class _Gate:
     def renew(self) -> None:
         """Begin anew, in the child."""
         self._lock, self.opening = threading.RLock(), threading.RLock()
-        self._calls = weakref.WeakSet()
+        self.calls = set()
         self._pid = os.getpid()
         _inherited.update(_opened)
         _opened.clear()
@@ -106,11 +106,12 @@ class _Call:
         if _gate._pid != os.getpid():
             _gate.renew()  # a library has forked by itself
         with _gate._lock:
-            _gate._calls.add(self)
+            self._here = weakref.ref(self, _gate.calls.discard)
+            _gate.calls.add(self._here)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with _gate._lock:
-            _gate._calls.discard(self)
+            _gate.calls.discard(self._here)
         if isinstance(error, sqlite3.Error):
             raise _translated(error) from error
 

@@ -26,19 +26,15 @@ from tensorcas_mlflow.chunk_io._places import (
 )
 from tensorcas_mlflow.chunk_io._recent_chunks import RecentChunks
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout import Generation, Identity, is_blob_key, list_blobs
+from tensorcas_mlflow.layout.manifests import Hints, Manifest, read_hints, read_pack_hints
+from tensorcas_mlflow.layout.packs import (
     Entries,
-    Generation,
-    Hints,
-    Identity,
-    Manifest,
     Mask,
     Positions,
     Segment,
     Table,
     drawn_s,
-    is_blob_key,
-    list_blobs,
     list_packs,
     list_segments,
     make_table,
@@ -48,8 +44,6 @@ from tensorcas_mlflow.layout import (
     only_packs,
     open_segment,
     pack_key,
-    read_hints,
-    read_pack_hints,
     read_pack_table,
     segment_bytes,
     segment_key,

@@ -19,7 +19,7 @@ from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BlobNotFoundError, FormatError
-from tensorcas_mlflow.layout import bases_of, is_delta, pack_key
+from tensorcas_mlflow.layout.packs import bases_of, is_delta, pack_key
 from tensorcas_mlflow.native import core
 
 READ = np.dtype([("start", "<u8"), ("n_bytes", "<u8"), ("source", "<i4"), ("kind", "<u4")])

@@ -10,9 +10,9 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base.digest import digest_all, hex_of
 from tensorcas_mlflow.base.tensors import bytes_of, empty_array, pieces_of
-from tensorcas_mlflow.codecs import add_residual, evaluate
+from tensorcas_mlflow.codecs import evaluate
 from tensorcas_mlflow.errors import DerivedTensorError
-from tensorcas_mlflow.layout import Derivation, Manifest, kind_of
+from tensorcas_mlflow.layout.manifests import Derivation, Manifest, kind_of
 
 ReadInput = Callable[[int], Array]
 """Returns a stored row, given its number in the table."""
@@ -67,16 +67,13 @@ class DerivedRows:
                 self._inputs[number] = self._read(number) if known is None else known
         inputs = [self._inputs[number] for number in each.inputs]
         evaluate(each.function, each.params, inputs, kind_of(manifest.table, each.row), out=room)
-        if each.residual is not None:
-            room[...] = add_residual(room, self._read(each.residual))
         row = manifest.rows[each.row]
         found = digest_all(pieces_of(bytes_of(room), row.ends(manifest.chunk_bytes))) if room.nbytes else row.digests
         wrong = np.flatnonzero((found != row.digests).any(axis=1))
         if len(wrong):
             said, actual = hex_of(row.digests[wrong[0]]), hex_of(found[wrong[0]])
             of = f"the {'input' if len(each.inputs) == 1 else 'inputs'} {', '.join(map(str, each.inputs[:8]))}"
-            residual = "" if each.residual is None else f" and the residual {each.residual}"
-            reason = f"function {each.function} of {of}{residual} makes chunk {actual} in the place of {said}"
+            reason = f"function {each.function} of {of} makes chunk {actual} in the place of {said}"
             raise DerivedTensorError(
                 said, f"manifests/{manifest.digest}", reason, manifest.label, (name,) if name else ()
             )

@@ -31,7 +31,7 @@ from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._plan import OpenFiles, Planner
 from tensorcas_mlflow.chunk_io._ways import LOCAL_GAP_BYTES, PLAIN_READ, Extent, Way, WayChoice, plan_reads
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
-from tensorcas_mlflow.layout import is_possible, pack_key, sizes_text
+from tensorcas_mlflow.layout.packs import is_possible, pack_key, sizes_text
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import CachedPack, CachedRead, CacheFill, ExtentCache

@@ -15,7 +15,8 @@ from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._plan import OpenFiles, dtypes_of
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
-from tensorcas_mlflow.layout import Columns, pack_key
+from tensorcas_mlflow.layout.manifests import Columns
+from tensorcas_mlflow.layout.packs import pack_key
 
 _NEAR_BYTES = 64 << 10
 """A gap between two wanted rows below this size is read with them."""

@@ -12,7 +12,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.layout import ENTRY, Entries, Mask, Positions, Segment, Table, as_names, as_rows, is_delta
+from tensorcas_mlflow.layout.packs import ENTRY, Entries, Mask, Positions, Segment, Table, as_names, as_rows, is_delta
 
 Searched = Table | Segment
 """What a lookup searches."""

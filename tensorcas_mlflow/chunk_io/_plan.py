@@ -29,7 +29,8 @@ from tensorcas_mlflow.chunk_io._ways import (
 )
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError
-from tensorcas_mlflow.layout import Columns, Row, pack_key
+from tensorcas_mlflow.layout.manifests import Columns, Row
+from tensorcas_mlflow.layout.packs import pack_key
 
 if TYPE_CHECKING:
     pass

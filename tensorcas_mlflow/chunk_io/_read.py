@@ -27,12 +27,14 @@ from tensorcas_mlflow.errors import (
     CorruptError,
     DerivedTensorError,
 )
-from tensorcas_mlflow.layout import FORMS, Columns, Manifest, Row, Rows, pack_key, pack_name
+from tensorcas_mlflow.layout import FORMS
+from tensorcas_mlflow.layout.manifests import Columns, Manifest, Row, Rows
+from tensorcas_mlflow.layout.packs import pack_key, pack_name
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io._cache import ExtentCache
     from tensorcas_mlflow.chunk_io._derive import LastRow
-    from tensorcas_mlflow.layout import Derivation
+    from tensorcas_mlflow.layout.manifests import Derivation
 
 
 class ChunkOwner(NamedTuple):
@@ -335,7 +337,7 @@ class ChunkReader:
         except DerivedTensorError:
             if not verify:
                 # Perhaps an input is damaged: then that is the error.
-                rows = sorted({row for each in derivations for row in each.sources})
+                rows = sorted({row for each in derivations for row in each.inputs})
                 self._check(manifest, np.array(rows), made)
             raise
 
@@ -694,7 +696,7 @@ class ChunkReader:
     def _look_for_form(self, owner: ChunkOwner, *, is_last: bool = True) -> None:
         """Raise `_StoredAsError` if the manifest that needs some chunks has a form."""
         try:
-            from tensorcas_mlflow.layout import find_form  # a read that finds all chunks in packs needs none
+            from tensorcas_mlflow.layout.manifests import find_form  # a read that finds all chunks in packs needs none
 
             form = None if owner.manifest is None else find_form(self._backend, owner.manifest)
         except CorruptError:
@@ -764,7 +766,7 @@ def _with_sources(rows: Offsets, derived: Iterable[Derivation]) -> Offsets:
     if not found:
         return rows
     made = [each.row for each in found]
-    sources = [row for each in found for row in each.sources]
+    sources = [row for each in found for row in each.inputs]
     return distinct(np.concatenate([rows[~np.isin(rows, made)], np.array(sources, dtype=np.int64)]))
 
 

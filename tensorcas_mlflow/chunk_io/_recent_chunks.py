@@ -13,7 +13,7 @@ from tensorcas_mlflow.base.digest import Buffer, Digests, digest_each
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError
-from tensorcas_mlflow.layout import STORED_DIGEST_BYTES, Entries, pack_key
+from tensorcas_mlflow.layout.packs import STORED_DIGEST_BYTES, Entries, pack_key
 
 MOST_SAVED_BYTES = 1 << 20
 """Bound of a remembered save: for a larger one, decoding its bases takes little beside the rest of it."""

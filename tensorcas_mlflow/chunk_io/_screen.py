@@ -14,7 +14,7 @@ from tensorcas_mlflow.chunk_io._places import Places, find_chains, follow
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.chunk_io._ways import BASES_READ, way_of_environment
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError
-from tensorcas_mlflow.layout import MAX_DEPTH, Mask, Table, is_possible
+from tensorcas_mlflow.layout.packs import MAX_DEPTH, Mask, Table, is_possible
 
 _WINDOW_BYTES = 64 << 20
 """Stored bytes screened at a time, without their bases. A pack that is gone leaves them all to the caller."""

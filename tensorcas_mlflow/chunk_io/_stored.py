@@ -14,7 +14,7 @@ from tensorcas_mlflow.chunk_io._fetch import check_links
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.chunk_io._ways import LOCAL_GAP_BYTES
 from tensorcas_mlflow.errors import BackendError, CorruptError, NotFoundError
-from tensorcas_mlflow.layout import pack_key
+from tensorcas_mlflow.layout.packs import pack_key
 
 _MOST_PACKS = 64
 """Bound of the packs kept open for the chunks of one save."""

@@ -25,7 +25,7 @@ from tensorcas_mlflow.errors import (
     FormatError,
     NewerFormatError,
 )
-from tensorcas_mlflow.layout import HEADER_BYTES, Header, Manifest, Row, TensorsFileLayout
+from tensorcas_mlflow.layout.manifests import HEADER_BYTES, Header, Manifest, Row, TensorsFileLayout
 
 _IOV_MAX = 1024
 """Maximum number of buffers one read fills, on Linux and macOS alike."""

@@ -11,7 +11,7 @@ import numpy as np
 from tensorcas_mlflow.backends import PAGE_BYTES, SCRATCH_BYTES
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.text import size_text
-from tensorcas_mlflow.layout import Positions
+from tensorcas_mlflow.layout.packs import Positions
 
 # ``docs/design/reading.md`` explains these thresholds.
 _THREADS_FROM_BYTES = 1 << 20

@@ -33,10 +33,10 @@ from tensorcas_mlflow.integration.forgotten import (
     Holding,
     Kept,
     OrphanPlan,
+    Registry,
+    Tracker,
     drop_orphans,
     find_holdings,
-    open_registry,
-    open_tracker,
     orphaned_refs,
     plan_orphans,
 )
@@ -261,8 +261,8 @@ def find_orphans(options: Namespace, store: Store) -> Orphans:
     plan = plan_orphans(
         store,
         holdings,
-        trackers=[open_tracker(uri) for uri in uris],
-        registries=[open_registry(uri) for uri in dict.fromkeys([*uris, *registry_uris])],
+        trackers=[Tracker(uri) for uri in uris],
+        registries=[Registry(uri) for uri in dict.fromkeys([*uris, *registry_uris])],
         grace_s=options.grace,
         folders={"" if folder == "." else folder.rstrip("/") for folder in options.folder},
     )

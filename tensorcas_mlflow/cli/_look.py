@@ -50,7 +50,8 @@ from tensorcas_mlflow.cli._select import (
 )
 from tensorcas_mlflow.cli._tables import say_sections, say_table
 from tensorcas_mlflow.integration.directory import with_runs
-from tensorcas_mlflow.layout import Ref, Row
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Row
 from tensorcas_mlflow.store import Store
 
 if TYPE_CHECKING:

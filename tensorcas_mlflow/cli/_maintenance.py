@@ -40,7 +40,7 @@ from tensorcas_mlflow.cli._record import NO_RECORD, recorded
 from tensorcas_mlflow.cli._select import checkpoint_of, find_checkpoint, is_json, root_of, store_at, store_of
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import ConflictError, CorruptError, DirectAccessError, StoreNotFoundError, TensorCasError
-from tensorcas_mlflow.integration.forgotten import find_lost, open_tracker, remove_copy
+from tensorcas_mlflow.integration.forgotten import Tracker, find_lost, remove_copy
 from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import (
     FormatFix,
@@ -101,7 +101,7 @@ def verify(options: Namespace) -> int:
                 watch=watch,
             )
         if options.tracking_uri:
-            lost = find_lost(store, [open_tracker(uri) for uri in options.tracking_uri])
+            lost = find_lost(store, [Tracker(uri) for uri in options.tracking_uri])
             missing = (Problem(key=None, reason=each.reason, checkpoint=each.label) for each in lost)
             report = replace(report, problems=(*report.problems, *missing))
         record.summary, record.outcome = str(report), "problems" if report.problems else "done"

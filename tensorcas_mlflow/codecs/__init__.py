@@ -9,13 +9,13 @@ codec.
 |---|---|
 | `_codec` | the contract `Codec`, and codec 0, `RAW` |
 | `_zstd` | codecs 1 `ZSTD` and 2 `SHUFFLE_ZSTD` |
-| `_words` | words, and their zigzag differences |
+| `_words` | words |
 | `_planes` | codec 4, `PLANES` |
 | `_delta` | codec 3, `DELTA` |
 | `_deflate` | DEFLATE streams as zlib writes them |
 | `_blocks` | quantized blocks of GGUF's Q8_0 |
 | `_hdf5_chunks` | chunks of HDF5 files as they are stored |
-| `_functions` | functions of derived tensors, and their residuals |
+| `_functions` | functions of derived tensors |
 | `_choose` | `CODECS`, by number; choice of a codec, a coding and a transform |
 
 The compiled core encodes and decodes; ``tests/reference`` does the same in Python, as the oracle of its tests. To add a
@@ -45,13 +45,10 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.codecs._delta import DELTA, Transform, is_sparse
     from tensorcas_mlflow.codecs._functions import (
         Kind,
-        add_residual,
         check,
         computes_exactly,
         evaluate,
         fills,
-        residual_kind,
-        residual_of,
     )
     from tensorcas_mlflow.codecs._hdf5_chunks import ChunkedElements, Hdf5Chunks, fletcher32
     from tensorcas_mlflow.codecs._planes import PLANES, Effort, PlaneCoding
@@ -67,7 +64,7 @@ _NAMES = {
     "_codec": "MOST_OVERHEAD_BYTES RAW Codec",
     "_delta": "DELTA Transform is_sparse",
     "_deflate": "deflates_to",
-    "_functions": "Kind add_residual check computes_exactly evaluate fills residual_kind residual_of",
+    "_functions": "Kind check computes_exactly evaluate fills",
     "_hdf5_chunks": "ChunkedElements Hdf5Chunks fletcher32",
     "_planes": "PLANES Effort PlaneCoding",
     "_words": "WORD_BYTES",

@@ -19,7 +19,7 @@ from tensorcas_mlflow.base.dtypes import parse_dtype
 from tensorcas_mlflow.codecs._blocks import BLOCK_BYTES, BLOCK_ELEMENTS, Q8_0, quantize
 from tensorcas_mlflow.codecs._deflate import LEVELS, deflate
 from tensorcas_mlflow.codecs._hdf5_chunks import Hdf5Chunks, make_chunks
-from tensorcas_mlflow.codecs._words import WORD_BYTES, WORDS, add, subtract
+from tensorcas_mlflow.codecs._words import WORDS
 from tensorcas_mlflow.errors import FormatError
 
 MOST_INPUTS = 1024
@@ -136,46 +136,6 @@ _EXACT_PRODUCTS = np.array([2, 1 << 22], dtype=np.uint32).tobytes()
 _UNITS = np.array([1, -1, 1], dtype=np.float32)
 _HALF_STEPS = np.array([2**-24, -(2**-24), 3 * 2**-24], dtype=np.float32)
 _EXACT_SUMS = np.array([1, -1, 1 + 2**-22], dtype=np.float32).tobytes()
-
-
-def residual_of(exact: np.ndarray[Any, Any], made: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the differences of an array from a function's result: zigzag words, as in `add_residual`.
-
-    Raises:
-        ValueError: Elements of this size are no words.
-    """
-    words = _words(exact)
-    residual: np.ndarray[Any, Any] = np.empty_like(words)
-    subtract(words, _words(made), residual)
-    return residual
-
-
-def add_residual(made: np.ndarray[Any, Any], residual: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Add differences to a function's result.
-
-    Args:
-        made: The result.
-        residual: One word for each of its elements, of the same size.
-
-    Returns:
-        A new array of the result's dtype and shape.
-    """
-    words = residual.reshape(-1).astype(WORDS[made.dtype.itemsize], copy=True)
-    add(words, _words(made))
-    exact: np.ndarray[Any, Any] = words.view(made.dtype).reshape(made.shape)
-    return exact
-
-
-def residual_kind(output: Kind) -> Kind | None:
-    """Return the dtype and shape of the residual of a function's result; None if it cannot have one."""
-    itemsize = output.numpy_dtype.itemsize
-    return Kind(f"uint{8 * itemsize}", (output.n_elements,)) if itemsize in WORD_BYTES else None
-
-
-def _words(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype.itemsize not in WORD_BYTES:
-        raise ValueError(f"elements of {array.dtype} are no words")
-    return np.ascontiguousarray(array).reshape(-1).view(WORDS[array.dtype.itemsize])
 
 
 class _Function(NamedTuple):

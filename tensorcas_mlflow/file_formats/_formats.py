@@ -57,7 +57,7 @@ from tensorcas_mlflow.file_formats._tar import is_tar, list_tar, split_tar
 from tensorcas_mlflow.file_formats._tensorflow import is_tensorflow, list_tensorflow
 from tensorcas_mlflow.file_formats._torch import is_torch_legacy, lay_out_torch, list_torch_legacy, split_torch_legacy
 from tensorcas_mlflow.file_formats._xgboost import is_xgboost, list_xgboost, split_xgboost
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 
 _log = logging.getLogger(__name__)
 

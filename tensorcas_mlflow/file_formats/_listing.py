@@ -29,7 +29,7 @@ from tensorcas_mlflow.base.tensors import (
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
 from tensorcas_mlflow.file_formats._headers import HeaderEntry, item_bytes, name_or_none
 from tensorcas_mlflow.file_formats._source import ByteSource, FileRange
-from tensorcas_mlflow.layout import Numbers, Specs
+from tensorcas_mlflow.layout.manifests import Numbers, Specs
 
 EXAMPLE_INPUT = "example input"
 """Type, in ``left_out``, of a tensor that a model was traced with."""

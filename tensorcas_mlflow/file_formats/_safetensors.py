@@ -54,7 +54,7 @@ from tensorcas_mlflow.file_formats._layout import (
 from tensorcas_mlflow.file_formats._listing import FlatTable, Listing, listing_of_entries
 from tensorcas_mlflow.file_formats._source import ByteSource
 from tensorcas_mlflow.file_formats._tape import FilePart, Tape
-from tensorcas_mlflow.layout import Specs
+from tensorcas_mlflow.layout.manifests import Specs
 from tensorcas_mlflow.native import core
 
 MAX_HEADER_BYTES = 100_000_000

@@ -9,7 +9,7 @@ from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._listing import Listing, LocationTable
 from tensorcas_mlflow.file_formats._source import ByteSource
 from tensorcas_mlflow.file_formats._tape import MIN_TENSOR_BYTES, FilePart, Skeleton, Tape, Tensor
-from tensorcas_mlflow.layout import HEADER_BYTES, TENSORS_FILE_MAGIC, Header, TensorsFileLayout
+from tensorcas_mlflow.layout.manifests import HEADER_BYTES, TENSORS_FILE_MAGIC, Header, TensorsFileLayout
 
 _MAX_ROWS = 1 << 17
 """A file with more rows is plain bytes: all rows are in memory before the first tensor."""

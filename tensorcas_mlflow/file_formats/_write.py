@@ -39,7 +39,7 @@ from tensorcas_mlflow.file_formats._safetensors import (
     lay_out_safetensors_shards,
 )
 from tensorcas_mlflow.file_formats._serverlessllm import SERVERLESSLLM_FILES, lay_out_serverlessllm
-from tensorcas_mlflow.layout import KEPT_HEADER
+from tensorcas_mlflow.layout.manifests import KEPT_HEADER
 
 FORMATS_OUT: Mapping[str, tuple[str, ...]] = {
     **{each.name: each.suffixes for each in FORMATS if each.lays_out},

@@ -18,7 +18,8 @@ from mlflow.tracking import MlflowClient
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import without_secrets
 from tensorcas_mlflow.integration._background import reports
-from tensorcas_mlflow.layout import DEFAULT_NAME, Manifest, Ref
+from tensorcas_mlflow.layout import DEFAULT_NAME, Ref
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import Store, find_shared
 
 _logger = logging.getLogger(__name__)

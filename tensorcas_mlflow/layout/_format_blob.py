@@ -27,8 +27,7 @@ from tensorcas_mlflow.errors import (
     RefusedError,
     StoreNotFoundError,
 )
-from tensorcas_mlflow.layout._index import is_pack_name
-from tensorcas_mlflow.layout._keys import is_manifest_name, list_blobs
+from tensorcas_mlflow.layout._keys import is_manifest_name, is_pack_name, list_blobs
 from tensorcas_mlflow.layout._records import (
     MAX_REF_BYTES,
     VERSION,

@@ -53,6 +53,7 @@ _MANIFEST = r"[0-9a-f]{64}(?:\.[0-9a-f]{8})?"
 _HEX = r"[0-9a-f]{32}"
 _SEGMENT = r"[A-Za-z0-9._=%~-]{1,200}"
 _MANIFEST_NAME = re.compile(_MANIFEST)
+_PACK_NAME = re.compile(_HEX)
 _KEY = re.compile(
     "format"
     rf"|packs/{_HEX}\.pack"
@@ -80,6 +81,11 @@ def is_blob_key(key: str) -> bool:
 def is_manifest_name(name: object) -> bool:
     """Tell whether an object is the name of a manifest, in the form of its key."""
     return isinstance(name, str) and _MANIFEST_NAME.fullmatch(name) is not None
+
+
+def is_pack_name(name: object) -> bool:
+    """Tell whether an object is the name of a pack."""
+    return isinstance(name, str) and _PACK_NAME.fullmatch(name) is not None
 
 
 def list_blobs(backend: Backend, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:

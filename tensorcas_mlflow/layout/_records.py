@@ -19,7 +19,6 @@ from tensorcas_mlflow.backends import Backend, BlobInfo, map_requests
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
 from tensorcas_mlflow.base.files import new_name, pid_space, started
 from tensorcas_mlflow.errors import BlobNotFoundError, CorruptError, NewerFormatError, without_secrets
-from tensorcas_mlflow.layout._index import is_pack_name
 from tensorcas_mlflow.layout._keys import (
     ARTIFACTS,
     COPIES,
@@ -29,6 +28,7 @@ from tensorcas_mlflow.layout._keys import (
     form_key,
     formed_by,
     is_manifest_name,
+    is_pack_name,
     is_run_key,
     path_segments,
     run_prefix,

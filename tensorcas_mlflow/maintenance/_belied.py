@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorcas_mlflow.layout import Entries, Segment, Table, as_rows
+from tensorcas_mlflow.layout.packs import Entries, Segment, Table, as_rows
 
 
 def belied_packs(segment: Table | Segment, table: Table, entries_of: Callable[[str], Entries | None]) -> list[str]:

@@ -9,7 +9,6 @@ import json
 import logging
 import re
 import struct
-import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,8 +17,10 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError
-from tensorcas_mlflow.layout import ENTRY, Entries, RefSeen, list_blobs
+from tensorcas_mlflow.layout import RefSeen, list_blobs
+from tensorcas_mlflow.layout.packs import ENTRY, Entries
 from tensorcas_mlflow.maintenance._inventory import (
     NO_BASE,
     Inventory,
@@ -302,7 +303,7 @@ class Census:
         is_stale |= bool(self._loaded) and not inventory.manifests and not inventory.packs
         if size > MAX_BYTES or head_bytes > MAX_HEAD_BYTES or not (is_worth_it or is_stale):
             return
-        key = f"{PREFIX}/{uuid.uuid4().hex}"
+        key = f"{PREFIX}/{new_name()}"
         says_something = bool(inventory.manifests or inventory.packs)
         try:
             if says_something:

@@ -13,7 +13,7 @@ from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.base.engines import Engine
 from tensorcas_mlflow.base.progress import Watcher, counted, ignore
 from tensorcas_mlflow.errors import BackendError, CorruptError, StarvedError
-from tensorcas_mlflow.layout import Entries, Table, is_delta, make_table, pack_key, with_bases
+from tensorcas_mlflow.layout.packs import Entries, Table, is_delta, make_table, pack_key, with_bases
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES, PackTables, links_of
 from tensorcas_mlflow.maintenance._salvage import Clues

@@ -28,7 +28,7 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     StarvedError,
 )
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout.packs import (
     EMPTY,
     STORED_DIGEST_BYTES,
     Entries,

@@ -15,7 +15,8 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, unique_rows
 from tensorcas_mlflow.base.engines import Engine, map_in_order
 from tensorcas_mlflow.chunk_io import plan_reads
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Base, Payload, each_form, is_delta, pack_key, pack_name, payload_of
+from tensorcas_mlflow.layout.manifests import each_form
+from tensorcas_mlflow.layout.packs import Base, Payload, is_delta, pack_key, pack_name, payload_of
 from tensorcas_mlflow.maintenance._chunks import ChunkFault, Look, Shard, Verdict, read_chunks
 from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.maintenance._made_chunks import made_payloads

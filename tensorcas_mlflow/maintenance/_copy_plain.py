@@ -14,7 +14,7 @@ from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, ConflictError
-from tensorcas_mlflow.layout import MAX_BYTES, Manifest
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Manifest
 from tensorcas_mlflow.maintenance._copy_refs import Failure, of_store
 
 _PIECE_BYTES = 1 << 20

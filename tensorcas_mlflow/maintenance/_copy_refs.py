@@ -25,7 +25,9 @@ from tensorcas_mlflow.errors import (
     FencedError,
     FormatError,
 )
-from tensorcas_mlflow.layout import TARGET_BYTES, Manifest, Ref, is_shown, list_blobs
+from tensorcas_mlflow.layout import Ref, is_shown, list_blobs
+from tensorcas_mlflow.layout.manifests import Manifest
+from tensorcas_mlflow.layout.packs import TARGET_BYTES
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader, Rebaser, plan_deltas
 from tensorcas_mlflow.maintenance._inventory import is_among
 from tensorcas_mlflow.store import PendingBatch, Store

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 import time
-import uuid
 from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend, map_requests
 from tensorcas_mlflow.base.engines import Engine
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.progress import Watcher, ignore
 from tensorcas_mlflow.base.text import content_text, count_text, freed_text, size_text
@@ -33,17 +33,9 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     PendingSavesError,
 )
-from tensorcas_mlflow.layout import (
-    Manifest,
-    find_strangers,
-    form_key,
-    has_content_of,
-    list_blobs,
-    pack_key,
-    segment_name,
-    strangers_text,
-    tidy_ref_tables,
-)
+from tensorcas_mlflow.layout import find_strangers, form_key, list_blobs, strangers_text, tidy_ref_tables
+from tensorcas_mlflow.layout.manifests import Manifest, has_content_of
+from tensorcas_mlflow.layout.packs import pack_key, segment_name
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE, DEFAULT_QUARANTINE_S
 from tensorcas_mlflow.maintenance._gc_copy import copy_out
@@ -609,7 +601,7 @@ def _condemn(backend: Backend, census: Census, condemned: bytes) -> str:
 
 
 def _put_list(backend: Backend, condemned: bytes) -> str:
-    key = f"condemned/{uuid.uuid4().hex}"
+    key = f"condemned/{new_name()}"
     backend.put_new(key, [condemned])
     return key
 

@@ -19,7 +19,7 @@ from tensorcas_mlflow.errors import (
     FormatError,
     NotFoundError,
 )
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout.packs import (
     TARGET_BYTES,
     Entries,
     Mask,

@@ -16,20 +16,9 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo, map_requests
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.layout import (
-    ENTRY,
-    IN_FULL,
-    MAX_BYTES,
-    Entries,
-    Manifest,
-    Mask,
-    Ref,
-    RefSeen,
-    form_key,
-    formed_by,
-    list_blobs,
-    pack_key,
-)
+from tensorcas_mlflow.layout import Ref, RefSeen, form_key, formed_by, list_blobs
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Manifest
+from tensorcas_mlflow.layout.packs import ENTRY, IN_FULL, Entries, Mask, pack_key
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     NO_DIGESTS,

@@ -19,23 +19,20 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, prefixe
 from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout import Ref, RefSeen, list_blobs
+from tensorcas_mlflow.layout.manifests import Manifest, find_form
+from tensorcas_mlflow.layout.packs import (
     ENTRY,
     IN_FULL,
     MAX_DEPTH,
     NOWHERE,
     Entries,
-    Manifest,
     Mask,
     Positions,
-    Ref,
-    RefSeen,
     Table,
     as_names,
     base_rows,
-    find_form,
     is_delta,
-    list_blobs,
     make_table,
 )
 from tensorcas_mlflow.store import Store

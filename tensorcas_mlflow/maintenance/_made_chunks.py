@@ -11,7 +11,8 @@ from tensorcas_mlflow.base.digest import Digests, as_keys, unique_rows
 from tensorcas_mlflow.base.tensors import offsets_of
 from tensorcas_mlflow.chunk_io import LastRow
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Manifest, Payload
+from tensorcas_mlflow.layout.manifests import Manifest
+from tensorcas_mlflow.layout.packs import Payload
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
 

@@ -25,7 +25,9 @@ from tensorcas_mlflow.base.progress import Progress, Watcher, ignore
 from tensorcas_mlflow.base.text import content_text, count_text, freed_text, size_text
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import CheckpointNotFoundError, DirectAccessError
-from tensorcas_mlflow.layout import TARGET_BYTES, Base, Manifest, Mask, PackWriter, Payload, Ref, pack_key
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest
+from tensorcas_mlflow.layout.packs import TARGET_BYTES, Base, Mask, PackWriter, Payload, pack_key
 from tensorcas_mlflow.maintenance._defaults import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 from tensorcas_mlflow.maintenance._gc import GcPlan, plan_gc
 from tensorcas_mlflow.maintenance._inventory import Inventory, disk_bytes, manifest_of

@@ -10,7 +10,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, distinct_digests
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout.packs import (
     EMPTY,
     NOWHERE,
     Entries,

@@ -34,7 +34,7 @@ from tensorcas_mlflow.codecs import (
     typesize_of,
 )
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout.packs import (
     MAX_DEPTH,
     TABLE_BASE_BYTES,
     TABLE_ENTRY,

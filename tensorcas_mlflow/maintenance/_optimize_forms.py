@@ -17,7 +17,8 @@ import numpy as np
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import Digests, distinct_digests
 from tensorcas_mlflow.errors import FormatError, NotFoundError
-from tensorcas_mlflow.layout import Manifest, Ref
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, Inventory, is_among, manifest_of
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_relatives import MOST_UNREAD, compute_sketched, series_of
@@ -108,7 +109,7 @@ def forms_to_replace(
 
 def _bytes_in_packs(form: Manifest, done_chunks: DoneChunks, derived: Digests) -> int:
     """Estimate the bytes that what a form derives would take in packs: it is encoded about as well as the inputs."""
-    sources = sorted({number for each in form.derived for number in each.sources})
+    sources = sorted({number for each in form.derived for number in each.inputs})
     raw, stored = done_chunks.sizes_of(distinct_digests([form.table.take(np.array(sources)).digests]))
     _, first = np.unique(form.digests, axis=0, return_index=True)
     n_bytes = int(form.chunk_sizes[first[is_among(form.digests[first], derived)]].sum())
@@ -198,7 +199,7 @@ class _Search:
             else:
                 self._known.note(manifest.digest, sketched)
             for each in manifest.derived:
-                self._note(manifest.rows[each.row].digests, [manifest.table.row(row).digests for row in each.sources])
+                self._note(manifest.rows[each.row].digests, [manifest.table.row(row).digests for row in each.inputs])
             if self._done_chunks.are_done(manifest.stored_digests).all():
                 old.pop(series_of(ref), None)
                 old[series_of(ref)] = ref

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensorcas_mlflow.errors import FormatError, NotFoundError
-from tensorcas_mlflow.layout import Columns, Manifest, Ref
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Columns, Manifest
 from tensorcas_mlflow.maintenance._inventory import manifest_of
 from tensorcas_mlflow.store import Sketched, Sketches, Store, compute_sketches, pairs_of
 

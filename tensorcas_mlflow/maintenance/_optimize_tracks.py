@@ -11,7 +11,7 @@ import numpy as np
 from tensorcas_mlflow.base.digest import DIGEST_BYTES
 from tensorcas_mlflow.base.tensors import chunk_sizes
 from tensorcas_mlflow.codecs import WORD_BYTES
-from tensorcas_mlflow.layout import Columns, Manifest
+from tensorcas_mlflow.layout.manifests import Columns, Manifest
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_encode import Place
 from tensorcas_mlflow.maintenance._optimize_relatives import Relation

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcas_mlflow.layout import MAX_DEPTH, Mask
+from tensorcas_mlflow.layout.packs import MAX_DEPTH, Mask
 from tensorcas_mlflow.store import CLEARLY_SMALLER, MAX_PASSES
 
 Sizes = np.ndarray[Any, np.dtype[np.float64]]

@@ -9,7 +9,9 @@ from contextlib import suppress
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.errors import BackendError, BlobExistsError, BlobNotFoundError, CorruptError, StarvedError
-from tensorcas_mlflow.layout import MAX_BYTES, list_blobs, pack_key
+from tensorcas_mlflow.layout import list_blobs
+from tensorcas_mlflow.layout.manifests import MAX_BYTES
+from tensorcas_mlflow.layout.packs import pack_key
 
 PREFIX = "quarantine"
 _MAX_HEAD_BYTES = 64 << 10

@@ -30,7 +30,9 @@ from tensorcas_mlflow.errors import (
     PendingSavesError,
     StarvedError,
 )
-from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Ref, formed_by, list_blobs, pack_key
+from tensorcas_mlflow.layout import Ref, formed_by, list_blobs
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Manifest
+from tensorcas_mlflow.layout.packs import pack_key
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._inventory import DigestSet, as_stored, formed_manifests, read_holders, stands
 from tensorcas_mlflow.maintenance._quarantine import keep_bytes, noted_refs

@@ -7,7 +7,6 @@ of it that can be read lies, checked, in another pack that nobody has condemned 
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Digests, as_keys, unique_rows
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.errors import (
     BackendError,
     BlobNotFoundError,
@@ -24,18 +24,9 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     StarvedError,
 )
-from tensorcas_mlflow.layout import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    Entries,
-    Manifest,
-    Payload,
-    Table,
-    is_delta,
-    is_possible,
-    list_blobs,
-    pack_key,
-)
+from tensorcas_mlflow.layout import list_blobs
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Manifest
+from tensorcas_mlflow.layout.packs import MAX_DEPTH, Entries, Payload, Table, is_delta, is_possible, pack_key
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._chunks import Shard, Verdict, check_chunks, read_chunks, shard_of
 from tensorcas_mlflow.maintenance._inventory import NO_DIGESTS, NO_ENTRIES
@@ -208,7 +199,7 @@ def mend_packs(
         doomed = frozenset(
             name for name in damaged if _put_aside(backend, checked, name, done, may_be_written=may_be_written)
         )
-    condemned = f"condemned/{uuid.uuid4().hex}"
+    condemned = f"condemned/{new_name()}"
     old = frozenset(checked.packs)
     if doomed:
         # Before anything is copied: a collector that sees the copies sees that the originals do not count.

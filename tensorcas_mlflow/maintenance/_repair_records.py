@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -26,18 +25,9 @@ from tensorcas_mlflow.errors import (
     StarvedError,
     StoreNotFoundError,
 )
-from tensorcas_mlflow.layout import (
-    MAX_BYTES,
-    Entries,
-    Manifest,
-    Ref,
-    list_blobs,
-    make_table,
-    open_segment,
-    segment_bytes,
-    segment_key,
-    segment_name,
-)
+from tensorcas_mlflow.layout import Ref, list_blobs
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Manifest
+from tensorcas_mlflow.layout.packs import Entries, make_table, open_segment, segment_bytes, segment_key, segment_name
 from tensorcas_mlflow.maintenance._belied import belied_packs
 from tensorcas_mlflow.maintenance._checked_packs import CheckedPacks
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
@@ -238,7 +228,7 @@ def write_format(store: Store, fix: FormatFix) -> None:
     elif _id_at(backend) is None:
         keep_blob(backend, p.FORMAT, fix.reason)
         # Replaced, not removed first: while it is missing, a program that makes its store would draw another id.
-        source = f"intents/{uuid.uuid4().hex}"
+        source = f"intents/{new_name()}"
         token = backend.put_new(source, [p.intent_bytes("0" * 64, NO_DIGESTS)])
         backend.promote(source, p.FORMAT, fix.blob, token=token, replace=True)
     if backend.stat(p.FORMAT) is None:

@@ -10,19 +10,18 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, NewerFormatError, StarvedError
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout.manifests import Manifest, read_hints
+from tensorcas_mlflow.layout.packs import (
     ENTRY,
     MAX_SEGMENT_BYTES,
     PACK_MAGIC,
     TABLE_ENTRY,
     Entries,
-    Manifest,
     Table,
     is_delta,
     is_possible,
     list_segments,
     pack_key,
-    read_hints,
     read_segment,
 )
 from tensorcas_mlflow.maintenance._inventory import NO_ENTRIES

@@ -9,7 +9,9 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import MAX_BYTES, Manifest, Payload, Ref
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Manifest
+from tensorcas_mlflow.layout.packs import Payload
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
 from tensorcas_mlflow.maintenance._copy_refs import of_store
 from tensorcas_mlflow.maintenance._inventory import list_manifests

@@ -13,7 +13,9 @@ from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.codecs import CODECS
 from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
-from tensorcas_mlflow.layout import DEFAULT_NAME, FORMS, REF_TABLES, Entries, Ref, pack_key, read_form
+from tensorcas_mlflow.layout import DEFAULT_NAME, FORMS, REF_TABLES, Ref
+from tensorcas_mlflow.layout.manifests import read_form
+from tensorcas_mlflow.layout.packs import Entries, pack_key
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
     DigestSet,

@@ -28,27 +28,19 @@ from tensorcas_mlflow.errors import (
     StarvedError,
     in_words,
 )
-from tensorcas_mlflow.layout import (
-    MAX_BYTES,
+from tensorcas_mlflow.layout import REF_TABLES, Ref, find_strangers, list_blobs, read_ref_tables, strangers_text
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Manifest, read_hints, read_pack_hints
+from tensorcas_mlflow.layout.packs import (
     PACK_MAGIC,
-    REF_TABLES,
     Entries,
-    Manifest,
     Mask,
-    Ref,
     Table,
-    find_strangers,
     is_possible,
-    list_blobs,
     list_segments,
     make_table,
     open_segment,
     pack_key,
-    read_hints,
-    read_pack_hints,
-    read_ref_tables,
     sizes_text,
-    strangers_text,
     with_bases,
 )
 from tensorcas_mlflow.maintenance._belied import belied_packs

@@ -11,7 +11,8 @@ import numpy as np
 from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.tensors import bytes_of, empty_array, pieces_of
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Derivation, Manifest, Ref, Row
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Derivation, Manifest, Row
 from tensorcas_mlflow.store import Store
 
 MOST_HELD_BYTES = 256 << 20

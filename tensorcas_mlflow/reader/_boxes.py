@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base.texts import Texts
-from tensorcas_mlflow.layout import Manifest, Rows
+from tensorcas_mlflow.layout.manifests import Manifest, Rows
 from tensorcas_mlflow.reader._slices import ElementPositions, Selection, select
 
 _ASSEMBLE = "assemble"
@@ -43,7 +43,7 @@ def boxed_tensors(manifest: Manifest) -> BoxedTensors | None:
     inputs: list[int] = []
     names: list[str] = []
     for each in manifest.derived:
-        is_exact = each.residual is None and len({int(table.dtype[row]) for row in (each.row, *each.inputs)}) == 1
+        is_exact = len({int(table.dtype[row]) for row in (each.row, *each.inputs)}) == 1
         if each.function != _ASSEMBLE or not is_exact:
             continue
         tensor = manifest.columns.name(each.row)

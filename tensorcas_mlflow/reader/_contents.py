@@ -21,7 +21,7 @@ from tensorcas_mlflow.base.files import sparse_memory
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES, Offsets, aligned_bytes, bytes_of
 from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.base.threads import Lazy
-from tensorcas_mlflow.layout import KEPT_HEADER, Manifest, Specs
+from tensorcas_mlflow.layout.manifests import KEPT_HEADER, Manifest, Specs
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.chunk_io import LastRow, TensorsFile

@@ -16,7 +16,7 @@ from tensorcas_mlflow.base.dtypes import DType
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table
 from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.base.text import count_text, size_text
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.reader._contents import Contents, PartContents, RowContents
 from tensorcas_mlflow.reader._reader import CheckpointReader
 

@@ -27,7 +27,8 @@ from tensorcas_mlflow.file_formats import (
     metadata_to_keep,
     plan_write,
 )
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, list_dir
+from tensorcas_mlflow.layout import Ref, RefTarget, list_dir
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.reader._reader import CheckpointReader
 from tensorcas_mlflow.store import Policy, Store
 

@@ -18,7 +18,8 @@ from tensorcas_mlflow.base.sketch import is_sketched
 from tensorcas_mlflow.base.tensors import offsets_of
 from tensorcas_mlflow.chunk_io import LastRow
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Manifest, Ref, sketched_rows
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest, sketched_rows
 from tensorcas_mlflow.reader._contents import StoredContents
 from tensorcas_mlflow.reader._listed import StoredFileContents
 from tensorcas_mlflow.store import Likely, find_likely

@@ -17,7 +17,7 @@ from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.chunk_io import LastRow
 from tensorcas_mlflow.errors import CorruptError
 from tensorcas_mlflow.file_formats import ByteSource, FlatTable, Listing, TensorLocation
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.reader._contents import (
     BATCH_BYTES,
     Contents,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.layout import Manifest, Ref
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.reader._contents import Contents, FileContents, StoredContents
 from tensorcas_mlflow.reader._reader import CheckpointReader
 
@@ -147,7 +148,7 @@ def open_listed(
 
 
 def _is_tensors_file(path: Path) -> bool:
-    from tensorcas_mlflow.layout import TENSORS_FILE_MAGIC
+    from tensorcas_mlflow.layout.manifests import TENSORS_FILE_MAGIC
 
     try:
         with path.open("rb") as file:

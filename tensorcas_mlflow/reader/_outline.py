@@ -14,7 +14,7 @@ from tensorcas_mlflow.base.tensors import Offsets, distinct, offsets_of
 from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import PartNotFoundError
-from tensorcas_mlflow.layout import Specs
+from tensorcas_mlflow.layout.manifests import Specs
 
 NUMBER = "\n"
 """Stands for a number in a pattern; no name has a line break."""

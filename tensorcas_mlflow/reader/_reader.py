@@ -20,7 +20,7 @@ from tensorcas_mlflow.base.tensors import Offsets, Spec
 from tensorcas_mlflow.base.text import count_text
 from tensorcas_mlflow.base.threads import Lazy, Lock
 from tensorcas_mlflow.errors import PartNotFoundError, TensorNotFoundError
-from tensorcas_mlflow.layout import Numbers, Specs
+from tensorcas_mlflow.layout.manifests import Numbers, Specs
 from tensorcas_mlflow.reader._contents import BATCH_BYTES, Contents, PartContents
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from tensorcas_mlflow.adapter import SKELETON, STAGED_BYTES, Adapter, Array, adapter_for
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import PickleForbiddenError
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import Store
 
 ReadArrays = Callable[..., dict[str, Array]]

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcas_mlflow.base.tensors import Offsets, distinct, ranges
 from tensorcas_mlflow.base.text import count_text, size_text
-from tensorcas_mlflow.layout import Specs
+from tensorcas_mlflow.layout.manifests import Specs
 from tensorcas_mlflow.reader._contents import Contents
 from tensorcas_mlflow.reader._outline import NUMBER, Outline, Patterns, number_ranges
 

@@ -21,13 +21,8 @@ from tensorcas_mlflow.chunk_io import (
     StoredChunks,
 )
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import (
-    PACK_NAME_BYTES,
-    Condemnation,
-    Mask,
-    pack_key,
-    pack_name,
-)
+from tensorcas_mlflow.layout import Condemnation
+from tensorcas_mlflow.layout.packs import PACK_NAME_BYTES, Mask, pack_key, pack_name
 from tensorcas_mlflow.store._choose import (
     MAX_PASSES,
     MAX_SAVED_DEPTH,

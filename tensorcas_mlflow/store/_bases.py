@@ -16,7 +16,8 @@ from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import Catalog, ChunkReader
 from tensorcas_mlflow.codecs import computes_exactly
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
-from tensorcas_mlflow.layout import Manifest, Ref, Row
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest, Row
 from tensorcas_mlflow.store._base_plans import BasePlan
 from tensorcas_mlflow.store._choose import (
     LEAST_DELTA_BYTES,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-import uuid
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base import threads
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, distinct_digests, unique_rows
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.chunk_io import Catalog, Places
 from tensorcas_mlflow.errors import (
     BackendError,
@@ -28,19 +28,9 @@ from tensorcas_mlflow.errors import (
     CheckpointExistsError,
     ChunkNotFoundError,
 )
-from tensorcas_mlflow.layout import (
-    TARGET_BYTES,
-    Base,
-    Condemnation,
-    Manifest,
-    Packed,
-    Payload,
-    Ref,
-    new_pack_name,
-    pack_key,
-    pack_name,
-    ref_bytes,
-)
+from tensorcas_mlflow.layout import Condemnation, Ref, ref_bytes
+from tensorcas_mlflow.layout.manifests import Manifest
+from tensorcas_mlflow.layout.packs import TARGET_BYTES, Base, Packed, Payload, new_pack_name, pack_key, pack_name
 from tensorcas_mlflow.store._save import WrittenIntent, declare, look, manifest_blob, probe, write_packs
 
 _log = logging.getLogger(__name__)
@@ -277,4 +267,4 @@ class PendingBatch:
 
 
 def _new_name(digest: str) -> str:
-    return f"{digest}.{uuid.uuid4().hex[:8]}"
+    return f"{digest}.{new_name()[:8]}"

@@ -21,7 +21,7 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     StarvedError,
 )
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout.packs import (
     DELTA,
     ENTRY,
     Base,

@@ -24,7 +24,8 @@ from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io import Catalog
 from tensorcas_mlflow.codecs import BLOCK_BYTES, BLOCK_ELEMENTS, Q8_0, Bounds, Kind, bounds, check, evaluate
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Derivation, Manifest, Mask, Row
+from tensorcas_mlflow.layout.manifests import Derivation, Manifest, Row
+from tensorcas_mlflow.layout.packs import Mask
 from tensorcas_mlflow.store._sketches import Sketched, SketchedStore, Sketches, read_manifest, sketches_of
 from tensorcas_mlflow.store._sources import Source, TensorSource
 
@@ -336,9 +337,9 @@ class Earlier:
 
     @Lazy
     def _known(self) -> dict[Any, Any]:
-        """The derivations without residuals, by the content of their rows."""
+        """The derivations, by the content of their rows."""
         columns = self.manifest.columns
-        return {_content(columns.row(each.row)): each for each in self.manifest.derived if each.residual is None}
+        return {_content(columns.row(each.row)): each for each in self.manifest.derived}
 
     def candidates(self, elements: Elements) -> list[_Candidate]:
         """Return possible inputs of a row with their functions, the likeliest first."""

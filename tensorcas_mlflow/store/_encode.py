@@ -15,7 +15,7 @@ from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import StoredChunks
 from tensorcas_mlflow.codecs import DELTA, RAW, Codec, Effort, encode_best
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout.packs import (
     ENTRY,
     RAW_ALIGNMENT,
     STORED_DIGEST_BYTES,

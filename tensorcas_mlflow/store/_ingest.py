@@ -36,7 +36,9 @@ from tensorcas_mlflow.file_formats import (
     Tape,
     Tensor,
 )
-from tensorcas_mlflow.layout import Condemnation, Manifest, Mask, Row, new_pack_name, sketched_rows
+from tensorcas_mlflow.layout import Condemnation
+from tensorcas_mlflow.layout.manifests import Manifest, Row, sketched_rows
+from tensorcas_mlflow.layout.packs import Mask, new_pack_name
 from tensorcas_mlflow.store._base_plans import Ancestry, BasePlan
 from tensorcas_mlflow.store._bases import Parents, matching_row
 from tensorcas_mlflow.store._choose import Policy

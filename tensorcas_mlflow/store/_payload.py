@@ -15,14 +15,8 @@ from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.chunk_io import LastRow, TensorsFile
 from tensorcas_mlflow.errors import ConflictError, CorruptError
-from tensorcas_mlflow.layout import (
-    MAX_BYTES,
-    Fill,
-    Manifest,
-    Ref,
-    TensorsFileLayout,
-    file_pieces,
-)
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Fill, Manifest, TensorsFileLayout, file_pieces
 from tensorcas_mlflow.store._sources import TensorSource
 from tensorcas_mlflow.store._store import Store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from tensorcas_mlflow.base.threads import Lock
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 
 _N_RECENT = 16
 """Bound of remembered manifests; a model may be split among several files."""
@@ -29,6 +29,7 @@ class RecentManifests:
     def __init__(self) -> None:
         self._lock = Lock()
         self._by_name: OrderedDict[tuple[str, str], Manifest] = OrderedDict()
+        self._n_rows = 0
         self._searched: set[str] = set()
 
     def note_searched(self, store_id: str) -> None:
@@ -52,11 +53,11 @@ class RecentManifests:
         if len(manifest.rows) > _MOST_RECENT_ROWS or (manifest.kind == "file" and not may_be_base(manifest)):
             return
         with self._lock:
+            known = self._by_name.pop((store_id, name), None)
             self._by_name[store_id, name] = manifest
-            self._by_name.move_to_end((store_id, name))
-            n_rows = sum(len(each.rows) for each in self._by_name.values())
-            while len(self._by_name) > _N_RECENT or n_rows > _MOST_RECENT_ROWS:
-                n_rows -= len(self._by_name.popitem(last=False)[1].rows)
+            self._n_rows += len(manifest.rows) - (0 if known is None else len(known.rows))
+            while len(self._by_name) > _N_RECENT or self._n_rows > _MOST_RECENT_ROWS:
+                self._n_rows -= len(self._by_name.popitem(last=False)[1].rows)
 
     def named(self, store_id: str, name: str) -> Manifest | None:
         """Return a store's manifest by its name."""

@@ -13,7 +13,8 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, digest_all
 from tensorcas_mlflow.base.tensors import Offsets, chunk_ends, pieces_of, ranges
 from tensorcas_mlflow.chunk_io import ChunkReader
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Columns, Manifest, Mask, Row, Rows
+from tensorcas_mlflow.layout.manifests import Columns, Manifest, Row, Rows
+from tensorcas_mlflow.layout.packs import Mask
 from tensorcas_mlflow.store._base_plans import BasePlan
 from tensorcas_mlflow.store._choose import MAX_SAVED_DEPTH, is_float, sample_number
 from tensorcas_mlflow.store._shifts import (

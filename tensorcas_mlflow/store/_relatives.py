@@ -13,7 +13,8 @@ from tensorcas_mlflow.base.sketch import LEAST_SKETCHED_BYTES, LIKELY_BITS, comp
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Columns, Manifest, Ref
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Columns, Manifest
 from tensorcas_mlflow.store._sketches import (
     MOST_DECODED_BYTES,
     Sketched,

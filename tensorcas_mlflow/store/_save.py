@@ -25,26 +25,18 @@ from tensorcas_mlflow.errors import (
     CheckpointExistsError,
     FencedError,
 )
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout import Condemnation, Ref, RefTarget, intent_bytes, new_ref, read_condemned, ref_bytes
+from tensorcas_mlflow.layout.manifests import Manifest, hint_bytes, pack_hint_bytes
+from tensorcas_mlflow.layout.packs import (
     TARGET_BYTES,
-    Condemnation,
-    Manifest,
     Mask,
     Packed,
     PackWriter,
     PayloadGroup,
-    Ref,
-    RefTarget,
-    hint_bytes,
-    intent_bytes,
     is_delta,
     new_pack_name,
-    new_ref,
-    pack_hint_bytes,
     pack_key,
     pack_name,
-    read_condemned,
-    ref_bytes,
 )
 from tensorcas_mlflow.store._base_plans import BasePlan
 from tensorcas_mlflow.store._bases import MovedParts, Parents

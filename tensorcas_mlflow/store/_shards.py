@@ -8,7 +8,6 @@ digest anew and checks every pack. So the commit trusts nothing that a rank has 
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,10 +17,11 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.base.digest import Digests, digest, unique_rows
+from tensorcas_mlflow.base.files import new_name
 from tensorcas_mlflow.base.tensors import Spec, bytes_of
 from tensorcas_mlflow.codecs import Kind, check, evaluate, fills
 from tensorcas_mlflow.errors import BackendError, FencedError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Columns, Manifest, Row, Rows
+from tensorcas_mlflow.layout.manifests import Columns, Manifest, Row, Rows
 from tensorcas_mlflow.store._bases import FindParent, Parents
 from tensorcas_mlflow.store._choose import Policy
 from tensorcas_mlflow.store._derivations import Derived
@@ -153,7 +153,7 @@ def store_shards(
     new = np.sort(first[~store.catalog.find_sound(unique, ()).found])
     plan = parents.plan(source, new) if parents is not None and len(new) else None
     # No manifest will ever have this name: the intent exists for its digests.
-    never = f"{uuid.uuid4().hex}{uuid.uuid4().hex}"
+    never = f"{new_name()}{new_name()}"
     intent, _ = declare(store.backend, never, unique, plan.packs if plan is not None else ())
     try:
         condemned = look(store.backend, store.catalog)

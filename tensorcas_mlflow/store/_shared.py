@@ -8,7 +8,8 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import as_keys, unique_rows
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import Manifest, Ref
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store._sketches import SketchedStore, listed_refs, read_manifest
 
 _MOST_REFS = 16

@@ -30,17 +30,8 @@ from tensorcas_mlflow.base.tensors import distinct, offsets_of
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.chunk_io import ChunkReader
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError
-from tensorcas_mlflow.layout import (
-    MAX_BYTES,
-    Columns,
-    Manifest,
-    Ref,
-    Row,
-    is_shown,
-    list_blobs,
-    read_sketches,
-    sketched_rows,
-)
+from tensorcas_mlflow.layout import Ref, is_shown, list_blobs
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Columns, Manifest, Row, read_sketches, sketched_rows
 from tensorcas_mlflow.store._sketching import sketch_rows, words_in
 from tensorcas_mlflow.store._sources import Source
 

@@ -10,7 +10,7 @@ import numpy as np
 from tensorcas_mlflow.base.dtypes import DType, parse_dtype
 from tensorcas_mlflow.base.sketch import LEAST_SKETCHED_BYTES, N_WORDS, positions, words_of
 from tensorcas_mlflow.base.tensors import distinct
-from tensorcas_mlflow.layout import Columns, Manifest, sketch_bytes, sketched_rows
+from tensorcas_mlflow.layout.manifests import Columns, Manifest, sketch_bytes, sketched_rows
 from tensorcas_mlflow.store._sources import Source, TensorSource, Words
 
 _STEP_BYTES = 256 << 10

@@ -19,7 +19,8 @@ from tensorcas_mlflow.base.dtypes import DType
 from tensorcas_mlflow.base.tensors import Offsets, bytes_of, chunk_begins, chunk_counts, chunk_sizes, offsets_of
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
-from tensorcas_mlflow.layout import Columns, Mask, Row, Rows, Specs, row_cuts
+from tensorcas_mlflow.layout.manifests import Columns, Row, Rows, Specs, row_cuts
+from tensorcas_mlflow.layout.packs import Mask
 
 _SMALL_BYTES = 4096
 """Copying arrays of at most this size costs less than viewing them."""

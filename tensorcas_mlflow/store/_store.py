@@ -46,12 +46,9 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.layout import (
     FORMAT,
-    MAX_BYTES,
     MAX_REF_BYTES,
     Generation,
-    Manifest,
     Ref,
-    Rows,
     Stamp,
     artifact_key,
     artifact_prefix,
@@ -68,6 +65,7 @@ from tensorcas_mlflow.layout import (
     stamp_of,
     unquote_segment,
 )
+from tensorcas_mlflow.layout.manifests import MAX_BYTES, Manifest, Rows
 from tensorcas_mlflow.store._recent import RECENT
 
 if TYPE_CHECKING:
@@ -634,7 +632,7 @@ class Store(Refs):
 
     def _read_chunk(self, digest: Digests, n_bytes: int) -> memoryview:
         from tensorcas_mlflow.chunk_io import LastRow
-        from tensorcas_mlflow.layout import each_form
+        from tensorcas_mlflow.layout.manifests import each_form
 
         data = memoryview(bytearray(n_bytes))
         try:

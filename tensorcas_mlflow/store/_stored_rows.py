@@ -15,7 +15,9 @@ from tensorcas_mlflow.base.tensors import offsets_of
 from tensorcas_mlflow.chunk_io import LastRow
 from tensorcas_mlflow.codecs import computes_exactly
 from tensorcas_mlflow.errors import ChunkNotFoundError, FencedError
-from tensorcas_mlflow.layout import Derivation, Manifest, Mask, RefTarget, Row, Rows
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import Derivation, Manifest, Row, Rows
+from tensorcas_mlflow.layout.packs import Mask
 from tensorcas_mlflow.store._derivations import Derivations, Derived, DerivingStore, with_derived
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sketches import Sketches, query_of

@@ -17,7 +17,8 @@ from tensorcas_mlflow.backends import BlobInfo, MemoryBackend, Token
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.chunk_io import _catalog, _read
 from tensorcas_mlflow.errors import BackendError, ChunkNotFoundError
-from tensorcas_mlflow.layout import Ref, RefTarget, _segment, merge_segments, read_segment
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.packs import _index, merge_segments, read_segment
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
@@ -452,7 +453,7 @@ def test_large_save_into_a_bucket_shares_what_others_have_just_written() -> None
 def test_segment_merged_by_another_process_during_a_search_hides_no_chunk(
     is_remote: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_segment, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(_index, "_SMALL_BYTES", 0)
     monkeypatch.setattr(_catalog, "_FOLD_AT", 3)
     monkeypatch.setattr(_catalog, "_LATE_S", -1e6)  # every known pack is an old one
     backend = MemoryBackend(is_remote=is_remote)

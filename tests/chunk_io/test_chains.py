@@ -7,7 +7,7 @@ from tensorcas_mlflow.chunk_io import Places
 from tensorcas_mlflow.chunk_io._decode import Batch, ChainLinks
 from tensorcas_mlflow.chunk_io._fetch import parts_of
 from tensorcas_mlflow.codecs import ZSTD
-from tensorcas_mlflow.layout import ENTRY
+from tensorcas_mlflow.layout.packs import ENTRY
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -10,7 +10,8 @@ import pytest
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import CorruptChunkError
-from tensorcas_mlflow.layout import Manifest, RefTarget
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import Policy, Store
 
 CHUNK_BYTES = 64 * 1024

@@ -14,7 +14,8 @@ import pytest
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.chunk_io import WAYS
 from tensorcas_mlflow.errors import CorruptChunkError, NotFoundError, TensorCasError
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 

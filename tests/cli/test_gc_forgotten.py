@@ -14,7 +14,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from tensorcas_mlflow.integration.forgotten import OrphanPlan, find_holdings, open_registry, open_tracker, plan_orphans
+from tensorcas_mlflow.integration.forgotten import OrphanPlan, Registry, Tracker, find_holdings, plan_orphans
 from tensorcas_mlflow.integration.forgotten._holdings import drop_holding
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
@@ -45,7 +45,7 @@ def gc(host: Host, tensorcas: Tensorcas) -> Gc:
 
 def plan_of(host: Host) -> OrphanPlan:
     store = Store.open(host.root)
-    trackers, registries = [open_tracker(host.uri)], [open_registry(host.uri)]
+    trackers, registries = [Tracker(host.uri)], [Registry(host.uri)]
     return plan_orphans(store, find_holdings(store), trackers=trackers, registries=registries, grace_s=0)
 
 
@@ -437,7 +437,7 @@ def test_gc_refuses_a_model_registry_with_workspaces(other_uri: str, monkeypatch
     monkeypatch.setenv("MLFLOW_ENABLE_WORKSPACES", "true")
 
     with pytest.raises(ValueError, match=r"the model registry at .* keeps workspaces"):
-        open_registry(other_uri)
+        Registry(other_uri)
 
 
 def test_removal_of_a_run_keeps_a_store_inside_its_folder(tmp_path: Path) -> None:

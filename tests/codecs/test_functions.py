@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensorcas_mlflow.base.dtypes import dtype_name, parse_dtype
-from tensorcas_mlflow.codecs import Kind, add_residual, check, computes_exactly, evaluate, residual_kind, residual_of
+from tensorcas_mlflow.codecs import Kind, check, computes_exactly, evaluate
 from tensorcas_mlflow.codecs._functions import _tiles
 from tensorcas_mlflow.errors import FormatError
 
@@ -184,34 +184,6 @@ def test_results_do_not_depend_on_blocks(bits: Any, random: Any) -> None:
             made(function, params, [part] * inputs, Kind("bfloat16", part.shape)) for part in (values[:at], values[at:])
         ]
         assert same_bytes(whole, np.concatenate(parts))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8", ">float32", None])
-def test_residual_makes_an_exact_array_of_a_near_one(dtype: str | None) -> None:
-    words = rng.integers(0, 256, 80_000).astype(np.uint8)
-    exact = words.view(np.dtype(np.uint8) if dtype is None else parse_dtype(dtype))
-    near = np.roll(exact, 1)
-    before = near.tobytes()
-    residual = residual_of(exact, near)
-    kind = residual_kind(Kind(dtype, exact.shape))
-
-    assert kind == kind_of(residual)
-    assert same_bytes(add_residual(near, residual), exact)
-    assert near.tobytes() == before
-    assert not residual_of(exact, exact).any()
-
-
-def test_residual_of_a_close_number_is_small() -> None:
-    exact = np.array([1.0, -1.0], np.float32)
-    near = np.nextafter(exact, np.float32(2))
-
-    assert residual_of(exact, near).tolist() == [1, 2]
-
-
-def test_a_residual_needs_elements_of_one_word() -> None:
-    assert residual_kind(Kind("complex128", (3,))) is None
-    with pytest.raises(ValueError, match="no words"):
-        residual_of(np.zeros(3, np.complex128), np.zeros(3, np.complex128))
 
 
 F32 = Kind("float32", (4, 64))

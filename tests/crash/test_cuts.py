@@ -14,7 +14,8 @@ from mlflow.exceptions import MlflowException
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.layout import Payload, RefTarget, pack_key
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import Payload, pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.store import Store, protocol
 from tensorcas_mlflow.testing import SimulatedCrash

@@ -21,7 +21,8 @@ from tensorcas_mlflow.backends._locked_file import LockedFile
 from tensorcas_mlflow.base.files import Settled
 from tensorcas_mlflow.errors import StoreNotFoundError
 from tensorcas_mlflow.integration.artifacts import TensorCasArtifactRepository
-from tensorcas_mlflow.layout import Ref, RefTarget, pack_key
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.packs import pack_key
 from tensorcas_mlflow.maintenance import GcReport, plan_gc, verify
 from tensorcas_mlflow.store import Store, protocol
 from tensorcas_mlflow.store import _store as opening

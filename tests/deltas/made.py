@@ -11,7 +11,8 @@ from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import DELTA, RAW
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.layout import Base, Payload, Ref, RefTarget, bases_of, is_delta
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.packs import Base, Payload, bases_of, is_delta
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table, write_packs
 from tensorcas_mlflow.testing import FaultyBackend

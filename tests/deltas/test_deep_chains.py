@@ -11,7 +11,8 @@ import pytest
 
 from tensorcas_mlflow.backends import FolderBackend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.layout import MAX_DEPTH, Entries, Ref, RefTarget
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.packs import MAX_DEPTH, Entries
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._choose import MAX_PASSES, MAX_SAVED_DEPTH, passes_of

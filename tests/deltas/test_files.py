@@ -16,7 +16,9 @@ from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import FencedError
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, Row, bases_of, is_delta
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest, Row
+from tensorcas_mlflow.layout.packs import bases_of, is_delta
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store, _bases, _ingest
 from tensorcas_mlflow.store._recent import RecentManifests

@@ -13,7 +13,9 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.sketch import SKETCH_BYTES
-from tensorcas_mlflow.layout import Ref, RefTarget, is_delta, sketch_bytes
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import sketch_bytes
+from tensorcas_mlflow.layout.packs import is_delta
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, read_source, verify
 from tensorcas_mlflow.store import Store, _bases, _ingest, _sketches, _sketching
 from tensorcas_mlflow.store._recent import RecentManifests

@@ -14,7 +14,8 @@ from tensorcas_mlflow.base.digest import digest, digest_all
 from tensorcas_mlflow.chunk_io import ChunkReader, _recent_chunks
 from tensorcas_mlflow.codecs import CODECS, DELTA, PLANES, Codec
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.layout import RefTarget, is_delta
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import is_delta
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store, _bases
 from tensorcas_mlflow.store._base_plans import BasePlan

@@ -12,7 +12,7 @@ import pytest
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.base.sketch import HEAD_ELEMENTS, positions, words_of
 from tensorcas_mlflow.chunk_io import ChunkReader
-from tensorcas_mlflow.layout import Columns, read_sketches, sketched_rows
+from tensorcas_mlflow.layout.manifests import Columns, read_sketches, sketched_rows
 from tensorcas_mlflow.store import Store, _sketches, _sketching
 from tensorcas_mlflow.store._sources import TensorCopy, TensorSource
 from tests.deltas.made import save

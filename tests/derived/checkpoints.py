@@ -11,8 +11,8 @@ import numpy as np
 from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.dtypes import dtype_name
 from tensorcas_mlflow.base.tensors import Spec, bytes_of, chunk_ends, pieces_of
-from tensorcas_mlflow.codecs import evaluate, residual_of
-from tensorcas_mlflow.layout import Derivation, Manifest, Ref, RefTarget, Row, kind_of
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Derivation, Manifest, Row
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._save import PendingSave
 from tensorcas_mlflow.store._sources import TensorSource
@@ -27,7 +27,6 @@ class Made(NamedTuple):
     inputs: Sequence[Any]
     """Arrays, which are stored without a name, or names of stored tensors of the same checkpoint."""
     params: Mapping[str, Any] = {}
-    has_residual: bool = False
 
 
 def row_of(name: str, array: np.ndarray[Any, Any], chunk_bytes: int, *, dtype: str | None = "") -> Row:
@@ -76,13 +75,7 @@ def derived_save(
             continue
         each = made[name]
         places = tuple(map(number, each.inputs))
-        residual = None
-        if each.has_residual:
-            given = [tensors[one] if isinstance(one, str) else one for one in each.inputs]
-            columns = Manifest(kind="checkpoint", chunk_bytes=size, store_id="s", flavor=None, rows=rows).columns
-            result = evaluate(each.function, each.params, given, kind_of(columns, names.index(name)))
-            residual = number(residual_of(tensors[name], result))
-        derived.append(Derivation(names.index(name), each.function, each.params, places, residual))
+        derived.append(Derivation(names.index(name), each.function, each.params, places))
     manifest = Manifest(
         kind=kind,
         chunk_bytes=size,

@@ -11,7 +11,8 @@ import gguf
 import ml_dtypes
 import numpy as np
 
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.maintenance import verify
 from tensorcas_mlflow.store import Store
 

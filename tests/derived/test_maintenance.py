@@ -11,7 +11,8 @@ import pytest
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, DerivedTensorError, FormatError
-from tensorcas_mlflow.layout import Derivation, Manifest, Ref, RefTarget
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Derivation, Manifest
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, store_stats, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._save import PendingSave

@@ -186,7 +186,7 @@ def test_a_self_contained_file_has_every_tensor_in_full(reader: CheckpointReader
 
 
 def test_a_self_contained_file_with_derived_rows_is_refused(tmp_path: Path) -> None:
-    from tensorcas_mlflow.layout import TensorsFileLayout
+    from tensorcas_mlflow.layout.manifests import TensorsFileLayout
 
     store = new_store()
     manifest = store.manifest(save_derived(store, KEY, {"x": BF16}, {"x": Made("cast", [W])}))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from tensorcas_mlflow.layout import RefTarget, Row
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import Row
 from tensorcas_mlflow.store import Store
 
 Array = np.ndarray[Any, np.dtype[Any]]

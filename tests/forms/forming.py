@@ -8,7 +8,8 @@ import numpy as np
 
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import Spec
-from tensorcas_mlflow.layout import Manifest, Ref, Row
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest, Row
 from tensorcas_mlflow.maintenance._inventory import manifest_of
 from tensorcas_mlflow.store import Derived, Store, commit_form
 

@@ -10,7 +10,8 @@ from unittest import mock
 import numpy as np
 
 from tensorcas_mlflow.backends import Backend
-from tensorcas_mlflow.layout import FORMS, Manifest, Ref, each_form, formed_by, list_blobs
+from tensorcas_mlflow.layout import FORMS, Ref, formed_by, list_blobs
+from tensorcas_mlflow.layout.manifests import Manifest, each_form
 from tensorcas_mlflow.maintenance import OptimizeReport, plan_gc, plan_optimize
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._bases import Parents

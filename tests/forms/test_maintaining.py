@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
-from tensorcas_mlflow.layout import read_form, ref_bytes
+from tensorcas_mlflow.layout import ref_bytes
+from tensorcas_mlflow.layout.manifests import read_form
 from tensorcas_mlflow.maintenance import find_shares, plan_gc, plan_repair, store_stats, verify
 from tensorcas_mlflow.store import Store
 from tests.derived.made import check_loads, save

@@ -11,7 +11,8 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import ChunkNotFoundError, CorruptChunkError, CorruptError, DerivedTensorError
-from tensorcas_mlflow.layout import FORMS, Manifest, RefTarget, ref_bytes
+from tensorcas_mlflow.layout import FORMS, RefTarget, ref_bytes
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.maintenance._copy_chunks import CopyReader
 from tensorcas_mlflow.reader import open_ref
 from tensorcas_mlflow.store import Store

@@ -2,7 +2,7 @@
 
     python -m tests.golden.make_v1_derived
 
-A checkpoint has one row of each function, two of them with residuals, and a file has a derived row. The checkpoint that
+A checkpoint has one row of each function, and a file has a derived row. The checkpoint that
 the inputs were saved with is deleted and collected. ``expected.json`` has the SHA-256 of the bytes of each tensor.
 """
 
@@ -42,12 +42,9 @@ def tensors() -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Made]]:
     near = rounded.copy()
     near.view(np.uint16)[::7] += 1
     q8 = evaluate("q8_0", {}, [two], Kind(None, (48 * 64 // 32 * 34,)))
-    q8_near = q8.copy()
-    q8_near[::97] ^= 1
     arrays = {
         "one": one,
         "cast": rounded,
-        "cast.residual": near,
         "float8": two.astype(ml_dtypes.float8_e4m3fn),
         "permute": np.ascontiguousarray(one.T),
         "permute.conv": np.ascontiguousarray(conv.transpose(2, 3, 1, 0)),
@@ -56,11 +53,9 @@ def tensors() -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Made]]:
         "mean": evaluate("mean", {}, [one, two], Kind("float32", one.shape)),
         "mean.three": evaluate("mean", {}, [one, two, near], Kind("bfloat16", one.shape)),
         "q8_0": q8,
-        "q8_0.residual": q8_near,
     }
     made = {
         "cast": Made("cast", ["one"]),
-        "cast.residual": Made("cast", ["one"], has_residual=True),
         "float8": Made("cast", [two]),
         "permute": Made("permute", ["one"], {"axes": [1, 0]}),
         "permute.conv": Made("permute", [conv], {"axes": [2, 3, 1, 0]}),
@@ -69,7 +64,6 @@ def tensors() -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Made]]:
         "mean": Made("mean", ["one", two]),
         "mean.three": Made("mean", ["one", two, near]),
         "q8_0": Made("q8_0", [two]),
-        "q8_0.residual": Made("q8_0", [two], has_residual=True),
     }
     return arrays, made
 
@@ -86,9 +80,7 @@ def main() -> None:
         store = Store.init(HERE / "root", chunk_bytes=CHUNK_BYTES, database=False)
         with store.write_checkpoint({"a": floats(1, 48, 64), "b": floats(2, 48, 64)}) as pending:
             first = pending.commit(RefTarget(run_id="run", step=1))
-        checkpoint = save_derived(
-            store, RefTarget(run_id="run", step=2), arrays, made, is_bytes=["q8_0", "q8_0.residual"]
-        )
+        checkpoint = save_derived(store, RefTarget(run_id="run", step=2), arrays, made, is_bytes=["q8_0"])
         head = np.frombuffer(b"a head of some bytes\n" * 3, np.uint8)
         parts = {"head": head, "w": arrays["cast"], "tail": head[::-1].copy()}
         file = save_derived(

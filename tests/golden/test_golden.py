@@ -11,7 +11,8 @@ import pytest
 
 from tensorcas_mlflow.chunk_io import TensorsFile
 from tensorcas_mlflow.file_formats import Tensor
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Store, read_payload
 from tests.file_formats.parts import take_apart

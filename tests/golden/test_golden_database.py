@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tensorcas_mlflow.codecs import DELTA
-from tensorcas_mlflow.layout import RefTarget, pack_key
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table

@@ -14,7 +14,8 @@ import pytest
 
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import DELTA
-from tensorcas_mlflow.layout import RefTarget, bases_of, is_delta, pack_key
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import bases_of, is_delta, pack_key
 from tensorcas_mlflow.maintenance import Census, plan_gc, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_pack_table

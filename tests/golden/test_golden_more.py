@@ -17,7 +17,8 @@ import pytest
 
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import PendingSavesError
-from tensorcas_mlflow.layout import RefTarget, split_hints
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import split_hints
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_condemned, read_pack_table

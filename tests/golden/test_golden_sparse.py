@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensorcas_mlflow.codecs import Transform
-from tensorcas_mlflow.layout import is_delta, pack_key
+from tensorcas_mlflow.layout.packs import is_delta, pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table

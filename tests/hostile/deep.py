@@ -14,7 +14,8 @@ import numpy as np
 from tensorcas_mlflow.backends import LocalBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import DELTA, RAW
-from tensorcas_mlflow.layout import MAX_DEPTH, Base, PackWriter, Payload, RefTarget, pack_key
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import MAX_DEPTH, Base, PackWriter, Payload, pack_key
 from tensorcas_mlflow.store import Store
 from tests.hostile.test_forged_deltas import OPERATIONS, load
 

@@ -11,7 +11,7 @@ from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io._places import find_places
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, ZSTD, Codec, Transform
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout.packs import (
     Base,
     PackWriter,
     Payload,

@@ -18,19 +18,19 @@ from tensorcas_mlflow.backends import BlobInfo, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec
 from tensorcas_mlflow.errors import CorruptError, FormatError, TensorCasError
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout._records import record_bytes
+from tensorcas_mlflow.layout.packs import (
     MAX_DEPTH,
     Base,
     PackWriter,
     Payload,
-    RefTarget,
     make_table,
     pack_key,
     read_segment,
     read_table,
     segment_bytes,
 )
-from tensorcas_mlflow.layout._records import record_bytes
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_repair, read_source, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import parse_intent

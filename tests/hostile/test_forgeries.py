@@ -17,13 +17,9 @@ from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.codecs import PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Codec
 from tensorcas_mlflow.errors import CorruptChunkError, CorruptError, FormatError
-from tensorcas_mlflow.layout import (
-    Manifest,
-    PackWriter,
-    Payload,
-    RefTarget,
-    Row,
-)
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest, Row
+from tensorcas_mlflow.layout.packs import PackWriter, Payload
 from tensorcas_mlflow.store import Store
 
 WEIGHTS = np.linspace(0, 1, 2000, dtype=np.float32)

@@ -15,8 +15,8 @@ from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import Spec, chunk_begins, chunk_ends
 from tensorcas_mlflow.errors import FormatError, TensorNotFoundError
-from tensorcas_mlflow.layout import Manifest, Row, Specs
-from tensorcas_mlflow.layout._manifest_arrow import MANIFEST_SCHEMA
+from tensorcas_mlflow.layout.manifests import Manifest, Row, Specs
+from tensorcas_mlflow.layout.manifests._manifest_arrow import MANIFEST_SCHEMA
 
 CHUNK = 4096
 N_MANY = 20_000

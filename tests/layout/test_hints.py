@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, digest, unique_rows
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.codecs import RAW
-from tensorcas_mlflow.layout import (
-    ENTRY,
-    Entries,
+from tensorcas_mlflow.layout.manifests import (
     Manifest,
     Row,
     hint_bytes,
@@ -25,7 +23,8 @@ from tensorcas_mlflow.layout import (
     read_pack_hints,
     split_hints,
 )
-from tensorcas_mlflow.layout._hints import MAGIC
+from tensorcas_mlflow.layout.manifests._hints import MAGIC
+from tensorcas_mlflow.layout.packs import ENTRY, Entries
 
 PACKS = ("a" * 32, "b" * 32, "c" * 32)
 

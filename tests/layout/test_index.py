@@ -5,16 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorcas_mlflow.base.digest import digest
-from tensorcas_mlflow.layout import (
-    DELTA,
-    EMPTY,
-    ENTRY,
-    Entries,
-    Table,
-    make_table,
-    merge_tables,
-    with_bases,
-)
+from tensorcas_mlflow.layout.packs import DELTA, EMPTY, ENTRY, Entries, Table, make_table, merge_tables, with_bases
 
 
 def name(n: int) -> str:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
-from tensorcas_mlflow.layout import Manifest, Row
-from tensorcas_mlflow.layout._manifest_arrow import stream_of
+from tensorcas_mlflow.layout.manifests import Manifest, Row
+from tensorcas_mlflow.layout.manifests._manifest_arrow import stream_of
 
 CHUNK = 4096
 

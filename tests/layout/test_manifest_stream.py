@@ -13,10 +13,10 @@ from tensorcas_mlflow.base.arrow import UNREADABLE
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import Spec, chunk_ends
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.layout import Columns, Manifest, Row
-from tensorcas_mlflow.layout._manifest import _columns_of
-from tensorcas_mlflow.layout._manifest_arrow import columns_in, said_in
-from tensorcas_mlflow.layout._manifest_stream import read_own
+from tensorcas_mlflow.layout.manifests import Columns, Manifest, Row
+from tensorcas_mlflow.layout.manifests._manifest import _columns_of
+from tensorcas_mlflow.layout.manifests._manifest_arrow import columns_in, said_in
+from tensorcas_mlflow.layout.manifests._manifest_stream import read_own
 
 CHUNK = 4096
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW, ZSTD, Codec
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout.packs import (
     DELTA,
-    FOOTER_BYTES,
     PACK_MAGIC,
     TABLE_ENTRY,
     Base,
@@ -24,6 +23,7 @@ from tensorcas_mlflow.layout import (
     is_delta,
     read_table,
 )
+from tensorcas_mlflow.layout.packs._pack import FOOTER_BYTES
 
 
 def payload(raw: bytes, codec: Codec = RAW, *, begins_row: bool = True) -> Payload:

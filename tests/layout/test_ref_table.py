@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import BackendError, CorruptError, NewerFormatError, TensorCasError
-from tensorcas_mlflow.layout import REF_TABLES, RefSeen, RefTarget, _ref_table, read_ref_table, ref_table_bytes
+from tensorcas_mlflow.layout import REF_TABLES, RefSeen, RefTarget, _ref_table
+from tensorcas_mlflow.layout._ref_table import read_ref_table, ref_table_bytes
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store
 

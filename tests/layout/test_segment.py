@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tensorcas_mlflow.backends import BlobInfo, LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, NewerFormatError
-from tensorcas_mlflow.layout import (
+from tensorcas_mlflow.layout.packs import (
     EMPTY,
     Segment,
     Table,
@@ -27,7 +27,7 @@ from tensorcas_mlflow.layout import (
     segment_key,
     to_merge,
 )
-from tensorcas_mlflow.layout import _segment as segments
+from tensorcas_mlflow.layout.packs import _index as segments
 from tests.layout.test_index import MIXED, TABLE, as_deltas, digests, entries, name
 
 KEY = segment_key("0" * 32)

@@ -10,8 +10,7 @@ import pytest
 
 from tensorcas_mlflow.base.sketch import _FRACTIONS, N_WORDS
 from tensorcas_mlflow.base.tensors import Spec
-from tensorcas_mlflow.layout import (
-    ENTRY,
+from tensorcas_mlflow.layout.manifests import (
     Columns,
     Manifest,
     Row,
@@ -20,7 +19,8 @@ from tensorcas_mlflow.layout import (
     sketch_bytes,
     sketched_rows,
 )
-from tensorcas_mlflow.layout._sketches import _MAGIC
+from tensorcas_mlflow.layout.manifests._hints import SKETCHES_MAGIC
+from tensorcas_mlflow.layout.packs import ENTRY
 
 PAGE = Path(__file__).parents[2] / "docs/design/caches.md"
 
@@ -103,6 +103,6 @@ def test_page_of_caches_has_the_magic_and_the_fractions_of_sketches() -> None:
     factor = re.search(r"\(k \+ 1\) . (0x[0-9a-f]{16})", section)
 
     assert magic is not None
-    assert bytes.fromhex(magic[1]) == _MAGIC
+    assert bytes.fromhex(magic[1]) == SKETCHES_MAGIC
     assert factor is not None
     assert [((k + 1) * int(factor[1], 16) % 2**64) >> 40 for k in range(N_WORDS)] == _FRACTIONS.tolist()

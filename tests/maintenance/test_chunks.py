@@ -20,7 +20,7 @@ from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io import BlockScreen
 from tensorcas_mlflow.codecs import DELTA, RAW
 from tensorcas_mlflow.errors import BackendError, StarvedError
-from tensorcas_mlflow.layout import ENTRY, Base, PackWriter, Payload, Table, make_table, pack_key
+from tensorcas_mlflow.layout.packs import ENTRY, Base, PackWriter, Payload, Table, make_table, pack_key
 from tensorcas_mlflow.maintenance import _chunks
 from tensorcas_mlflow.maintenance._chunks import Checked, Shard, Verdict, check_chunks, divide, merge_checks, shard_of
 from tensorcas_mlflow.maintenance._inventory import PackTables

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tensorcas_mlflow.base import files
 from tensorcas_mlflow.base.engines import Engine, LocalProcesses
 from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.codecs import CODECS
@@ -51,19 +52,19 @@ def many_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def same_names(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let new names of the package be the same ones each time, from each call on."""
     numbers: Iterator[int] = itertools.count()
-    real = uuid.uuid4
 
-    def draw() -> uuid.UUID:
-        # Clusters draw names of their own, and so do threads that an earlier test has left.
-        caller = sys._getframe(1).f_globals["__name__"]
-        is_ours = caller.startswith("tensorcas_mlflow") and threading.current_thread().name not in OTHER_THREADS
-        return uuid.UUID(int=next(numbers) << 64) if is_ours else real()
+    def draw(n_bytes: int) -> bytes:
+        # Workers open the store as well, and so do threads that an earlier test has left: each backend draws a name for
+        # its unfinished files.
+        is_of_backend = sys._getframe(2).f_globals["__name__"].startswith("tensorcas_mlflow.backends")
+        is_ours = not is_of_backend and threading.current_thread().name not in OTHER_THREADS
+        return (next(numbers) << 64).to_bytes(n_bytes, "big") if is_ours else os.urandom(n_bytes)
 
     def again() -> None:
         nonlocal numbers
         numbers = itertools.count(1)
 
-    monkeypatch.setattr(uuid, "uuid4", draw)
+    monkeypatch.setattr(files, "_draw", draw)
     return again
 
 

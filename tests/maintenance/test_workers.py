@@ -17,6 +17,7 @@ from tensorcas_mlflow.maintenance import _workers, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tests.engines import cluster_of_two
 from tests.maintenance.made_store import make_store
+from tests.stored_bytes import flip
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +30,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A store of deltas and full chunks, some of them damaged."""
     folder = tmp_path_factory.mktemp("store")
     make_store(folder, database=request.param == "database")
-    files = sorted((folder / ".tensorcas").glob("packs/**/*.pack" if request.param == "files" else "blobs.db"))
-    for number, path in enumerate(files[1:4] if request.param == "files" else files):
-        data = bytearray(path.read_bytes())
-        data[len(data) // (2 + number)] ^= 8
-        path.write_bytes(data)
+    backend = Store.open(folder).backend
+    for info in sorted(backend.list("packs"))[1:4]:
+        flip(backend, info.key, info.size // 2)
     return folder
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorcas_mlflow.chunk_io._decode import CHUNK, FILE, LINK, PART, READ
 from tensorcas_mlflow.codecs import DELTA, PLANES, codec_numbered
-from tensorcas_mlflow.layout import ENTRY
+from tensorcas_mlflow.layout.packs import ENTRY
 from tensorcas_mlflow.store._base_plans import NAMED
 from tensorcas_mlflow.store._encode import _ENCODING
 from tests.native.fuzz import bytes_of, number

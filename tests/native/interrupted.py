@@ -18,7 +18,7 @@ import numpy as np
 from tensorcas_mlflow import native
 from tensorcas_mlflow.chunk_io._decode import CHUNK, LINK, MEMORY, NOWHERE, PART, READ
 from tensorcas_mlflow.codecs import DELTA, ZSTD
-from tensorcas_mlflow.layout import ENTRY, MAX_DEPTH
+from tensorcas_mlflow.layout.packs import ENTRY, MAX_DEPTH
 from tensorcas_mlflow.store._encode import _ENCODING
 from tests.native.chains import floats
 

@@ -29,7 +29,8 @@ from tensorcas_mlflow.chunk_io._places import Places
 from tensorcas_mlflow.chunk_io._plan import Target
 from tensorcas_mlflow.codecs import DELTA, PLANES, RAW, SHUFFLE_ZSTD, ZSTD, Transform
 from tensorcas_mlflow.errors import CorruptChunkError, FormatError
-from tensorcas_mlflow.layout import ENTRY, MAX_DEPTH, RefTarget
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import ENTRY, MAX_DEPTH
 from tensorcas_mlflow.native import core
 from tensorcas_mlflow.store import Store
 from tests.native.chains import Chain, chains, floats, tables

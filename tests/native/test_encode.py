@@ -28,7 +28,7 @@ from tensorcas_mlflow.codecs import (
     encode_best,
 )
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.layout import ENTRY, PackWriter, PayloadGroup, decode_chunk, is_delta
+from tensorcas_mlflow.layout.packs import ENTRY, PackWriter, PayloadGroup, decode_chunk, is_delta
 from tensorcas_mlflow.native import core
 from tensorcas_mlflow.store import Policy
 from tensorcas_mlflow.store._choose import EncodingChoice, PossibleBase, choose

@@ -13,7 +13,8 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.layout import Ref, RefTarget, bases_of, is_delta, read_segment
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.packs import bases_of, is_delta, read_segment
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_repair, read_source
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import FORMAT, list_packs, new_format, read_condemned, read_pack_table, read_refs

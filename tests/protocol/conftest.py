@@ -54,7 +54,7 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.layout._records.now", lambda: "2026-01-31T12:00:00.000+00:00")
     monkeypatch.setattr("tensorcas_mlflow.layout._format_blob.now", lambda: "2026-01-31T12:00:00.000+00:00")
     # Packs of remote stores have the time in their names.
-    for module in ("chunk_io._catalog", "layout._index"):
+    for module in ("chunk_io._catalog", "layout.packs._pack"):
         monkeypatch.setattr(f"tensorcas_mlflow.{module}.time", SimpleNamespace(time=lambda: 1.77e9))
     monkeypatch.setattr("tensorcas_mlflow.store._sketches._of_store", SketchesOfEachActor())
     # Every chunk of a stream is a batch.

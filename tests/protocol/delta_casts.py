@@ -11,7 +11,9 @@ from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.base.digest import Digests, digest, unique_rows
 from tensorcas_mlflow.codecs import DELTA, RAW
 from tensorcas_mlflow.errors import BlobNotFoundError, FencedError
-from tensorcas_mlflow.layout import Base, Manifest, Payload, RefTarget, new_ref, pack_key, ref_bytes
+from tensorcas_mlflow.layout import RefTarget, new_ref, ref_bytes
+from tensorcas_mlflow.layout.manifests import Manifest
+from tensorcas_mlflow.layout.packs import Base, Payload, pack_key
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import _save as claim
 from tensorcas_mlflow.store.protocol import FORMAT, Condemnation, new_format, read_condemned, read_pack_table

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tensorcas_mlflow.layout import _ref_table, read_ref_table
+from tensorcas_mlflow.layout import _ref_table
+from tensorcas_mlflow.layout._ref_table import read_ref_table
 from tests.protocol.buckets import Keeps, Kept, ObjectCast, deletions, objects, use_memory
 from tests.protocol.casts import Cast
 from tests.protocol.explored import N_RANDOM

@@ -17,7 +17,7 @@ import pytest
 from tensorcas_mlflow.backends import Backend, BlobInfo, MemoryBackend, Token
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BlobExistsError, BlobNotFoundError
-from tensorcas_mlflow.layout import pack_key
+from tensorcas_mlflow.layout.packs import pack_key
 from tensorcas_mlflow.maintenance import _gc
 from tensorcas_mlflow.maintenance._gc_survey import Survey, survey
 from tensorcas_mlflow.store import PendingSave, _save, protocol

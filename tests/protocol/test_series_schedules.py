@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tensorcas_mlflow.layout import is_delta
+from tensorcas_mlflow.layout.packs import is_delta
 from tensorcas_mlflow.store import _save, protocol
 from tensorcas_mlflow.store._base_plans import BasePlan
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table

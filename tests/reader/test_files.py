@@ -14,7 +14,8 @@ import torch
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.backends import MemoryBackend, ReadCounter
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.layout import Manifest, RefTarget
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.reader import CheckpointReader, diff, open_manifest, open_path, open_ref
 from tensorcas_mlflow.reader import _contents as contents_module
 from tensorcas_mlflow.store import Store

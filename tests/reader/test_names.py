@@ -12,7 +12,8 @@ from tensorcas_mlflow.backends import MemoryBackend, ReadCounter
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.errors import FormatError, TensorNotFoundError
-from tensorcas_mlflow.layout import Columns, Manifest, RefTarget, Rows
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import Columns, Manifest, Rows
 from tensorcas_mlflow.reader import CheckpointReader, open_manifest
 from tensorcas_mlflow.reader._outline import NUMBER, Patterns
 from tensorcas_mlflow.store import Store

@@ -8,7 +8,7 @@ import pytest
 
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import PartNotFoundError
-from tensorcas_mlflow.layout import Specs
+from tensorcas_mlflow.layout.manifests import Specs
 from tensorcas_mlflow.reader import Naming
 from tensorcas_mlflow.reader._outline import Outline
 from tensorcas_mlflow.reader._summary import summarize

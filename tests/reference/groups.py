@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.codecs import RAW
-from tensorcas_mlflow.layout import PayloadGroup
+from tensorcas_mlflow.layout.packs import PayloadGroup
 from tensorcas_mlflow.store import Policy
 from tensorcas_mlflow.store._choose import EncodingChoice
 from tensorcas_mlflow.store._encode import _SMALL_BYTES, ChunkEncodings, _Encoded, _laid_out, _name_bases

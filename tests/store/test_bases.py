@@ -5,7 +5,7 @@ import pytest
 
 from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.tensors import Spec
-from tensorcas_mlflow.layout import Manifest, Row
+from tensorcas_mlflow.layout.manifests import Manifest, Row
 from tensorcas_mlflow.store import _bases, _recent
 from tensorcas_mlflow.store._bases import matching_row, nearest
 from tensorcas_mlflow.store._recent import RecentManifests

@@ -23,7 +23,8 @@ from tensorcas_mlflow.errors import (
     TensorNotFoundError,
     WrongStoreError,
 )
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import Store
 
 CHUNK = 4096

@@ -10,7 +10,7 @@ import pytest
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import PLANES, RAW, ZSTD
 from tensorcas_mlflow.errors import ConflictError
-from tensorcas_mlflow.layout import PackWriter, PayloadGroup, decode_chunk, read_table
+from tensorcas_mlflow.layout.packs import PackWriter, PayloadGroup, decode_chunk, read_table
 from tensorcas_mlflow.store import Policy
 from tensorcas_mlflow.store._encode import GROUP_BYTES, GROUP_PIECES, encode_chunks, encode_pieces, groups_of
 from tensorcas_mlflow.store._sources import Pieces, TensorSource

@@ -19,8 +19,11 @@ from tensorcas_mlflow import __version__
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.chunk_io import _catalog
 from tensorcas_mlflow.errors import CorruptError, NewerFormatError
-from tensorcas_mlflow.layout import ENTRY, FOOTER_BYTES, Manifest, Ref, RefTarget, hint_bytes
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.layout._records import record_bytes
+from tensorcas_mlflow.layout.manifests import Manifest, hint_bytes
+from tensorcas_mlflow.layout.packs import ENTRY
+from tensorcas_mlflow.layout.packs._pack import FOOTER_BYTES
 from tensorcas_mlflow.maintenance import copy_all, end_of, open_destination, plan_gc, read_source, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import read_pack_table

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.maintenance import disk_bytes, plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store._shifts import find_runs, row_hashes

@@ -22,7 +22,8 @@ from tensorcas_mlflow.errors import (
     NotFoundError,
     TensorNotFoundError,
 )
-from tensorcas_mlflow.layout import Manifest, RefTarget
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import (
     MANIFEST_FILE,
     PAYLOAD_FILE,

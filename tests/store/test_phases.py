@@ -9,7 +9,8 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import BackendError, ConflictError, FencedError
-from tensorcas_mlflow.layout import RefTarget, pack_name
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import pack_name
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.testing import FaultyBackend

@@ -9,7 +9,7 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.base.sketch import LIKELY_BITS, compare
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import Store, _relatives
 from tensorcas_mlflow.store._relatives import pairs_of
 from tensorcas_mlflow.store._sketches import Sketched

@@ -15,6 +15,8 @@ from tests.stored_bytes import bytes_below
 
 N_STEPS = 12
 KINDS = ("skops", "pickle")
+ROUNDING_BYTES = 1_024
+"""Two pages: a database has a whole number of them, and a history of twelve steps few."""
 
 
 @pytest.fixture(scope="module")
@@ -48,4 +50,4 @@ def test_a_history_of_skops_files_takes_less_than_half_more_than_one_of_pickles(
 def test_a_history_takes_no_more_in_a_database_than_in_files(
     taken: dict[tuple[str, bool], int], kind: str, share: float
 ) -> None:
-    assert taken[kind, True] < share * taken[kind, False]
+    assert taken[kind, True] < share * taken[kind, False] + ROUNDING_BYTES

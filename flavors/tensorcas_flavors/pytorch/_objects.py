@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import blake2b
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -371,6 +371,10 @@ def torch_attributes() -> frozenset[str]:
 
 def is_importable(named: Any) -> bool:
     """Tell whether a class or function is pickled by its name."""
+    module = sys.modules.get(named.__module__)
+    is_there = type(module) is ModuleType and vars(module).get(named.__qualname__) is named
+    if is_there and named.__module__ != "__main__" and not cloudpickle.cloudpickle.list_registry_pickle_by_value():
+        return True  # as cloudpickle finds out with eight calls
     return bool(cloudpickle.cloudpickle._should_pickle_by_reference(named))
 
 

@@ -11,7 +11,8 @@ from typing import BinaryIO, NamedTuple
 
 from tensorcas_mlflow.backends import UPLOADING, is_store, is_visible
 from tensorcas_mlflow.integration.artifacts import PLAIN_BYTES, is_small_text
-from tensorcas_mlflow.layout import Manifest, Ref
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import Store
 
 

@@ -57,7 +57,7 @@ from tensorcas_mlflow.integration.artifacts._paths import (
     path_to_read,
     path_to_write,
 )
-from tensorcas_mlflow.integration.artifacts._streams import Inflow, Rejoined, UploadStream, n_announced, read_head
+from tensorcas_mlflow.integration.artifacts._streams import DrawnStream, Rejoined, UploadStream, n_announced, read_head
 from tensorcas_mlflow.integration.artifacts._virtual import (
     MAX_PAGES_LISTED,
     beside,
@@ -69,7 +69,8 @@ from tensorcas_mlflow.integration.artifacts._virtual import (
 )
 from tensorcas_mlflow.integration.pages import HISTORY_PAGE
 from tensorcas_mlflow.integration.server_store import announcement
-from tensorcas_mlflow.layout import Manifest, RefTarget
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import PendingSave, Store, has_pending, take_pending
 
 _log = logging.getLogger(__name__)
@@ -211,19 +212,19 @@ class TensorCasArtifactRepository(ArtifactRepository, StreamUploadMixin):
     ) -> None:
         with for_mlflow():
             path = self._path_of_upload(posixpath.basename(artifact_file_name), artifact_path)
-            inflow = Inflow()
-
-            def write() -> None:
-                try:
-                    self._write(inflow, path, Checked())
-                finally:
-                    inflow.close()
-
+            stream = DrawnStream(chunks)
             # A server awaits this on its event loop, so the slow part runs in a thread. Each upload has its own thread:
             # uploads of slow clients could fill a pool.
-            done = start(write, "tensorcas-upload")
-            await inflow.feed(chunks)
-            await asyncio.wrap_future(done)
+            done = start(lambda: self._write(stream, path, Checked()), "tensorcas-upload")
+            try:
+                # The thread ends by itself: a cancelled future would not take its result.
+                await asyncio.shield(asyncio.wrap_future(done))
+            except Exception:
+                if stream.failure is not None:
+                    raise stream.failure from None
+                raise
+            finally:
+                stream.close()
 
     def list_artifacts(self, path: str | None = None) -> list[FileInfo]:
         with for_mlflow():

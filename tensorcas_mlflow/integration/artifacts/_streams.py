@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
-from collections import deque
 from collections.abc import AsyncIterable
-from contextlib import suppress
 from typing import BinaryIO
 
 from tensorcas_mlflow.file_formats import Readable
 
-_MOST_WAITING_BYTES = 16 << 20
-"""Bound on the bytes between the event loop and the storing thread; a faster client has to wait."""
+_DRAWN_BYTES = 1 << 20
+"""Bytes handed from the event loop to the storing thread at a time, or a little more; a faster client has to wait."""
 
 
 class Rejoined:
@@ -81,43 +78,31 @@ def read_head(stream: Readable, n_bytes: int) -> bytes:
     return bytes(head)
 
 
-class Inflow:
-    """A bounded queue of pieces from an event loop to a thread; it never blocks the loop."""
+class DrawnStream:
+    """Pieces of an event loop's stream, drawn by the thread that stores them; it never blocks the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunks: AsyncIterable[bytes]) -> None:
+        self.failure: BaseException | None = None
+        """The error of the pieces, if they have ended with one."""
+        self._chunks = aiter(chunks)
         self._loop = asyncio.get_running_loop()
-        self._room = asyncio.Event()
-        self._changed = threading.Condition()
-        self._pieces: deque[memoryview] = deque()
-        self._n_bytes = 0
-        self._is_over = False
-        self._failure: BaseException | None = None
+        self._piece = memoryview(b"")
         self._is_closed = False
+        # The next piece arrives while the thread stores the one before.
+        self._next = asyncio.run_coroutine_threadsafe(self._draw(), self._loop)
 
-    async def feed(self, chunks: AsyncIterable[bytes]) -> None:
-        """Hand over all pieces; on the event loop.
-
-        Raises:
-            BaseException: An error of the pieces, or a cancellation; the thread's reading then fails too.
-        """
+    async def _draw(self) -> bytes:
+        """Return the next pieces as one; empty at the end."""
+        drawn = bytearray()
         try:
-            async for chunk in chunks:
-                while self._n_bytes >= _MOST_WAITING_BYTES and not self._is_closed:
-                    self._room.clear()
-                    # A second check: the thread may have made room just before.
-                    if self._n_bytes >= _MOST_WAITING_BYTES and not self._is_closed:
-                        await self._room.wait()
-                if self._is_closed:
-                    return
-                if chunk:
-                    with self._changed:
-                        self._pieces.append(memoryview(chunk))
-                        self._n_bytes += len(chunk)
-                        self._changed.notify()
+            async for chunk in self._chunks:
+                drawn += chunk
+                if len(drawn) >= _DRAWN_BYTES:
+                    break
         except BaseException as error:
-            self._end(error)
+            self.failure = error
             raise
-        self._end(None)
+        return bytes(drawn)
 
     def readinto(self, buffer: memoryview, /) -> int:
         """Give the thread the next bytes; 0 at the end.
@@ -125,38 +110,21 @@ class Inflow:
         Raises:
             ConnectionError: The upload broke off.
         """
-        with self._changed:
-            while not self._pieces and not self._is_over:
-                self._changed.wait()
-            if self._failure is not None:
-                raise ConnectionError("the upload broke off") from self._failure
-            if not self._pieces:
-                return 0
-            piece = self._pieces[0]
-            n_bytes = min(len(piece), len(buffer))
-            buffer[:n_bytes] = piece[:n_bytes]
-            if n_bytes == len(piece):
-                self._pieces.popleft()
-            else:
-                self._pieces[0] = piece[n_bytes:]
-            self._n_bytes -= n_bytes
-        self._wake()
+        if not self._piece:
+            try:
+                self._piece = memoryview(self._next.result())
+                if self._piece:
+                    self._next = asyncio.run_coroutine_threadsafe(self._draw(), self._loop)
+            except BaseException as error:
+                raise ConnectionError("the upload broke off") from error
+            if self._is_closed:
+                self._next.cancel()
+        n_bytes = min(len(buffer), len(self._piece))
+        buffer[:n_bytes] = self._piece[:n_bytes]
+        self._piece = self._piece[n_bytes:]
         return n_bytes
 
     def close(self) -> None:
-        """Stop reading, on behalf of the thread."""
-        with self._changed:
-            self._is_closed = True
-            self._pieces.clear()
-            self._n_bytes = 0
-        self._wake()
-
-    def _end(self, failure: BaseException | None) -> None:
-        with self._changed:
-            self._failure = failure
-            self._is_over = True
-            self._changed.notify()
-
-    def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed, so nothing waits any more
-            self._loop.call_soon_threadsafe(self._room.set)
+        """Draw no more pieces; a thread that still reads them gets an error."""
+        self._is_closed = True
+        self._next.cancel()

@@ -21,7 +21,7 @@ from tensorcas_mlflow.errors import BlobNotFoundError, CheckpointExistsError
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import Shelf, shelf_at
-from tensorcas_mlflow.layout import HEADER_BYTES, TENSORS_FILE_MAGIC, Manifest
+from tensorcas_mlflow.layout.manifests import HEADER_BYTES, TENSORS_FILE_MAGIC, Manifest
 from tensorcas_mlflow.reader import ReadArrays
 from tensorcas_mlflow.store import PAYLOAD_FILE, Policy, write_payload
 

@@ -27,7 +27,7 @@ from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.integration._background import pages
 from tensorcas_mlflow.integration._figures import as_warning
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.integration.checkpoints._series import Series

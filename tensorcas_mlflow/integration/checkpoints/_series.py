@@ -27,7 +27,8 @@ from tensorcas_mlflow.errors import (
     without_secrets,
 )
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER, is_artifact_root
-from tensorcas_mlflow.layout import STEP_TEXT, Manifest, as_step, step_of_text, step_text
+from tensorcas_mlflow.layout import STEP_TEXT, as_step, step_of_text, step_text
+from tensorcas_mlflow.layout.manifests import Manifest
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
@@ -228,10 +229,7 @@ class Series(ABC):
 
     def artifact(self, step: int) -> str:
         """Return the artifact path of a step in its run; padded, so listings by name are in order of steps."""
-        return f"{FOLDER}/{self.name}/{self._leaf(step)}"
-
-    def _leaf(self, step: int) -> str:
-        return f"step-{step_text(step)}{self.suffix}"
+        return f"{FOLDER}/{self.name}/step-{step_text(step)}{self.suffix}"
 
     def in_the_way(self, step: int) -> ConflictError:
         """Return the error for a save blocked by a user's own artifact with the name of the step."""

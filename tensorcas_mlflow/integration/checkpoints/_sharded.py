@@ -24,7 +24,7 @@ from tensorcas_mlflow.store import Policy, Store
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from tensorcas_mlflow.layout import Manifest
+    from tensorcas_mlflow.layout.manifests import Manifest
     from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
     from tensorcas_mlflow.store import JoinedRows
 

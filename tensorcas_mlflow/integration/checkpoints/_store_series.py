@@ -28,7 +28,8 @@ from tensorcas_mlflow.integration.checkpoints._pages import note_dropped, note_s
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
-from tensorcas_mlflow.layout import STAND_INS, Manifest, Ref, RefTarget, list_dir, read_listed_refs, unquote_segment
+from tensorcas_mlflow.layout import STAND_INS, Ref, RefTarget, list_dir, read_listed_refs, unquote_segment
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.reader import StoreReads
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ class StoreSeries(Series):
             name = info.key.rpartition("/@")[2]
             step = step_named(name, self.suffix)
             # A number has more texts than one; the key of a step has the text of `target`.
-            if step is None or name != (str(step) if first.path is None else self._leaf(step)):
+            if step is None or name != (str(step) if first.path is None else posixpath.basename(self.artifact(step))):
                 continue
             if info.size == 0 and backend.is_carrier and not self._can_be_read(step):
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -249,28 +249,29 @@ class _MlflowDirectory:
 
     def names(self) -> list[str]:
         with self._asked():
-            experiments = list(self._all())
+            experiments = self._all()
             runs = self._client.search_runs([each.experiment_id for each in experiments], max_results=_PAGE)
             return sorted(({run.info.run_name or "" for run in runs} | {each.name for each in experiments}) - {""})
 
-    def _all(self, *, deleted: bool = False) -> Iterator[Any]:
+    def _all(self, *, deleted: bool = False) -> list[Any]:
         from mlflow.entities import ViewType
+        from mlflow.utils import get_results_from_paginated_fn
 
         view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
-        return _all_pages(self._client.search_experiments, view_type=view, max_results=_PAGE)
+        search = self._client.search_experiments
+        found: list[Any] = get_results_from_paginated_fn(lambda n, token: search(view, n, page_token=token), _PAGE)
+        return found
 
     def _search(self, condition: str, *, deleted: bool = False) -> list[NamedRun]:
         from mlflow.entities import ViewType
+        from mlflow.utils import get_results_from_paginated_fn
 
         view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
         with self._asked():
             names = {each.experiment_id: each.name for each in self._all(deleted=deleted)}
-            runs = _all_pages(
-                self._client.search_runs,
-                experiment_ids=list(names),
-                filter_string=condition,
-                run_view_type=view,
-                max_results=_PAGE,
+            search = self._client.search_runs
+            runs = get_results_from_paginated_fn(
+                lambda n, token: search(list(names), condition, view, n, page_token=token), _PAGE
             )
             return [
                 NamedRun(
@@ -313,13 +314,3 @@ def _batches(ids: Iterable[str]) -> Iterator[list[str]]:
     every = list(dict.fromkeys(ids))
     for start in range(0, len(every), _MOST_IDS):
         yield every[start : start + _MOST_IDS]
-
-
-def _all_pages(search: Callable[..., Any], **arguments: Any) -> Iterator[Any]:
-    token = None
-    while True:
-        page = search(page_token=token, **arguments)
-        yield from page
-        token = page.token
-        if not token:
-            return

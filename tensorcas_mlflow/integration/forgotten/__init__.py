@@ -20,9 +20,8 @@ from tensorcas_mlflow.integration.forgotten._holdings import (
     remove_copy,
 )
 from tensorcas_mlflow.integration.forgotten._lost import Lost, find_lost
-from tensorcas_mlflow.integration.forgotten._mlflow import open_registry, open_tracker
+from tensorcas_mlflow.integration.forgotten._mlflow import Experiment, Registry, Tracker
 from tensorcas_mlflow.integration.forgotten._plan import Kept, OrphanPlan, plan_orphans
-from tensorcas_mlflow.integration.forgotten._tracker import Experiment, Registry, Tracker
 
 __all__ = [
     "Experiment",
@@ -36,8 +35,6 @@ __all__ = [
     "drop_orphans",
     "find_holdings",
     "find_lost",
-    "open_registry",
-    "open_tracker",
     "orphaned_refs",
     "plan_orphans",
     "remove_copy",

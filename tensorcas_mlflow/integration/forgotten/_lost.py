@@ -11,8 +11,8 @@ import yaml  # type: ignore[import-untyped]
 from tensorcas_mlflow.backends import is_ours
 from tensorcas_mlflow.errors import FormatError, StoreNotFoundError
 from tensorcas_mlflow.integration.forgotten._holdings import Kind
-from tensorcas_mlflow.integration.forgotten._tracker import Artifacts, Tracker
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.integration.forgotten._mlflow import Artifacts, Tracker
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store
 
 _FLAVOR = "tensorcas"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,7 @@ from urllib.parse import urlsplit
 
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import BackendError, without_secrets
-from tensorcas_mlflow.integration.forgotten._holdings import Kind
-from tensorcas_mlflow.integration.forgotten._tracker import Artifacts, Experiment, Registry, Tracker
+from tensorcas_mlflow.integration.forgotten._holdings import Holding, Kind
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -24,29 +24,32 @@ _BY_ID = re.compile(r"models:/m-[0-9a-f]{32}")
 _PAGE = 1000
 
 
-def open_tracker(uri: str) -> Tracker:
-    """Open the tracking store at a URI.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """An experiment known to a tracking store, deleted or not."""
+
+    location: str
+    """Its artifact location."""
+    made_s: float
+    """Its creation, in seconds of Unix time; 0 if unknown."""
+
+
+class Tracker:
+    """A tracking store, as far as collection asks it.
 
     The caller must have access to everything. The tracking store must not keep workspaces, since it then answers for
     one workspace at a time.
 
     Raises:
         ValueError: There is none, or it keeps workspaces.
-        BackendError: It cannot be reached.
+        BackendError: It cannot be reached. All methods raise this if it does not answer, or not clearly.
     """
-    return _MlflowTracker(uri)
 
-
-def open_registry(uri: str) -> Registry:
-    """Open the model registry at a URI, possibly a tracking store's; otherwise as `open_tracker`."""
-    return _MlflowRegistry(uri)
-
-
-class _MlflowTracker:
     def __init__(self, uri: str) -> None:
         from mlflow import MlflowClient
 
         self.name = without_secrets(uri)
+        """The URI, without a password."""
         self._uri = uri
         _check_database(uri)
         with _asked("anything", self.name):
@@ -56,14 +59,17 @@ class _MlflowTracker:
             _check_workspaces("tracking store", self.name, self._store)
 
     def artifact_root(self, kind: Kind, of: str) -> str | None:
+        """Return the artifact root of a run, logged model or trace.
+
+        Returns:
+            The URI, "" if not recorded; None if this id certainly does not exist, not even as a restorable deleted one.
+        """
         with _asked(f"about {kind} {of}", self.name):
             return self._find(_QUESTIONS[kind], of)
 
-    def experiments(self) -> Sequence[Experiment]:
-        return self._experiments
-
     @Lazy
-    def _experiments(self) -> list[Experiment]:
+    def experiments(self) -> list[Experiment]:
+        """All experiments, deleted ones too."""
         from mlflow.entities import ViewType
 
         with _asked("about experiments", self.name):
@@ -73,6 +79,7 @@ class _MlflowTracker:
         ]
 
     def artifacts(self) -> Iterator[tuple[Kind, str, Artifacts]]:
+        """Yield kind, id and artifacts of each existing run and logged model."""
         with _asked("about experiments", self.name):
             experiments = [each.experiment_id for each in _all_pages(self._client.search_experiments)]
         for experiment in experiments:
@@ -80,9 +87,9 @@ class _MlflowTracker:
                 runs = _all_pages(self._client.search_runs, experiment_ids=[experiment])
                 models = _all_pages(self._client.search_logged_models, experiment_ids=[experiment])
             for run in runs:
-                yield "run", run.info.run_id, _MlflowArtifacts(run.info.artifact_uri or "", self._uri)
+                yield "run", run.info.run_id, Artifacts(run.info.artifact_uri or "", self._uri)
             for model in models:
-                yield "model", model.model_id, _MlflowArtifacts(model.artifact_location or "", self._uri)
+                yield "model", model.model_id, Artifacts(model.artifact_location or "", self._uri)
 
     def _find(self, question: Callable[[Any, str], str], of: str) -> str | None:
         """Ask for the artifact root of an id; return None only if the store itself clearly says there is none."""
@@ -99,7 +106,9 @@ class _MlflowTracker:
             raise
 
 
-class _MlflowArtifacts:
+class Artifacts:
+    """The artifacts of one run or logged model. Both methods raise `BackendError` if they do not answer."""
+
     def __init__(self, uri: str, tracking_uri: str) -> None:
         self.uri = uri
         self._tracking_uri = tracking_uri
@@ -111,6 +120,7 @@ class _MlflowArtifacts:
         return get_artifact_repository(self.uri, tracking_uri=self._tracking_uri)
 
     def paths(self) -> Iterator[str]:
+        """List all files below the root."""
         folders: list[str | None] = [None] if self.uri else []
         while folders:
             with _asked("about artifacts", self.uri):
@@ -122,13 +132,16 @@ class _MlflowArtifacts:
                     yield info.path
 
     def read(self, path: str) -> bytes:
+        """Read one file."""
         with _asked("about artifacts", self.uri), TemporaryDirectory(prefix="tensorcas-") as scratch:
             out = Path(scratch, "artifact")
             self._repository._download_file(path, str(out))
             return out.read_bytes()
 
 
-class _MlflowRegistry:
+class Registry:
+    """A model registry, possibly a tracking store's, as far as collection asks it; otherwise as `Tracker`."""
+
     def __init__(self, uri: str) -> None:
         from mlflow import MlflowClient
 
@@ -140,6 +153,7 @@ class _MlflowRegistry:
             _check_workspaces("model registry", self.name, self._client._get_registry_client().store)
 
     def registered_ids(self) -> set[str]:
+        """Return the ids of runs and logged models with artifacts used by a registered model version."""
         with _asked("about registered models", self.name):
             versions = _all_pages(self._client.search_model_versions)
             return {each for version in versions for each in self._ids_of(version)}
@@ -190,14 +204,12 @@ _QUESTIONS: dict[Kind, Callable[[Any, str], str]] = {"run": _run, "model": _mode
 
 
 def _all_pages(search: Callable[..., Any], **options: Any) -> list[Any]:
-    found: list[Any] = []
-    token = None
-    while True:
-        page = search(max_results=_PAGE, page_token=token, **options)
-        found += page
-        token = page.token
-        if not token:
-            return found
+    from mlflow.utils import get_results_from_paginated_fn
+
+    found: list[Any] = get_results_from_paginated_fn(
+        lambda n, token: search(max_results=n, page_token=token, **options), _PAGE
+    )
+    return found
 
 
 def _check_database(uri: str) -> None:
@@ -207,3 +219,18 @@ def _check_database(uri: str) -> None:
         file = Path(parts.path[1:])
         if not file.is_file():
             raise ValueError(f"there is no database {str(file)!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A holding, with the tracking stores' answers."""
+
+    holding: Holding
+    roots: tuple[str, ...]
+    """Its artifact root in each tracking store that knows it; empty if none does."""
+
+
+def ask(trackers: Sequence[Tracker], holding: Holding) -> Asked:
+    """Ask all tracking stores about a holding; raises as `Tracker`."""
+    roots = (tracker.artifact_root(holding.kind, holding.id) for tracker in trackers)
+    return Asked(holding=holding, roots=tuple(root for root in roots if root is not None))

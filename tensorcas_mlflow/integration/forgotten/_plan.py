@@ -13,7 +13,7 @@ from tensorcas_mlflow.backends import Root, is_ours
 from tensorcas_mlflow.base.notebook import PrintedPlan
 from tensorcas_mlflow.base.text import count_text, size_text
 from tensorcas_mlflow.integration.forgotten._holdings import Holding, drop_holding, folders_of_mlflow, look_again
-from tensorcas_mlflow.integration.forgotten._tracker import Asked, Registry, Tracker, ask
+from tensorcas_mlflow.integration.forgotten._mlflow import Asked, Registry, Tracker, ask
 from tensorcas_mlflow.store import Store
 
 _PROXIED = "mlflow-artifacts"
@@ -46,7 +46,7 @@ def shown_folders(
                 elif _in_one_form(root) == place:
                     shown.add(experiment)
     locations: set[str] = set()
-    for location in (each.location for tracker in trackers for each in tracker.experiments()):
+    for location in (each.location for tracker in trackers for each in tracker.experiments):
         path = _proxied_path(location)
         locations.update([_in_one_form(location)] if path is None else [f"{root}/{path}" for root in servers_roots])
     for experiment, each in asked.items():
@@ -173,7 +173,7 @@ def plan_orphans(
         return OrphanPlan(store=store, trackers=trackers, registries=registries)
     judge = _Judge(
         name=_names(trackers),
-        oldest_s=min((each.made_s for tracker in trackers for each in tracker.experiments()), default=0.0),
+        oldest_s=min((each.made_s for tracker in trackers for each in tracker.experiments), default=0.0),
         before_s=time.time() - grace_s,
         registered=_registered(registries),
     )

@@ -21,7 +21,7 @@ from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.models._folder import FLAVOR, STORE_KEY
 from tensorcas_mlflow.integration.models._load import store_for
 from tensorcas_mlflow.integration.models._saved import SavedModel, load_mlmodel, open_folder
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, copy_payload
 
 _PAGE_FILE = Path(MANIFEST_FILE).with_suffix(".html").name

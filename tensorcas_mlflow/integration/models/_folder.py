@@ -33,7 +33,8 @@ from mlflow.utils.yaml_utils import write_yaml
 from tensorcas_mlflow.adapter import Adapter, Array
 from tensorcas_mlflow.errors import TensorCasError, release, without_secrets
 from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
-from tensorcas_mlflow.layout import Manifest, as_step
+from tensorcas_mlflow.layout import as_step
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import Store
 
 

@@ -32,7 +32,8 @@ from tensorcas_mlflow.integration._figures import log_figures, model_tags, tag_m
 from tensorcas_mlflow.integration._home import as_lookup, home_of, local_folder, sends_files
 from tensorcas_mlflow.integration.models._folder import DATA, Extras, StoredModel, write_folder
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PendingSave, Store, abandon_pending, hold_pending, write_payload
 
 _logger = logging.getLogger(__name__)

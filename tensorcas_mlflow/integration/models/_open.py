@@ -23,7 +23,7 @@ from tensorcas_mlflow.errors import (
     StoreNotFoundError,
 )
 from tensorcas_mlflow.integration._home import find_store, home_of, is_plain_path
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.reader import CheckpointReader, open_manifest, open_path, open_ref
 
 MLMODEL_FILE_NAME = "MLmodel"

@@ -36,7 +36,8 @@ from tensorcas_mlflow.errors import (
     without_secrets,
 )
 from tensorcas_mlflow.integration.models._folder import FLAVOR, STORE_KEY
-from tensorcas_mlflow.layout import Manifest, list_blobs
+from tensorcas_mlflow.layout import list_blobs
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Store
 
 

@@ -18,7 +18,8 @@ from tensorcas_mlflow.integration.pages._history import HISTORY_PAGE
 from tensorcas_mlflow.integration.pages._render import render, source, visible
 from tensorcas_mlflow.integration.pages._run import RunFacts, run_facts_here
 from tensorcas_mlflow.integration.pages._tensors import STATE_BYTES, Value, packed_facts, whole_blocks
-from tensorcas_mlflow.layout import Manifest, Ref
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import Store
 
 MAX_ROWS_SHOWN = 20_000

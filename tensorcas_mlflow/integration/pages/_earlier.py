@@ -14,7 +14,8 @@ from tensorcas_mlflow.base import config
 from tensorcas_mlflow.base.digest import Digests, as_keys
 from tensorcas_mlflow.errors import TensorCasError
 from tensorcas_mlflow.integration._artifact_uri import store_root_for
-from tensorcas_mlflow.layout import STEP_TEXT, Manifest, Ref, is_shown, list_blobs, list_dir, step_of_text
+from tensorcas_mlflow.layout import STEP_TEXT, Ref, is_shown, list_blobs, list_dir, step_of_text
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import Store
 
 MAX_CHECKPOINTS = 50

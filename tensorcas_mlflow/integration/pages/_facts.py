@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.base.texts import Texts
-from tensorcas_mlflow.layout import Columns, Manifest, read_sketches
+from tensorcas_mlflow.layout.manifests import Columns, Manifest, read_sketches
 
 _LAYER = re.compile(r"(.*?(?:^|\.)\d+)\.")
 _MOST_PARTS = 64

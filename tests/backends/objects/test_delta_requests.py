@@ -14,7 +14,9 @@ import pytest
 
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import Backend, LocalBackend
-from tensorcas_mlflow.layout import Manifest, Ref, RefTarget, is_delta
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.manifests import Manifest
+from tensorcas_mlflow.layout.packs import is_delta
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store, _bases
 from tensorcas_mlflow.store._recent import RecentManifests

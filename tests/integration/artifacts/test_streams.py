@@ -156,6 +156,28 @@ def test_the_event_loop_goes_on_while_an_upload_is_stored(repository: TensorCasA
     assert n_turns > 10
 
 
+def test_a_cancelled_upload_leaves_what_was_there(
+    repository: TensorCasArtifactRepository, tmp_path: Path, long: bytes
+) -> None:
+    async def stalled() -> AsyncIterator[bytes]:
+        async for piece in pieces(long[: 5 << 20]):
+            yield piece
+        await asyncio.sleep(60)
+
+    async def cancelled() -> None:
+        await asyncio.wait_for(repository.log_artifact_from_async_stream(stalled(), "file.bin"), timeout=0.5)
+
+    upload(repository, pieces(b"\0before"))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(cancelled())
+    for thread in threading.enumerate():
+        if thread.name == "tensorcas-upload":
+            thread.join(10)
+    assert fetch(repository, "file.bin", tmp_path / "out") == b"\0before"
+    assert list(Store.open(tmp_path / "root").backend.list("intents")) == []
+
+
 @pytest.fixture(autouse=True)
 def no_upload_is_left() -> Iterator[None]:
     yield

@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from sklearn.linear_model import LinearRegression
 
-from tensorcas_mlflow.layout import Manifest
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, PAYLOAD_FILE, Store
 from tests.zygote import run_program
 

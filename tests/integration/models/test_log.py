@@ -20,8 +20,8 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from sklearn.linear_model import LinearRegression
 
 from tensorcas_mlflow.base import config
-from tensorcas_mlflow.layout import Manifest
 from tensorcas_mlflow.layout._records import record_bytes
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.store import MANIFEST_FILE, Store
 from tests.python_calls import calls_of
 from tests.stored_bytes import pack_bytes

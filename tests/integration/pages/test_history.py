@@ -21,7 +21,7 @@ from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.integration import _background
 from tensorcas_mlflow.integration.checkpoints import Keep, _pages
 from tensorcas_mlflow.integration.pages import RunFacts, SeriesFacts, _history, history_page
-from tensorcas_mlflow.layout import Manifest, sketch_bytes, sketched_rows
+from tensorcas_mlflow.layout.manifests import Manifest, sketch_bytes, sketched_rows
 from tensorcas_mlflow.store import Store
 from tests.integration.artifacts.pages import Page
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
-from tensorcas_mlflow.layout import MAX_DEPTH, RefTarget, bases_of, is_delta
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import MAX_DEPTH, bases_of, is_delta
 from tensorcas_mlflow.maintenance import _copy_refs, copy_refs, plan_gc, plan_optimize, read_source, verify
 from tensorcas_mlflow.store import Store, _batch, _save
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs, parse_intent, read_pack_table

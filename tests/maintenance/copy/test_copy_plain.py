@@ -11,7 +11,8 @@ import pytest
 from tensorcas_mlflow.backends import LocalPlainFiles
 from tensorcas_mlflow.errors import BackendError, ConflictError
 from tensorcas_mlflow.integration.forgotten import orphaned_refs
-from tensorcas_mlflow.layout import Manifest, Ref
+from tensorcas_mlflow.layout import Ref
+from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.maintenance import (
     Copied,
     CopyReport,

@@ -12,7 +12,7 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.layout import ENTRY
+from tensorcas_mlflow.layout.packs import ENTRY
 from tensorcas_mlflow.maintenance import Census, census_bytes, inventory_of_manifests, merge_inventories
 from tensorcas_mlflow.maintenance._gc_survey import Survey, survey
 from tensorcas_mlflow.store import Store

@@ -14,7 +14,7 @@ import pytest
 from tensorcas_mlflow.backends import BlobInfo, LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.files import pid_space
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.layout import segment_bytes
+from tensorcas_mlflow.layout.packs import segment_bytes
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, parse_intent, read_pack_table

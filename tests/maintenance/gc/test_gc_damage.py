@@ -9,7 +9,7 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.layout import pack_key
+from tensorcas_mlflow.layout.packs import pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair, store_stats, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, intent_bytes, list_packs

@@ -12,9 +12,9 @@ import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError, ConflictError, CorruptError, NewerFormatError, StoreNotFoundError
-from tensorcas_mlflow.layout import pack_name
 from tensorcas_mlflow.layout._format_blob import FORMAT_VERSION
 from tensorcas_mlflow.layout._records import record_bytes
+from tensorcas_mlflow.layout.packs import pack_name
 from tensorcas_mlflow.maintenance import GcPlan, plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes

@@ -12,7 +12,8 @@ from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.codecs import Codec
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.layout import PackWriter, Payload, RefTarget, bases_of, is_delta, pack_key
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import PackWriter, Payload, bases_of, is_delta, pack_key
 from tensorcas_mlflow.maintenance import plan_optimize, verify
 from tensorcas_mlflow.store import Policy, Store
 from tensorcas_mlflow.testing import FaultyBackend

@@ -13,7 +13,8 @@ from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.base.progress import Progress
 from tensorcas_mlflow.codecs import Effort
 from tensorcas_mlflow.errors import DirectAccessError
-from tensorcas_mlflow.layout import RefTarget, bases_of, is_delta, pack_key
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import bases_of, is_delta, pack_key
 from tensorcas_mlflow.maintenance import _optimize, disk_bytes, plan_optimize, plan_repair, verify
 from tensorcas_mlflow.maintenance._optimize import in_order
 from tensorcas_mlflow.store import Store

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.layout import MAX_DEPTH
+from tensorcas_mlflow.layout.packs import MAX_DEPTH
 from tensorcas_mlflow.maintenance._optimize_tree import IN_FULL, choose_bases
 from tensorcas_mlflow.store import MAX_PASSES
 

@@ -10,7 +10,8 @@ import numpy as np
 from tensorcas_mlflow.adapter import SKELETON
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.codecs import Effort
-from tensorcas_mlflow.layout import Entries, RefTarget, bases_of, is_delta
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import Entries, bases_of, is_delta
 from tensorcas_mlflow.maintenance import OptimizeReport, plan_gc, plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table

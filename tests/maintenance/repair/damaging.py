@@ -10,7 +10,8 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import FormatError
-from tensorcas_mlflow.layout import Ref, RefTarget, decode_chunk, pack_key
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.packs import decode_chunk, pack_key
 from tensorcas_mlflow.maintenance import RepairReport, open_damaged_backend, plan_repair
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table

@@ -10,7 +10,7 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.layout import pack_key
+from tensorcas_mlflow.layout.packs import pack_key
 from tensorcas_mlflow.maintenance import open_damaged_backend, plan_gc, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs

@@ -12,7 +12,8 @@ from tensorcas_mlflow.backends import MemoryBackend, Token
 from tensorcas_mlflow.base.digest import Buffer, digest
 from tensorcas_mlflow.codecs import Codec
 from tensorcas_mlflow.errors import BackendError, CorruptChunkError, FencedError
-from tensorcas_mlflow.layout import PackWriter, Payload, RefTarget, pack_key
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import PackWriter, Payload, pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, full_payload, list_packs

@@ -10,7 +10,8 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptError, PendingSavesError, StoreNotFoundError
-from tensorcas_mlflow.layout import RefTarget, make_table, pack_key, segment_bytes
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import make_table, pack_key, segment_bytes
 from tensorcas_mlflow.maintenance import open_damaged, open_damaged_backend, plan_gc, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, intent_bytes, list_packs, read_pack_table

@@ -9,7 +9,8 @@ from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.codecs import RAW
 from tensorcas_mlflow.errors import BackendError
-from tensorcas_mlflow.layout import FOOTER_BYTES, PackWriter, Payload, make_table, pack_key, segment_bytes
+from tensorcas_mlflow.layout.packs import PackWriter, Payload, make_table, pack_key, segment_bytes
+from tensorcas_mlflow.layout.packs._pack import FOOTER_BYTES
 from tensorcas_mlflow.maintenance import plan_repair
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table

@@ -47,7 +47,7 @@ def filled(root: Path, *, database: bool) -> Path:
 @pytest.fixture
 def left_to_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every manifest one that only pyarrow reads, as one of a later layout is."""
-    monkeypatch.setattr("tensorcas_mlflow.layout._manifest.read_own", lambda data, max_rows=None: None)
+    monkeypatch.setattr("tensorcas_mlflow.layout.manifests._manifest.read_own", lambda data, max_rows=None: None)
 
 
 @pytest.mark.usefixtures("left_to_pyarrow")

@@ -9,8 +9,9 @@ import pytest
 
 from tensorcas_mlflow.backends import Backend, MemoryBackend
 from tensorcas_mlflow.chunk_io import _catalog
-from tensorcas_mlflow.layout import RefTarget, _segment, read_segment, segment_bytes
-from tensorcas_mlflow.layout._segment import ROW
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import _index, read_segment, segment_bytes
+from tensorcas_mlflow.layout.packs._index import ROW
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, tidy_index
 from tests.maintenance.verify.stores import CHUNK_BYTES, noise, put, save, told
@@ -76,7 +77,7 @@ def test_a_save_does_not_rely_on_a_pack_to_which_a_damaged_segment_leads(folded:
 def test_a_large_damaged_segment_leads_no_save_to_a_pack(
     folded: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_segment, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(_index, "_SMALL_BYTES", 0)
     live = [name for name, _ in list_packs(folded)]
     packs = read_segment(segment_key(folded), folded.get(segment_key(folded))).packs
     rewrite(folded, pack=packs.index(live[0]))
@@ -88,7 +89,7 @@ def test_a_large_damaged_segment_leads_no_save_to_a_pack(
 def test_a_chunk_whose_row_of_a_large_segment_is_damaged_is_read_and_stored_again(
     folded: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_segment, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(_index, "_SMALL_BYTES", 0)
     store = Store.open_backend(folded)
     [ref] = store.checkpoints()
     rewrite(folded, offset=1)
@@ -136,7 +137,7 @@ def test_a_damaged_segment_is_replaced_by_a_collection(
     folded: MemoryBackend, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_large:
-        monkeypatch.setattr(_segment, "_SMALL_BYTES", 0)
+        monkeypatch.setattr(_index, "_SMALL_BYTES", 0)
     rewrite(folded, offset=1)
     tidy_index(folded, {name for name, _ in list_packs(folded)})
 

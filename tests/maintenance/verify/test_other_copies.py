@@ -11,7 +11,8 @@ import pytest
 from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.codecs import codec_numbered
 from tensorcas_mlflow.errors import BackendError, CorruptChunkError
-from tensorcas_mlflow.layout import PackWriter, Payload, Ref, RefTarget
+from tensorcas_mlflow.layout import Ref, RefTarget
+from tensorcas_mlflow.layout.packs import PackWriter, Payload
 from tensorcas_mlflow.maintenance import plan_gc, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, mark_loose, new_pack_name, read_pack_table

@@ -8,7 +8,9 @@ import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import CorruptError
-from tensorcas_mlflow.layout import FOOTER_BYTES, TABLE_ENTRY, RefTarget
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.packs import TABLE_ENTRY
+from tensorcas_mlflow.layout.packs._pack import FOOTER_BYTES
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, read_condemned

@@ -12,8 +12,10 @@ import pytest
 from tensorcas_mlflow.backends import Backend, BlobInfo, LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.errors import TensorCasError
-from tensorcas_mlflow.layout import FOOTER_BYTES, TABLE_ENTRY, Ref, RefTarget
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.layout._records import record_bytes
+from tensorcas_mlflow.layout.packs import TABLE_ENTRY
+from tensorcas_mlflow.layout.packs._pack import FOOTER_BYTES
 from tensorcas_mlflow.maintenance import Problem, VerifyReport, plan_gc, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs, read_pack_table

@@ -14,7 +14,8 @@ import safetensors.torch
 import torch
 
 from tensorcas_mlflow.file_formats import open_listing
-from tensorcas_mlflow.layout import KEPT_HEADER, RefTarget
+from tensorcas_mlflow.layout import RefTarget
+from tensorcas_mlflow.layout.manifests import KEPT_HEADER
 from tensorcas_mlflow.reader import convert, export_checkpoint, import_checkpoint, open_ref
 from tensorcas_mlflow.store import Store
 from tests.reader.exchange.doors import DOORS
