@@ -105,8 +105,8 @@ class _Call:
     def __enter__(self) -> None:
         if _gate._pid != os.getpid():
             _gate.renew()  # a library has forked by itself
+        self._here = weakref.ref(self, _gate.calls.discard)
         with _gate._lock:
-            self._here = weakref.ref(self, _gate.calls.discard)
             _gate.calls.add(self._here)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
