@@ -52,7 +52,7 @@ class FolderBackend(LocalBackend):
     def __init__(self, root: Path, *, uri: str | None = None) -> None:
         super().__init__(root, uri=uri)
         self._database = Database(self._top)
-        weakref.finalize(self, self._database.close).atexit = False  # all of them are closed then
+        weakref.finalize(self, _close, self._database).atexit = False  # all of them are closed then
         self._holding = Lock()
         self._held: dict[str, bytes] = {}
         """Blobs that the next commit writes, by key."""
@@ -681,3 +681,8 @@ def _in_memory(data: bytes) -> int:
 
 def _info(key: str, row: Row) -> BlobInfo:
     return BlobInfo(key, row.size, (row.time or 0) / 1e3, row.token)
+
+
+def _close(database: Database) -> None:
+    with contextlib.suppress(Exception):  # nobody is there to be told
+        database.close()

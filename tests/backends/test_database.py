@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import random
@@ -243,6 +244,27 @@ def test_backend_that_is_dropped_closes_its_connections(folder: Path) -> None:
     del backend
 
     assert not (folder / WAL).exists()
+
+
+def test_connections_of_a_dropped_backend_that_cannot_be_closed_bother_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk below a mount may be gone."""
+    shown: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    closed: list[object] = []
+
+    def close(self: _database.Database) -> None:
+        closed.append(self)
+        raise OSError(errno.ESTALE, "stale")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_database.Database, "close", close)
+        backend = FolderBackend(folder)
+        del backend
+
+    assert closed
+    assert not shown
 
 
 def test_threads_that_open_and_close_the_store_again_and_again_read_it(folder: Path) -> None:

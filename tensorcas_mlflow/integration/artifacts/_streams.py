@@ -91,7 +91,7 @@ class DrawnStream:
         # The next piece arrives while the thread stores the one before.
         self._next = asyncio.run_coroutine_threadsafe(self._draw(), self._loop)
 
-    async def _draw(self) -> bytes:
+    async def _draw(self) -> bytearray:
         """Return the next pieces as one; empty at the end."""
         drawn = bytearray()
         try:
@@ -102,7 +102,7 @@ class DrawnStream:
         except BaseException as error:
             self.failure = error
             raise
-        return bytes(drawn)
+        return drawn
 
     def readinto(self, buffer: memoryview, /) -> int:
         """Give the thread the next bytes; 0 at the end.

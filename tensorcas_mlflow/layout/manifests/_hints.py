@@ -8,7 +8,6 @@ a miss. Sketches are sampled words of the manifest's tensors.
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 import zstandard
 
 from tensorcas_mlflow.base.digest import Digests, digest, unique_rows
+from tensorcas_mlflow.layout._keys import is_pack_name
 from tensorcas_mlflow.layout.manifests._rows import Columns
 from tensorcas_mlflow.layout.packs import ENTRY, Entries, is_delta, is_possible
 
@@ -31,7 +31,6 @@ _PACK_BYTES = 40
 _NAME_BYTES = 16
 _MOST_NAMED = 1024
 """Bound of the packs in hints of deltas: a reader asks for the table of each."""
-_PACK_NAME = re.compile(r"[0-9a-f]{32}")
 _COLUMNS = (
     ("pack", "<u4"),
     ("offset", "<i8"),
@@ -116,7 +115,7 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
         return None
     if n_rows != len(distinct) or len(body) != n_rows * _ROW_BYTES or not isinstance(packs, list):
         return None
-    if not all(isinstance(name, str) and _PACK_NAME.fullmatch(name) for name in packs):
+    if not all(map(is_pack_name, packs)):
         return None
     entries = np.zeros(n_rows, dtype=ENTRY)
     entries["digest"] = distinct
