@@ -78,10 +78,12 @@ class Program:
             subprocess.TimeoutExpired: It had not ended after so many seconds, and was killed.
         """
         with self._answers:
-            if not select.select([self._answers], [], [], timeout)[0]:
+            self._answers.settimeout(timeout)  # unlike select, for any number of open files
+            try:
+                return int(self._answers.recv(64))
+            except TimeoutError:
                 os.kill(self.pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired("a forked program", timeout)
-            return int(self._answers.recv(64))
+                raise subprocess.TimeoutExpired("a forked program", timeout) from None
 
 
 def run_program(
