@@ -24,10 +24,10 @@ from tensorcas_mlflow.errors import (
     BlobNotFoundError,
     ChunkNotFoundError,
     CorruptChunkError,
-    CorruptError,
     DerivedTensorError,
+    FormatError,
 )
-from tensorcas_mlflow.layout import FORMS
+from tensorcas_mlflow.layout import FORMS, list_dir
 from tensorcas_mlflow.layout.manifests import Columns, Manifest, Row, Rows
 from tensorcas_mlflow.layout.packs import pack_key, pack_name
 
@@ -80,14 +80,6 @@ _MOST_FORMS = 64
 R = TypeVar("R")
 
 
-class _StoredAsError(Exception):
-    """No pack holds a chunk, and the manifest that needs it has a form."""
-
-    def __init__(self, form: Manifest) -> None:
-        super().__init__(form.label)
-        self.form = form
-
-
 class ChunkReader:
     """Reader of the chunks of one store, through the local cache.
 
@@ -119,28 +111,67 @@ class ChunkReader:
         self._forms: dict[str, Manifest] = {}
         """Forms that reads have needed so far, by the digest of their manifest."""
 
-    def _by_form(self, manifest: Manifest, read: Callable[[Manifest], R]) -> R:
-        """Read something of a manifest: by its form, if packs do not hold all of its chunks."""
-        tried: str | None = None
-        followed: set[str] = set()
-        while True:
-            form = self._forms.get(manifest.digest)
+    def _by_form(self, manifest: Manifest, n_parts: int, read: Callable[[Manifest, Offsets], None]) -> None:
+        """Read parts of a manifest's content, each by the manifest or by one of its forms.
+
+        Args:
+            manifest: The manifest.
+            n_parts: Number of the parts, such as rows.
+            read: Reads some parts, given by their numbers, as one manifest says that they are stored.
+        """
+        parts = np.arange(n_parts)
+        try:
+            self._by_one(manifest, parts, read)
+        except (ChunkNotFoundError, FormatError):
+            if n_parts < 2 or not self._form_keys(manifest):
+                raise
+            # Perhaps packs hold some parts, and a form makes the others.
+            for part in np.split(parts, n_parts):
+                self._by_one(manifest, part, read)
+
+    def _by_one(self, manifest: Manifest, parts: Offsets, read: Callable[[Manifest, Offsets], R]) -> R:
+        """Read parts of a manifest's content, all by the manifest or all by one form."""
+        found: ChunkNotFoundError | FormatError | None = None
+        for way in self._manifests_of(manifest):
             try:
-                return read(form or manifest)
-            except _StoredAsError as found:
-                if found.form.digest in followed:
-                    raise CorruptError(f"{FORMS}/{manifest.digest}", "manifests are forms of each other") from None
-                followed.add(found.form.digest)
+                if isinstance(way, FormatError):
+                    raise way
+                result = read(way, parts)
+            except (ChunkNotFoundError, FormatError) as error:
+                # Damage tells more than that another manifest's chunks are not there.
+                if found is None or (isinstance(found, ChunkNotFoundError) and isinstance(error, FormatError)):
+                    found = error
+                continue
+            if way is manifest:
+                self._forms.pop(manifest.digest, None)
+            else:
                 if len(self._forms) >= _MOST_FORMS:
                     self._forms.clear()
-                self._forms[manifest.digest] = found.form
-            except ChunkNotFoundError:
-                if form is None or form.digest == tried:
-                    raise
-                # Perhaps an optimization has stored the content in another way since.
-                tried = form.digest
-                followed.clear()
-                self._forms.pop(manifest.digest, None)
+                self._forms[manifest.digest] = way
+            return result
+        assert found is not None
+        raise found
+
+    def _manifests_of(self, manifest: Manifest) -> Iterator[Manifest | FormatError]:
+        """Yield the manifests that may say how a content is stored, until one is read; the likeliest first."""
+        if manifest.digest in self._forms:
+            yield self._forms[manifest.digest]
+        yield manifest
+        if not (keys := self._form_keys(manifest)):
+            return
+        from tensorcas_mlflow.layout.manifests import forms_of  # a read that finds all chunks in packs needs none
+
+        forms = []
+        for form in forms_of(self._backend, manifest, keys):
+            forms.append(form)
+            yield form
+        # A form costs less to find than the tables of all packs, so these come last.
+        self._catalog.refresh_from_packs()
+        yield manifest
+        yield from forms
+
+    def _form_keys(self, manifest: Manifest) -> Sequence[str]:
+        return [info.key for info in list_dir(self._backend, f"{FORMS}/{manifest.digest}")[0]]
 
     def tensors(
         self,
@@ -175,34 +206,38 @@ class ChunkReader:
         copy: bool | None = None,
         is_private: bool = False,
         way: Way | None = None,
-        needed_by: Offsets | None = None,
     ) -> list[Array]:
         """Read whole rows by their numbers; otherwise like `tensors`.
 
         Args:
             manifest: A manifest of this store.
-            rows: Numbers of the rows; those of inputs of derived rows follow the content's.
+            rows: Numbers of the rows.
             verify: Whether to check every chunk. The chunks of derived rows are always checked.
             outs: Arrays to fill, by position among ``rows``, checked by `check_outs`.
             copy: See `Store.read_tensors`.
             is_private: Whether views of mapped packs are writable; writes never reach the packs.
             way: See `Store.read_tensors`.
-            needed_by: Numbers of the rows that need them, for errors; by default they themselves.
 
         Returns:
             An array a row, in their order.
         """
-        read = partial(
-            self._rows,
-            rows=rows,
-            verify=verify,
-            outs=outs or {},
-            copy=copy,
-            is_private=is_private,
-            way=way,
-            needed_by=needed_by,
-        )
-        return self._by_form(manifest, read)
+        found: dict[int, Array] = {}
+
+        def read(each: Manifest, some: Offsets) -> None:
+            arrays = self._rows(
+                each,
+                rows[some],
+                verify=verify,
+                outs={at: outs[place] for at, place in enumerate(some.tolist()) if place in outs} if outs else {},
+                copy=copy,
+                is_private=is_private,
+                way=way,
+                needed_by=rows[some],
+            )
+            found.update(zip(some.tolist(), arrays, strict=True))
+
+        self._by_form(manifest, len(rows), read)
+        return [found[at] for at in range(len(rows))]
 
     def _rows(
         self,
@@ -214,9 +249,12 @@ class ChunkReader:
         copy: bool | None,
         is_private: bool,
         way: Way | None,
-        needed_by: Offsets | None,
+        needed_by: Offsets,
     ) -> list[Array]:
-        """Read rows as one manifest says that they are stored; see `rows`."""
+        """Read rows as one manifest says that they are stored; see `rows`.
+
+        The numbers of inputs of derived rows follow the content's. Errors name the tensors among ``needed_by``.
+        """
         columns = manifest.table
         if manifest.derived and (derived := manifest.derivations(rows)):
             stored = np.delete(np.arange(len(rows)), list(derived))
@@ -246,7 +284,7 @@ class ChunkReader:
         if mapped:
             digests = columns.digests[columns.chunks_of(rows[left])]
         arrays, target = new_arrays(columns, rows[left], manifest.chunk_bytes, outs)
-        owner = _owner(manifest, rows[left], rows if needed_by is None else needed_by)
+        owner = _owner(manifest, rows[left], needed_by)
         self._read(Wanted(digests=digests, target=target, verify=verify), owner, way)
         if not mapped:
             return list(arrays)
@@ -372,9 +410,7 @@ class ChunkReader:
         """
         return pieces if self._cache is None else self._cache.kept(self._store_id, pack, pieces)
 
-    def check(
-        self, manifest: Manifest, rows: Offsets, *, needed_by: Offsets | None = None, by_form: bool = True
-    ) -> None:
+    def check(self, manifest: Manifest, rows: Offsets, *, by_form: bool = True) -> None:
         """Check that the store holds an intact copy of every chunk of some rows, by their numbers.
 
         The check reads the stored bytes of each chunk, and of the bases of deltas, and compares them with the digests
@@ -384,22 +420,17 @@ class ChunkReader:
         Args:
             manifest: A manifest of this store.
             rows: The rows.
-            needed_by: See `rows`.
             by_form: Whether a form of the manifest may say how chunks are stored that packs lack.
         """
         if by_form:
-            self._by_form(manifest, lambda each: self._check(each, rows, needed_by))
-            return
-        try:
-            self._check(manifest, rows, needed_by)
-        except _StoredAsError as found:
-            reason = f"packs lack chunks of it, which only its form {found.form.digest} makes"
-            raise CorruptError(f"manifests/{manifest.digest}", reason) from None
+            self._by_form(manifest, len(rows), lambda each, some: self._check(each, rows[some], rows[some]))
+        else:
+            self._check(manifest, rows, rows)
 
-    def _check(self, manifest: Manifest, rows: Offsets, needed_by: Offsets | None) -> None:
+    def _check(self, manifest: Manifest, rows: Offsets, needed_by: Offsets) -> None:
         columns = manifest.table
         derived = list(manifest.derivations(rows).values())
-        needed_by, rows = rows if needed_by is None else needed_by, _with_sources(rows, derived)
+        rows = _with_sources(rows, derived)
         digests, sizes = columns.digests[columns.chunks_of(rows)], columns.chunk_sizes(manifest.chunk_bytes, rows)
         owner = _owner(manifest, rows, needed_by)
         everything = np.arange(len(digests))
@@ -432,7 +463,7 @@ class ChunkReader:
 
         try:
             self._evaluate(manifest, [derivation], partial(room_for, manifest), _drop, known=inputs, verify=True)
-        except _StoredAsError:  # an optimization has stored the content in another way since
+        except ChunkNotFoundError:  # an optimization has stored the content in another way since
             self.check(manifest, np.array([derivation.row]))
 
     def _suspects(self, places: Places) -> Any:
@@ -448,7 +479,7 @@ class ChunkReader:
         self, manifest: Manifest, names: Iterable[str] | None, *, copy: bool | None = None, way: Way | None = None
     ) -> ReadPlan:
         """Return the plan `tensors` would follow now; see `Store.explain`."""
-        return self._by_form(manifest, lambda each: self._explain(each, names, copy, way))
+        return self._by_one(manifest, np.arange(0), lambda each, _: self._explain(each, names, copy, way))
 
     def _explain(self, manifest: Manifest, names: Iterable[str] | None, copy: bool | None, way: Way | None) -> ReadPlan:
         columns = manifest.table
@@ -515,15 +546,18 @@ class ChunkReader:
             end = max(begin + 1, int(np.searchsorted(stops, base + _FILE_BATCH_BYTES, side="right")))
             block = np.empty(int(stops[end - 1]) - base, dtype=np.uint8).data
             target = Target.of_block(block, sizes[begin:end])
-            self._by_form(manifest, partial(self._read_piece, begin=begin, target=target, verify=verify, last=last))
+            read = partial(self._read_piece, begin=begin, target=target, verify=verify, last=last)
+            self._by_form(manifest, len(target), read)
             yield block
             begin = end
 
-    def _read_piece(self, manifest: Manifest, *, begin: int, target: Target, verify: bool, last: LastRow) -> None:
-        """Read the chunks from some number on into a target, as one manifest says that they are stored."""
-        chunks = np.arange(begin, begin + len(target))
-        if manifest.derived:
-            outs = [target.view(chunk) for chunk in range(len(target))]
+    def _read_piece(
+        self, manifest: Manifest, some: Offsets, *, begin: int, target: Target, verify: bool, last: LastRow
+    ) -> None:
+        """Read some of the chunks from some number on into a target, as one manifest says that they are stored."""
+        chunks = some + begin
+        if manifest.derived or len(some) < len(target):
+            outs = [target.view(chunk) for chunk in some.tolist()]
             self._read_chunks(manifest, chunks, outs, verify=verify, last=last)
         else:
             owner = ChunkOwner(manifest.label, manifest.rows, first=begin, manifest=manifest)
@@ -541,7 +575,11 @@ class ChunkReader:
             verify: Whether to check each against its digest. The chunks of derived rows are always checked.
             last: The derived row that the caller read last. It is freed after its last chunk.
         """
-        self._by_form(manifest, lambda each: self._read_chunks(each, chunks, outs, verify=verify, last=last))
+
+        def read(each: Manifest, some: Offsets) -> None:
+            self._read_chunks(each, chunks[some], [outs[at] for at in some.tolist()], verify=verify, last=last)
+
+        self._by_form(manifest, len(chunks), read)
 
     def _read_chunks(
         self, manifest: Manifest, chunks: Offsets, outs: Sequence[memoryview], *, verify: bool, last: LastRow
@@ -664,47 +702,33 @@ class ChunkReader:
         """Look up chunks.
 
         Raises:
-            ChunkNotFoundError: No pack holds one.
-            _StoredAsError: No known pack holds one, and the manifest that needs it has a form.
+            ChunkNotFoundError: No pack holds one. If the manifest that needs it has a form, only the index was asked.
         """
-        catalog = self._catalog
-        # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed. They come last, as
-        # the tables of all packs cost the most.
-        look_ups = (
-            partial(catalog.look_at_latest, digests),
-            catalog.refresh,
-            partial(self._look_for_form, owner, is_last=False),
-            catalog.refresh_from_packs,
-            catalog.refresh_from_packs,
-            partial(self._look_for_form, owner),
-        )
-        for look_up in look_ups:
-            places = catalog.find(digests, without)
+        for places in self._look_ups(digests, without, owner):
             if places.found.all():
                 return places
-            look_up()
-        places = catalog.find(digests, without)
-        if not places.found.all():
-            if catalog.refusal is not None:
-                raise catalog.refusal
-            missing = np.flatnonzero(~places.found)
-            names, suspects = owner.names(chunks[missing]), tuple(catalog.suspects())
-            digest_text = digests[missing[0]].tobytes().hex()
-            raise ChunkNotFoundError(digest_text, len(missing), owner.label, names, suspects)
-        return places
+        if self._catalog.refusal is not None:
+            raise self._catalog.refusal
+        missing = np.flatnonzero(~places.found)
+        names, suspects = owner.names(chunks[missing]), tuple(self._catalog.suspects())
+        digest_text = digests[missing[0]].tobytes().hex()
+        raise ChunkNotFoundError(digest_text, len(missing), owner.label, names, suspects)
 
-    def _look_for_form(self, owner: ChunkOwner, *, is_last: bool = True) -> None:
-        """Raise `_StoredAsError` if the manifest that needs some chunks has a form."""
-        try:
-            from tensorcas_mlflow.layout.manifests import find_form  # a read that finds all chunks in packs needs none
-
-            form = None if owner.manifest is None else find_form(self._backend, owner.manifest)
-        except CorruptError:
-            if is_last:
-                raise
-            return  # packs that the index does not name may hold the chunks
-        if form is not None:
-            raise _StoredAsError(form)
+    def _look_ups(self, digests: Digests, without: frozenset[str], owner: ChunkOwner) -> Iterator[Places]:
+        """Look up chunks again and again, each time in more packs."""
+        catalog = self._catalog
+        yield catalog.find(digests, without)
+        catalog.look_at_latest(digests)
+        yield catalog.find(digests, without)
+        catalog.refresh()
+        yield catalog.find(digests, without)
+        if owner.manifest is not None and self._form_keys(owner.manifest):
+            return
+        # Read the packs twice: a chunk moved during the listing may be in a new pack not yet listed. They come last, as
+        # the tables of all packs cost the most.
+        for _ in range(2):
+            catalog.refresh_from_packs()
+            yield catalog.find(digests, without)
 
     def _read_at(self, places: Places, wanted: Wanted, numbers: Any, way: Way | None) -> list[Damage]:
         """Read chunks from places; return the damaged ones, by ``numbers``.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, as_keys, prefixe
 from tensorcas_mlflow.base.tensors import Offsets
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import BackendError, BlobNotFoundError, CorruptError, FormatError, StarvedError
-from tensorcas_mlflow.layout import Ref, RefSeen, list_blobs
-from tensorcas_mlflow.layout.manifests import Manifest, find_form
+from tensorcas_mlflow.layout import Ref, RefSeen, form_key, list_blobs
+from tensorcas_mlflow.layout.manifests import Manifest, forms_of
 from tensorcas_mlflow.layout.packs import (
     ENTRY,
     IN_FULL,
@@ -578,8 +579,10 @@ def as_stored(store: Store, name: str, manifest: Manifest, formed: frozenset[str
         formed: Manifests that have forms.
     """
     if name in formed:
-        with suppress(FormatError, BackendError):
-            return find_form(store.backend, manifest) or manifest
+        with suppress(BackendError):
+            # Another name of the content may have another form, and its own may be damaged.
+            forms = chain(forms_of(store.backend, manifest, [form_key(name)]), forms_of(store.backend, manifest))
+            return next((form for form in forms if isinstance(form, Manifest)), manifest)
     return manifest
 
 

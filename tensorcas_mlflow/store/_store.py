@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -37,6 +38,7 @@ from tensorcas_mlflow.errors import (
     BlobNotFoundError,
     ChunkNotFoundError,
     ConflictError,
+    CorruptChunkError,
     CorruptError,
     ForbiddenError,
     FormatError,
@@ -637,14 +639,14 @@ class Store(Refs):
         data = memoryview(bytearray(n_bytes))
         try:
             self.chunks.read(digest, [data], verify=True)
-        except ChunkNotFoundError:
+        except (ChunkNotFoundError, CorruptChunkError):
             for form in each_form(self.backend):
                 at = np.flatnonzero((form.digests == digest).all(axis=1))
                 if len(at):
-                    self.chunks.read_chunks(form, at[:1], [data], verify=True, last=LastRow())
-                    break
-            else:
-                raise
+                    with suppress(ChunkNotFoundError, FormatError):
+                        self.chunks.read_chunks(form, at[:1], [data], verify=True, last=LastRow())
+                        return data
+            raise
         return data
 
     def relies_on(self, copy: TensorCopy) -> bool:

@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(
         fault="a reader that meets a form of other content",
         test="test_form_of_another_content_is_not_believed[memory]",
-        definition="find_form",
+        definition="forms_of",
         before="form is not None and form.digest != manifest.digest and has_content_of(form, manifest)",
         after="form is not None and form.digest != manifest.digest",
     ),
@@ -57,8 +57,15 @@ MUTANTS = (
     Mutant(
         fault="an optimization for restore behind an open reader of a form",
         test="test_open_reader_finds_what_a_form_made_in_packs_again",
+        definition="ChunkReader._manifests_of",
+        before="yield self._forms[manifest.digest]",
+        after="yield self._forms[manifest.digest]; return",
+    ),
+    Mutant(
+        fault="a tensor in packs whose form lacks an input",
+        test="test_each_tensor_is_read_from_packs_or_by_the_form[memory-read]",
         definition="ChunkReader._by_form",
-        before="form is None or form.digest == tried",
+        before="n_parts < 2",
         after="True",
     ),
     Mutant(

@@ -15,7 +15,7 @@ from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.layout.manifests._derived import Derivation, kind_of
-    from tensorcas_mlflow.layout.manifests._forms import each_form, find_form, has_content_of, read_form
+    from tensorcas_mlflow.layout.manifests._forms import each_form, forms_of, has_content_of, read_form
     from tensorcas_mlflow.layout.manifests._hints import (
         Hints,
         hint_bytes,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_derived": "Derivation kind_of",
-    "_forms": "each_form find_form has_content_of read_form",
+    "_forms": "each_form forms_of has_content_of read_form",
     "_hints": (
         "Hints hint_bytes pack_hint_bytes read_hints read_pack_hints read_sketches sketch_bytes sketched_rows "
         "split_hints"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -14,30 +14,27 @@ from tensorcas_mlflow.layout._records import read_ref, read_refs_around
 from tensorcas_mlflow.layout.manifests._manifest import MAX_BYTES, Manifest
 
 
-def find_form(backend: Backend, manifest: Manifest) -> Manifest | None:
-    """Return a form of a manifest, or None if the store has none.
+def forms_of(
+    backend: Backend, manifest: Manifest, keys: Iterable[str] | None = None
+) -> Iterator[Manifest | FormatError]:
+    """Yield the forms of a manifest, and errors of those that cannot be read.
 
     Args:
         backend: Backend of the store.
         manifest: The manifest, maybe from a copy of it elsewhere. Its name in the store need not be known.
-
-    Raises:
-        CorruptError: A form is damaged, and there is no other.
-        NewerFormatError: A later release wrote one.
+        keys: Keys of the forms; by default those of all manifests with this content.
     """
-    damage: CorruptError | None = None
-    for info in list_dir(backend, f"{FORMS}/{manifest.digest}")[0]:
+    if keys is None:
+        keys = [info.key for info in list_dir(backend, f"{FORMS}/{manifest.digest}")[0]]
+    for key in keys:
         try:
-            ref = read_ref(backend, info.key)
+            ref = read_ref(backend, key)
             form = None if ref is None else read_form(backend, ref.manifest)
-        except CorruptError as error:
-            damage = error
+        except FormatError as error:
+            yield error
             continue
         if form is not None and form.digest != manifest.digest and has_content_of(form, manifest):
-            return form if manifest.label is None else form.labelled(manifest.label)
-    if damage is not None:
-        raise damage
-    return None
+            yield form if manifest.label is None else form.labelled(manifest.label)
 
 
 def each_form(backend: Backend) -> Iterator[Manifest]:
