@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from tensorcas_mlflow.backends import DATABASE_FILES, Backend, map_requests
+from tensorcas_mlflow.base.digest import Digests
 from tensorcas_mlflow.base.notebook import MOST_ROWS, Tabular, html_table, table_of_records
 from tensorcas_mlflow.base.text import size_text
 from tensorcas_mlflow.codecs import CODECS
@@ -18,6 +19,7 @@ from tensorcas_mlflow.layout.manifests import read_form
 from tensorcas_mlflow.layout.packs import Entries, pack_key
 from tensorcas_mlflow.maintenance._census import Census
 from tensorcas_mlflow.maintenance._inventory import (
+    NO_DIGESTS,
     DigestSet,
     Inventory,
     PackTables,
@@ -417,7 +419,7 @@ class StoredBytes:
             CorruptError: A manifest cannot be read.
         """
         listed = sorted(refs, key=lambda ref: (ref.created, ref.key))
-        self._inventory = _inventory_of(store, listed)
+        self._inventory, self._forms = _inventory_of(store, listed)
         self.refs = tuple(ref for ref in listed if ref.manifest in self._inventory.position)
         """The refs whose manifests are there, oldest first."""
         self._chunk_bytes, self._manifest_bytes = _stored_bytes(store.backend, self._inventory)
@@ -432,9 +434,13 @@ class StoredBytes:
         number = {owner: at for at, owner in enumerate(dict.fromkeys(owners))}
         owner_of_ref = np.array([number[owner] for owner in owners], dtype=np.int64)
         rank = np.full(len(inventory.manifests), len(refs), dtype=np.int64)
-        at_manifest = np.array([inventory.position[ref.manifest] for ref in refs], dtype=np.int64)
-        np.minimum.at(rank, at_manifest, np.arange(len(refs)))
-        pairs = np.unique(at_manifest << 32 | owner_of_ref)
+        # A ref needs its manifest, and the manifest of its form.
+        formed = [at for at, ref in enumerate(refs) if ref.manifest in self._forms]
+        names = [*(ref.manifest for ref in refs), *(self._forms[refs[at].manifest] for at in formed)]
+        at_manifest = np.array([inventory.position[name] for name in names], dtype=np.int64)
+        at_ref = np.append(np.arange(len(refs)), np.array(formed, dtype=np.int64))
+        np.minimum.at(rank, at_manifest, at_ref)
+        pairs = np.unique(at_manifest << 32 | owner_of_ref[at_ref])
         ownership = _Ownership(manifest=pairs >> 32, owner=pairs & 0xFFFFFFFF, n_manifests=len(inventory.manifests))
 
         sums = _sums_of(ownership, inventory, self._chunk_bytes, self._manifest_bytes, n_owners=len(number))
@@ -489,16 +495,9 @@ def bytes_freed_by(store: Store, refs: Sequence[Ref]) -> int:
     Raises:
         CorruptError: A ref or manifest of the store cannot be read.
     """
-    every = store.checkpoints()
-    inventory = _inventory_of(store, every)
-    every = [ref for ref in every if ref.manifest in inventory.position]
-    dropped = {ref.key for ref in refs}
-    at_manifest = np.array([inventory.position[ref.manifest] for ref in every], dtype=np.int64)
-    is_kept = np.array([ref.key not in dropped for ref in every], dtype=np.int64)
-    pairs = np.unique(at_manifest << 32 | is_kept)
-    ownership = _Ownership(manifest=pairs >> 32, owner=pairs & 1, n_manifests=len(inventory.manifests))
-    sums = _sums_of(ownership, inventory, *_stored_bytes(store.backend, inventory), n_owners=2)
-    return int(sums.exclusive[0])
+    stored, dropped = StoredBytes(store, store.checkpoints()), {ref.key for ref in refs}
+    owned = stored.divide([ref.key in dropped for ref in stored.refs]).owned
+    return owned[True].exclusive_bytes if True in owned else 0
 
 
 def _sums_of(
@@ -617,8 +616,13 @@ def _stored_bytes(backend: Backend, inventory: Inventory) -> tuple[Any, Any]:
     return np.where(least == np.iinfo(np.int64).max, 0, least), manifest_bytes
 
 
-def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
-    """Take the inventory of the manifests of some refs and of all packs: from a census, and reading what it lacks."""
+def _inventory_of(store: Store, refs: Sequence[Ref]) -> tuple[Inventory, Mapping[str, str]]:
+    """Take the inventory of the manifests of some refs and of all packs: from a census, and reading what it lacks.
+
+    Returns:
+        The inventory, in which the chunks of a manifest with a form are those of the form's manifest; and that one's
+        name for each of these.
+    """
     backend = store.backend
     census = Census(backend)
     census.load()
@@ -640,13 +644,17 @@ def _inventory_of(store: Store, refs: Sequence[Ref]) -> Inventory:
         if isinstance(table, np.ndarray):
             tables[name] = table
     census.learn_packs(tables, sizes)
-    forms = [ref for ref in p.read_refs(backend, below=FORMS) if ref.of in by_manifest]
-    read = map_requests(backend, lambda ref: read_form(backend, ref.manifest), forms)
-    formed = [
-        (str(ref.of), manifests.get(str(ref.of), 0) + manifests.get(ref.manifest, 0), form.stored_digests)
-        for ref, form in zip(forms, read, strict=True)
-        if form is not None
-    ]
-    others = by_manifest.keys() - {name for name, _, _ in formed}
-    others_alone = census.inventory.only(manifests=others, packs=sizes)
-    return merge_inventories([others_alone, inventory_of_manifests(formed)]) if formed else others_alone
+    forms = {str(ref.of): ref.manifest for ref in p.read_refs(backend, below=FORMS) if ref.of in by_manifest}
+    names = sorted(set(forms.values()) - by_manifest.keys())
+    read = map_requests(backend, lambda name: read_form(backend, name), names)
+    stored: dict[str, Digests] = {
+        name: form.stored_digests for name, form in zip(names, read, strict=True) if form is not None
+    }
+    forms = {of: name for of, name in forms.items() if name in stored or name in census.manifests}
+    in_forms = forms.keys() - set(forms.values())
+    stored |= dict.fromkeys(in_forms, NO_DIGESTS)
+    inventory = census.inventory.only(manifests=by_manifest.keys() - in_forms, packs=sizes)
+    if stored:
+        named = [(name, manifests.get(name, 0), digests) for name, digests in stored.items()]
+        inventory = merge_inventories([inventory, inventory_of_manifests(named)])
+    return inventory, forms

@@ -12,9 +12,10 @@ from tensorcas_mlflow.layout import ref_bytes
 from tensorcas_mlflow.layout.manifests import read_form
 from tensorcas_mlflow.maintenance import find_shares, plan_gc, plan_repair, store_stats, verify
 from tensorcas_mlflow.store import Store
+from tensorcas_mlflow.store.protocol import list_packs, read_pack_table
 from tests.derived.made import check_loads, save
 from tests.derived.test_maintenance import flip_chunk
-from tests.forms.made import Family, digests_of, drop, form_in, held, no_search, optimize
+from tests.forms.made import Family, collect, digests_of, drop, form_in, held, no_search, optimize
 from tests.maintenance.copy.copying import copy
 from tests.maintenance.repair.damaging import overwrite
 
@@ -141,6 +142,34 @@ def test_figures_count_inputs_for_the_checkpoints_that_are_made_of_them(family: 
     assert alone["model"] < 20_000
     assert both.shared_bytes > 0.5 * sum(array.nbytes for array in family.model.values())
     assert of_copy.needed_bytes > both.shared_bytes
+
+
+def under_two_names(family: Family) -> None:
+    """Save the copy again as a process does that does not know its manifest."""
+    name = family.of_copy.manifest.partition(".")[0] + ".00000000"
+    blob = family.store.backend.get(f"manifests/{family.of_copy.manifest}")
+    family.store.backend.put_new(f"manifests/{name}", [blob])
+    ref = dataclasses.replace(family.of_copy, key_="refs/runs/other/@0", run_id="other", manifest=name)
+    family.store.backend.put_new(ref.key, [ref_bytes(ref)])
+
+
+@pytest.mark.parametrize("how", ["derived", "in full", "two names"])
+def test_figures_count_what_a_collection_keeps(how: str) -> None:
+    family = Family(MemoryBackend())
+    if how == "two names":
+        under_two_names(family)
+    optimize(family.store)
+    if how == "in full":
+        optimize(family.store, for_restore=True)
+    collect(family.store)
+    backend = family.store.backend
+    kept = sum(info.size for info in backend.list("manifests"))
+    kept += sum(int(read_pack_table(backend, name)["stored_bytes"].sum()) for name, _ in list_packs(backend))
+
+    found = find_shares(fresh(family), "run")
+
+    assert found.needed_bytes == sum(share.exclusive_bytes for share in found.shares) + found.shared_bytes == kept
+    assert sum(share.marginal_bytes for share in found.shares) == kept
 
 
 def damage(family: Family, key: str) -> str:
