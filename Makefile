@@ -93,8 +93,8 @@ bench: $(STAMP) ## measure speed, size and memory beside other formats and tools
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python -m benchmarks $(PARTS)
 
-bench-smoke: $(STAMP) ## see that the benchmark runs and that everybody gives back what it was given
-	$(BIN)/python -m benchmarks --smoke
+bench-smoke: $(STAMP) ## see that the benchmark runs and that everybody gives back what it was given. PARTS as for bench
+	$(BIN)/python -m benchmarks --smoke $(PARTS)
 
 clean: ## remove what builds, checks and the demo leave; keep .venv
 	rm -rf build dist *.egg-info flavors/*.egg-info demo

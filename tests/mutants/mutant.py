@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import re
 import textwrap
 from collections import defaultdict
@@ -88,6 +89,13 @@ class Mutant:
         bodies = [body for node in nodes for _, body in ast.iter_fields(node) if _is_body(body)]
         runs = [body[at : at + len(wanted)] for body in bodies for at in range(len(body) - len(wanted) + 1)]
         return [run for run in runs if all(map(_is_like, run, wanted))]
+
+
+@cache
+def all_mutants() -> tuple[Mutant, ...]:
+    """Return the mutants of each ``of_<subject>.py`` beside this file, which lists some as ``MUTANTS``."""
+    subjects = sorted(path.stem for path in Path(__file__).parent.glob("of_*.py"))
+    return tuple(each for name in subjects for each in importlib.import_module(f"tests.mutants.{name}").MUTANTS)
 
 
 def _definers(folders: tuple[str, ...], name: str) -> list[str]:

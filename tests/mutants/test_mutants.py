@@ -1,13 +1,9 @@
-"""Every injected fault matters: with the rule against it taken out of the package, its test fails.
-
-Each ``of_<subject>.py`` beside this file lists some, as ``MUTANTS``.
-"""
+"""Every injected fault matters: with the rule against it taken out of the package, its test fails."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
 import os
 import shutil
 import subprocess
@@ -18,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.mutant import ROOT, Mutant, all_mutants
 
-SUBJECTS = sorted(path.stem for path in Path(__file__).parent.glob("of_*.py"))
-ALL: list[Mutant] = [mutant for name in SUBJECTS for mutant in importlib.import_module(f"tests.mutants.{name}").MUTANTS]
+ALL = all_mutants()
 
 
 @cache
