@@ -86,6 +86,7 @@ def detached(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 # --- every step of one store object loads as it was saved
 
 
+@pytest.mark.long
 def test_each_of_20_epochs_of_a_network_loads_as_it_was(tmp_path: Path) -> None:
     torch.manual_seed(0)
     X, y = (torch.as_tensor(array, dtype=torch.float32) for array in data())
@@ -105,6 +106,7 @@ def test_each_of_20_epochs_of_a_network_loads_as_it_was(tmp_path: Path) -> None:
     assert len({bytes(state["head.weight"].numpy()) for state in wanted}) == N_STEPS
 
 
+@pytest.mark.long
 def test_each_of_20_steps_of_a_booster_that_grows_loads_as_it_was(tmp_path: Path) -> None:
     X, y = data()
     matrix, booster = xgboost.DMatrix(X, y), None
@@ -117,6 +119,7 @@ def test_each_of_20_steps_of_a_booster_that_grows_loads_as_it_was(tmp_path: Path
     assert [bytes(store.load(step).save_raw("ubj")) for step in range(N_STEPS)] == wanted
 
 
+@pytest.mark.long
 def test_each_of_20_steps_of_an_ensemble_that_grows_loads_as_it_was(tmp_path: Path) -> None:
     X, y = data()
     model = GradientBoostingRegressor(n_estimators=2, warm_start=True, random_state=0)
@@ -226,6 +229,7 @@ def test_a_root_may_be_moved_and_renamed(tmp_path: Path, monkeypatch: pytest.Mon
 # --- what a step costs
 
 
+@pytest.mark.long
 def test_a_gap_between_steps_costs_nothing(tmp_path: Path) -> None:
     model = Net()
     store = TensorCasStore(tmp_path, "run")
@@ -286,6 +290,7 @@ def test_a_thousand_small_tensors_make_few_files(tmp_path: Path) -> None:
     assert same_state(store.load(2), state)
 
 
+@pytest.mark.long
 def test_a_history_is_smaller_than_its_pickles_with_every_byte_counted(tmp_path: Path) -> None:
     X, y = data()
     model = GradientBoostingRegressor(n_estimators=5, warm_start=True, random_state=0)

@@ -22,6 +22,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.long
 def test_forked_program_finds_what_it_was_given_and_of_this_project_the_plugin_alone(tmp_path: Path) -> None:
     done = run_program(PROGRAM, "a b", 1, env={"WORD": "w"}, cwd=tmp_path)
 
@@ -33,6 +34,7 @@ def test_forked_program_finds_what_it_was_given_and_of_this_project_the_plugin_a
     assert done.returncode == 3
 
 
+@pytest.mark.long
 def test_forked_programs_do_not_see_each_other() -> None:
     run_program("import sys, torch; torch.left = 1; sys.left = 1", check=True)
     done = run_program("import sys, torch; print(hasattr(torch, 'left'), hasattr(sys, 'left'))")
@@ -46,6 +48,7 @@ def test_forked_program_ends_by_a_signal_or_a_time_limit() -> None:
         run_program("import time; time.sleep(600)", timeout=0.5)
 
 
+@pytest.mark.long
 def test_error_of_a_forked_program_is_shown() -> None:
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         run_program("1 / 0", check=True)

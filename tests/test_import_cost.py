@@ -57,6 +57,7 @@ def run_fresh(script: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_import_mlflow_loads_only_the_facade_because_of_us(tmp_path: Path) -> None:
     with_plugin = set(json.loads(run_fresh(LIST_MODULES, tmp_path)))
     without_plugin = set(json.loads(run_fresh(HIDE_THE_PLUGIN + LIST_MODULES, tmp_path)))
@@ -66,6 +67,7 @@ def test_import_mlflow_loads_only_the_facade_because_of_us(tmp_path: Path) -> No
     assert added <= LIGHT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script",
     [
@@ -102,6 +104,7 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
+@pytest.mark.long
 def test_a_save_and_a_load_import_nothing_that_takes_long(tmp_path: Path) -> None:
     script = SAVE_AND_LOAD.replace("sys.argv[1]", repr(str(tmp_path / "store")))
     loaded = set(json.loads(run_fresh(script, tmp_path)))
@@ -216,6 +219,7 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
+@pytest.mark.long
 def test_nothing_but_a_table_for_pandas_imports_pandas(tmp_path: Path) -> None:
     script = EVERYTHING_WITHOUT_PANDAS.replace("sys.argv[1]", repr(str(tmp_path / "store")))
 

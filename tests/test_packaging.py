@@ -117,6 +117,7 @@ def sdist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sdist
 
 
+@pytest.mark.long
 def test_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> None:
     names = names_in(wheel)
 
@@ -164,6 +165,7 @@ def test_the_core_requires_no_framework(wheel: Path) -> None:
     assert not [line for line in core if line.startswith(("torch", "scikit-learn", "xgboost", "jax"))]
 
 
+@pytest.mark.long
 def test_a_model_logged_through_the_wheel_alone_loads_and_predicts_the_same(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     run_python("-m", "pip", "install", "--no-deps", "--no-index", "--target", site, wheel, cwd=tmp_path)
@@ -200,6 +202,7 @@ def build_with(compiler: Path, out: Path) -> str:
     return done.stderr
 
 
+@pytest.mark.long
 def test_a_build_without_a_compiler_names_the_packages_to_install(tmp_path: Path) -> None:
     errors = build_with(Path("/nonexistent/cc"), tmp_path)
 
@@ -207,6 +210,7 @@ def test_a_build_without_a_compiler_names_the_packages_to_install(tmp_path: Path
     assert "apt install gcc libzstd-dev" in errors
 
 
+@pytest.mark.long
 def test_a_build_without_the_headers_of_python_names_their_package(tmp_path: Path) -> None:
     compiler = tmp_path / "cc"
     compiler.write_text(NO_HEADERS)

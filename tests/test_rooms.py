@@ -90,6 +90,7 @@ def test_no_room_is_larger_than_its_budget_and_no_budget_is_larger_than_its_room
             assert limit - slack <= measured[room][what] <= limit, f"{what} of {room}; see CONTRIBUTING.md"
 
 
+@pytest.mark.long
 def test_no_import_leads_in_a_circle() -> None:
     # The root of the package imports its public names on first use.
     graph = {name: {other for other in imports(name) if other not in FOLDERS} for name in MODULES}

@@ -104,6 +104,7 @@ def output_of(command: list[str | Path]) -> str:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, timeout=600).stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "check", [run_mypy, pytest.param(run_pyright, marks=pytest.mark.long)], ids=["mypy", "pyright"]
 )

@@ -182,12 +182,14 @@ def test_tokens_of_a_key_never_come_back(tmp_path: Path) -> None:
     assert not any(backend.withdraw("refs/@a", token) for token in tokens)
 
 
+@pytest.mark.long
 def test_blobs_of_one_process_are_read_by_another(folder: Path) -> None:
     killed_after(folder, ["c"])
 
     check_whole(FolderBackend(folder), {"a", "b", "c"})
 
 
+@pytest.mark.long
 def test_blob_is_found_while_another_thread_writes_it(tmp_path: Path) -> None:
     backend = made(tmp_path)
     done = threading.Event()
@@ -267,6 +269,7 @@ def test_connections_of_a_dropped_backend_that_cannot_be_closed_bother_nobody(
     assert not shown
 
 
+@pytest.mark.long
 def test_threads_that_open_and_close_the_store_again_and_again_read_it(folder: Path) -> None:
     """The last connection of a process that is closed removes the log, maybe while another thread opens one."""
     errors: list[BaseException] = []
@@ -487,6 +490,7 @@ def test_full_disk_fails_a_save_and_leaves_the_store_as_it_is(folder: Path) -> N
 # --- copies
 
 
+@pytest.mark.long
 def test_folder_that_this_process_may_not_write_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FolderBackend(folder).settle("refs")
     assert not (folder / WAL).exists()
@@ -502,6 +506,7 @@ def test_folder_that_this_process_may_not_write_is_read(folder: Path, monkeypatc
     check_whole(reader, {"a", "b", "c"})
 
 
+@pytest.mark.long
 def test_reader_without_permission_finds_what_others_saved_who_are_gone_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,6 +552,7 @@ def test_copy_by_files_is_the_store(folder: Path, tmp_path: Path, without: tuple
     check_whole(FolderBackend(folder), {"a", "b"})
 
 
+@pytest.mark.long
 def test_copies_taken_during_saves_are_states_that_existed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File by file, in any order, with checkpoints in between."""
     monkeypatch.setattr(_database, "_CHECKPOINT_BYTES", 4000)
@@ -718,6 +724,7 @@ def test_child_of_a_fork_and_its_parent_go_on(folder: Path) -> None:
     check_whole(backend, {"a", "b", "c", "d", "e"})
 
 
+@pytest.mark.long
 def test_processes_that_fork_from_one_another_lose_nothing(folder: Path) -> None:
     backend = FolderBackend(folder)
 
@@ -748,6 +755,7 @@ def test_no_connection_is_open_at_a_fork(folder: Path) -> None:
     assert in_child(lambda: os._exit(len(_database._inherited))) == 0
 
 
+@pytest.mark.long
 def test_fork_waits_for_a_transaction_of_another_thread(folder: Path) -> None:
     backend = FolderBackend(folder)
     began, end = threading.Event(), threading.Event()
@@ -773,6 +781,7 @@ def test_fork_waits_for_a_transaction_of_another_thread(folder: Path) -> None:
     writer.join()
 
 
+@pytest.mark.long
 def test_child_of_a_fork_in_the_middle_of_a_call_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_database, "_FORK_WAIT_S", 0.1)
     backend = FolderBackend(folder)
@@ -788,6 +797,7 @@ def test_child_of_a_fork_in_the_middle_of_a_call_refuses(folder: Path, monkeypat
     check_whole(backend, {"a", "b"})
 
 
+@pytest.mark.long
 def test_fork_does_not_wait_for_a_call_that_was_interrupted_at_its_begin(folder: Path) -> None:
     backend = FolderBackend(folder)
 
@@ -829,6 +839,7 @@ def test_fork_does_not_wait_for_a_call_that_was_interrupted_at_its_begin(folder:
 # --- space
 
 
+@pytest.mark.long
 def test_freed_bytes_are_what_a_deletion_frees(folder: Path) -> None:
     backend = FolderBackend(folder)
     for number in range(150):
@@ -909,6 +920,7 @@ def flips(path: Path, n: int) -> Iterator[tuple[int, bytes]]:
         yield place, bytes(damaged)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [NAME, WAL])
 def test_flipped_byte_costs_what_it_hits_and_nothing_in_silence(folder: Path, tmp_path: Path, name: str) -> None:
     if name == NAME:
@@ -1023,6 +1035,7 @@ def test_rows_are_durable_before_a_ref_in_a_file_that_needs_them(
     assert done[0][:2] == ["PRAGMA synchronous = FULL", "folder"]
 
 
+@pytest.mark.long
 def test_withdrawal_of_a_ref_in_a_file_spares_the_one_that_replaces_it(
     with_file: FolderBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1102,6 +1115,7 @@ def test_ref_that_became_a_file_before_a_commit_is_replaced_by_it(
 # --- repair
 
 
+@pytest.mark.long
 def test_repair_finds_what_the_log_had_of_a_process_that_ends_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1167,6 +1181,7 @@ def test_repair_on_a_disk_that_is_full_in_the_end_fails_and_leaves_the_database(
     assert set(os.listdir(folder)) <= {*before, WAL, SHM, HEAD}
 
 
+@pytest.mark.long
 def test_log_of_the_damaged_database_is_not_copied_into_the_new_one_of_a_repair_that_was_killed(folder: Path) -> None:
     backend = FolderBackend(folder)
     names = {str(number) for number in range(60)}

@@ -367,6 +367,7 @@ def check_history(folder: Path, seed: int) -> None:
     assert verify(Store.open(root), full=True).problems == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_any_history_of_saves_snapshots_and_backups_agrees_with_a_dict(seed: int, tmp_path: Path) -> None:
     check_history(tmp_path, seed)

@@ -131,6 +131,7 @@ def test_a_hostile_name_is_a_small_dtype_or_a_format_error(name: str) -> None:
     assert not dtype.hasobject
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(
     npst.scalar_dtypes()

@@ -68,6 +68,7 @@ def make_a_function(number: int) -> object:
     return lambda: number
 
 
+@pytest.mark.long
 def test_engine_applies_a_function_to_every_item(engine: Engine) -> None:
     found = list(engine.map(square, range(20)))
 
@@ -76,6 +77,7 @@ def test_engine_applies_a_function_to_every_item(engine: Engine) -> None:
     assert list(engine.map(square, [])) == []
 
 
+@pytest.mark.long
 def test_engine_works_in_other_processes_that_share_the_cores(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORCAS_THREADS", "2")
     found = [each for _, each in engine.map(process_of, range(20))]
@@ -86,6 +88,7 @@ def test_engine_works_in_other_processes_that_share_the_cores(engine: Engine, mo
     assert {n_threads for _, n_threads in found} == {1}
 
 
+@pytest.mark.long
 def test_item_of_a_worker_that_dies_is_tried_again(engine: Engine, tmp_path: Path) -> None:
     found = sorted(engine.map(partial(die_at_first, tmp_path), range(6)))
 
@@ -93,6 +96,7 @@ def test_item_of_a_worker_that_dies_is_tried_again(engine: Engine, tmp_path: Pat
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.long
 def test_item_that_kills_every_worker_is_given_up(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(StarvedError, match="a part of the work"):
         list(engine.map(partial(die_at_first, tmp_path, deaths=1000), range(6)))
@@ -100,6 +104,7 @@ def test_item_that_kills_every_worker_is_given_up(engine: Engine, tmp_path: Path
     assert len(list(tmp_path.iterdir())) >= MOST_DEATHS
 
 
+@pytest.mark.long
 def test_error_of_a_call_is_raised_as_it_is(engine: Engine) -> None:
     with pytest.raises(BackendError, match="no such disk") as caught:
         list(engine.map(partial(fail_at, 4), range(1000)))
@@ -113,6 +118,7 @@ def test_error_that_cannot_be_sent_is_told_in_words(engine: Engine) -> None:
         list(engine.map(fail_obstinately, [5]))
 
 
+@pytest.mark.long
 def test_items_are_drawn_as_workers_become_free(engine: Engine) -> None:
     drawn: list[int] = []
 
@@ -133,6 +139,7 @@ def slow_at_first(number: int) -> int:
     return number
 
 
+@pytest.mark.long
 def test_results_come_in_the_order_of_the_items_and_few_are_held(engine: Engine) -> None:
     drawn: list[int] = []
 
@@ -149,6 +156,7 @@ def test_results_come_in_the_order_of_the_items_and_few_are_held(engine: Engine)
     assert list(results) == list(range(1, 20))
 
 
+@pytest.mark.long
 def test_kept_processes_work_for_several_calls_and_end_then() -> None:
     engine = LocalProcesses(2)
     with engine.kept():
@@ -161,6 +169,7 @@ def test_kept_processes_work_for_several_calls_and_end_then() -> None:
             os.kill(process, 0)
 
 
+@pytest.mark.long
 def test_process_that_dies_while_it_is_kept_is_replaced(tmp_path: Path) -> None:
     engine = LocalProcesses(1)
     with engine.kept():

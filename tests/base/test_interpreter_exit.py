@@ -16,6 +16,7 @@ from tensorcas_mlflow.file_formats._source import LocalFile
 from tensorcas_mlflow.integration.server_store._backend import Download
 
 
+@pytest.mark.long
 def test_no_class_relies_on_del() -> None:
     files = [
         file

@@ -63,6 +63,7 @@ def test_tensor_with_zeros_in_half_of_its_places_is_related_to_the_original() ->
     assert is_related(normal(0), pruned)
 
 
+@pytest.mark.long
 def test_independent_tensors_of_equal_distribution_are_never_related() -> None:
     others = np.stack([sketch(normal(seed, 8192)) for seed in range(1, 20_001)], axis=1)
 
@@ -86,6 +87,7 @@ def test_tensor_of_few_different_words_is_related_to_none(constant: np.ndarray) 
     assert not is_related(constant, constant)
 
 
+@pytest.mark.long
 def test_quantized_weights_are_related_to_their_fine_tune_and_not_to_others() -> None:
     def quantized(array: np.ndarray) -> np.ndarray:
         return np.clip(np.rint(array / 0.02 * 40), -127, 127).astype(np.int8)

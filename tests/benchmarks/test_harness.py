@@ -63,6 +63,7 @@ def test_the_middle_half_lies_between_the_quartiles() -> None:
     assert Series((1.0, 2.0, 3.0, 4.0, 100.0)).quartiles == (2.0, 4.0)
 
 
+@pytest.mark.long
 def test_each_round_begins_with_another_turn() -> None:
     order: list[str] = []
     turns = {name: Turn(lambda name=name: order.append(name)) for name in "abc"}  # type: ignore[misc]
@@ -72,6 +73,7 @@ def test_each_round_begins_with_another_turn() -> None:
     assert "".join(order) == "abcbcacab"
 
 
+@pytest.mark.long
 def test_warm_rounds_do_not_count() -> None:
     calls: list[int] = []
 
@@ -80,6 +82,7 @@ def test_warm_rounds_do_not_count() -> None:
     assert (len(calls), len(taken["only"].values)) == (6, 4)
 
 
+@pytest.mark.long
 def test_after_hook_gets_the_measured_result() -> None:
     seen: list[object] = []
 
@@ -106,6 +109,7 @@ def test_a_row_must_fill_the_columns() -> None:
         Table("times", ("who", "ms")).add("ours")
 
 
+@pytest.mark.long
 def test_results_are_text_figures_and_a_picture(tmp_path: Path) -> None:
     section = Section("save", "saves")
     table = Table("first", ("who", "ms"))

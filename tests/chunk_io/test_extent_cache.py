@@ -356,6 +356,7 @@ def _put_with_small_files(folder: Path) -> None:
     put(ExtentCache(folder, max_bytes=256 * MIB), (0, 4 * MIB))
 
 
+@pytest.mark.long
 def test_a_write_that_ends_half_way_leaves_nothing(folder: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_put_with_small_files, args=(folder,))
     process.start()
@@ -591,6 +592,7 @@ def test_failed_load_drops_the_extents_that_wait_in_memory(cache: ExtentCache) -
     assert held(cache.open_pack(STORE, PACK), (0, 3)) == [False]
 
 
+@pytest.mark.long
 def test_cache_holds_a_bounded_amount_in_memory_before_writing(cache: ExtentCache, folder: Path) -> None:
     with cache.filling(STORE) as filling:
         for at in range(200):
@@ -663,6 +665,7 @@ def _work(folder: Path, seed: int, failed: multiprocessing.sharedctypes.Synchron
                 failed.value += 1
 
 
+@pytest.mark.long
 def test_processes_put_read_and_evict_at_once_without_wrong_bytes(folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
     failed = context.Value("i", 0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,7 @@ def test_a_chunk_wanted_twice_is_read_once() -> None:
     assert sorted(extent.members.tolist()) == [0, 1]
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.integers(8, 40 << 20), st.sampled_from([0, 1, 100, 300_000, 5 << 20])),

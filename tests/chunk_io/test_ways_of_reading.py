@@ -163,6 +163,7 @@ def test_arrays_to_read_into_may_lie_beside_each_other(store: Store, manifest: M
     assert not memory[:350_005].any()
 
 
+@pytest.mark.long
 def test_reading_into_place_takes_little_memory_besides(tmp_path: Path) -> None:
     wanted = {"raw": noise(1, 20 << 20), "smooth": np.arange(5 << 20, dtype=np.float32)}
     store = Store.init(tmp_path)

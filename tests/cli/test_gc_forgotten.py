@@ -65,6 +65,7 @@ def test_gc_drops_what_the_tracking_store_forgot_with_its_plain_files(host: Host
     assert not (host.root / "a/models" / gone_model).exists()
 
 
+@pytest.mark.long
 def test_gc_keeps_deleted_runs_that_mlflow_can_restore(host: Host, gc: Gc) -> None:
     experiment = host.experiment("a")
     ids = {host.run(experiment), host.model(experiment)}
@@ -314,6 +315,7 @@ def test_gc_spares_an_orphan_that_mlflow_knows_again_after_the_plan(host: Host, 
     assert host.kept() == ids
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["plain", "0" * 32, f"m-{'1' * 32}"])
 def test_a_copied_registered_version_keeps_its_model_under_any_name(host: Host, gc: Gc, name: str) -> None:
     experiment = host.experiment("a")
@@ -325,6 +327,7 @@ def test_a_copied_registered_version_keeps_its_model_under_any_name(host: Host, 
     assert host.kept() == {kept_run, registered}
 
 
+@pytest.mark.long
 def test_gc_keeps_what_a_named_registry_in_another_database_loads(host: Host, gc: Gc, other_uri: str) -> None:
     experiment = host.experiment("a")
     kept_run, registered, gone = host.run(experiment), host.model(experiment), host.model(experiment)
@@ -340,6 +343,7 @@ def test_gc_keeps_what_a_named_registry_in_another_database_loads(host: Host, gc
     assert host.kept() == {kept_run}
 
 
+@pytest.mark.long
 def test_gc_asks_the_registries_of_the_environment_and_of_the_tracking_stores(
     host: Host, gc: Gc, other_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

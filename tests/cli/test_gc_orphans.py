@@ -52,6 +52,7 @@ def log_plainly(tmp_path: Path) -> tuple[LinearRegression, ModelInfo, Path]:
     return model, mlflow.tensorcas.log_model(model, name="model", step=1), location
 
 
+@pytest.mark.long
 def test_gc_drops_models_that_are_gone_from_a_folder_of_mlflows_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

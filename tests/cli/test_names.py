@@ -103,6 +103,7 @@ def names_of_the_model(logged: Logged) -> list[str]:
 # --- checkpoints
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["show", "explain", "lineage"])
 def test_a_run_is_named_by_its_name_its_id_a_beginning_or_a_uri(
     tensorcas: Tensorcas, logged: Logged, command: str
@@ -177,6 +178,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
 def test_a_store_is_named_by_an_experiment_a_run_or_a_model(
     tensorcas: Tensorcas, logged: Logged, command: list[str]
@@ -370,6 +372,7 @@ def test_the_tables_of_a_database_answer_as_mlflow_does(logged: Logged, tmp_path
     mlflow.MlflowClient().restore_run(logged.twins[0])
 
 
+@pytest.mark.long
 def test_a_database_with_other_tables_is_left_to_mlflow(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"")
 

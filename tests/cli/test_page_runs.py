@@ -99,6 +99,7 @@ def run(commands: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", [block for block in BLOCKS if not SYNOPSIS.search(block)])
 def test_the_commands_on_documentation_pages_run(block: str, folder: Path) -> None:
     lines = block.splitlines()

@@ -167,6 +167,7 @@ def test_wrong_usage_exits_with_2_and_prints_the_usage(tensorcas: Tensorcas, wor
     assert done.err.startswith("usage: tensorcas")
 
 
+@pytest.mark.long
 def test_an_interrupt_exits_with_130_without_a_traceback(store: Store) -> None:
     # A prompt waits for an answer that does not come.
     words = ["delete", "--run", "train", "--step", "1", "--root", store.uri]
@@ -202,6 +203,7 @@ def test_a_closed_output_pipe_is_no_error(tmp_path: Path) -> None:
     assert (process.returncode, told) == (141, b"")
 
 
+@pytest.mark.long
 def test_missing_standard_input_counts_as_no(store: Store) -> None:
     done = run("delete", "--run", "train", "--step", "1", "--root", store.uri, stdin=subprocess.DEVNULL)
 

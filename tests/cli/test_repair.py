@@ -56,6 +56,7 @@ def test_repair_of_a_sound_store_does_not_ask(tensorcas: Tensorcas, backup: Path
     assert (done.status, done.out) == (0, "nothing is damaged\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [["verify", "--full", "--json"], ["repair", "--dry-run", "--json"]])
 def test_two_processes_find_what_one_finds(tensorcas: Tensorcas, folder: Path, words: list[str]) -> None:
     one = tensorcas(*words, "--root", folder)

@@ -101,6 +101,7 @@ def test_cells_are_no_markup() -> None:
     assert "[bold]x[/bold]" in "\n".join(folded_lines([("", [["[bold]x[/bold]"]])], width=80))
 
 
+@pytest.mark.long
 def test_a_terminal_gets_styles_unless_no_color_says_otherwise(root: Path) -> None:
     status, styled = at_terminal("show", "train", "--root", root, columns=120)
     _, plain = at_terminal("show", "train", "--root", root, columns=120, NO_COLOR="1")
@@ -112,6 +113,7 @@ def test_a_terminal_gets_styles_unless_no_color_says_otherwise(root: Path) -> No
     assert re.sub(r"\x1b\[[\d;]*m", "", styled) == plain == dumb
 
 
+@pytest.mark.long
 def test_a_pipe_gets_plain_text_of_any_width(root: Path) -> None:
     done = run_program(PROGRAM, "show", "train", "--root", root)
 
@@ -119,6 +121,7 @@ def test_a_pipe_gets_plain_text_of_any_width(root: Path) -> None:
     assert "a long name of a tensor that no narrow terminal holds  int64" in done.stdout
 
 
+@pytest.mark.long
 def test_a_pipe_does_not_wait_for_the_library_of_the_terminal(root: Path) -> None:
     script = (
         "import sys; from tensorcas_mlflow.cli import main; "
@@ -188,6 +191,7 @@ def commands(root: Path, folder: Path) -> dict[str, list[str | Path]]:
     }
 
 
+@pytest.mark.long
 def test_long_work_shows_a_bar_at_a_terminal(root: Path, tmp_path: Path) -> None:
     for what, words in commands(root, tmp_path).items():
         status, told = at_terminal(*words, program=SLOWLY, columns=160)
@@ -198,6 +202,7 @@ def test_long_work_shows_a_bar_at_a_terminal(root: Path, tmp_path: Path) -> None
             assert set(re.findall(r" of ([\d.]+ \w+), \d+%", told)) == {"800.0 KB"}
 
 
+@pytest.mark.long
 def test_work_that_says_nothing_shows_a_bar_too(root: Path) -> None:
     silent = f"""
 import time
@@ -217,6 +222,7 @@ o._execute = slow
     assert re.search(r"optimizing .*0:00 so far", told)
 
 
+@pytest.mark.long
 def test_quiet_dumb_terminals_and_short_work_have_no_bar(root: Path) -> None:
     words = ["verify", "--full", root]
     for told in (
@@ -227,6 +233,7 @@ def test_quiet_dumb_terminals_and_short_work_have_no_bar(root: Path) -> None:
         assert told == (0, "3 checkpoints and files, 3 packs, 7 chunks, every one read: no problem found\n")
 
 
+@pytest.mark.long
 def test_a_pipe_gets_no_progress(root: Path, tmp_path: Path) -> None:
     for words in commands(root, tmp_path).values():
         done = run_program(SLOWLY, *words)
@@ -237,6 +244,7 @@ def test_a_pipe_gets_no_progress(root: Path, tmp_path: Path) -> None:
 # --- completion
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_completion_knows_every_command_and_option(shell: str) -> None:
     without_mlflow = "import sys; from tensorcas_mlflow.cli import main; main(); sys.exit('mlflow' in sys.modules)"

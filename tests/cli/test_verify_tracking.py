@@ -38,6 +38,7 @@ def test_verify_with_tracking_finds_a_store_with_all_refs_sound(
     assert "no problem found" in done.out
 
 
+@pytest.mark.long
 def test_verify_with_tracking_names_a_model_without_a_ref(root: Path, tracking_uri: str, tensorcas: Tensorcas) -> None:
     store = Store.open(root)
     lost, kept = (ref for ref in store.checkpoints() if ref.model_id is not None)
@@ -52,6 +53,7 @@ def test_verify_with_tracking_names_a_model_without_a_ref(root: Path, tracking_u
     assert str(kept.model_id) not in done.out
 
 
+@pytest.mark.long
 def test_verify_with_tracking_names_a_step_whose_copy_mlflow_lists(
     root: Path, tracking_uri: str, tensorcas: Tensorcas
 ) -> None:

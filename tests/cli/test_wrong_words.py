@@ -144,6 +144,7 @@ def assert_ends_well(done: Any) -> None:
 SOON = ("nothing", "a file", "above stores", "a store", "a damaged store", "plain S3", "artifacts of a server")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "place", [pytest.param(place, marks=() if place in SOON else pytest.mark.long) for place in PLACES]
 )

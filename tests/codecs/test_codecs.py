@@ -171,6 +171,7 @@ def test_junk_raises_a_format_error_or_fills_the_buffer(codec: Codec, junk: byte
         codec.decode_into(junk, memoryview(bytearray(n_bytes)), base)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", [ZSTD, SHUFFLE_ZSTD], ids=lambda codec: codec.name)
 @settings(max_examples=300)
 @given(data=st.data())

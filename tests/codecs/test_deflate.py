@@ -96,6 +96,7 @@ def test_the_stream_of_many_windows_is_the_one_of_zlib(level: int, seed: int) ->
     assert ours(data, level) == zlib_stream(data, level)
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.binary(max_size=40), st.integers(1, 400)), max_size=60),

@@ -461,6 +461,7 @@ def test_a_delta_refuses_more_classes_of_units_than_a_byte_holds() -> None:
         decoded(stored, bytes(8))
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_delta_raises_a_format_error_or_fills_the_buffer(data: st.DataObject) -> None:

@@ -173,6 +173,7 @@ def test_mean_gives_one_nan_for_all_nans() -> None:
     assert result.view(np.uint32).tolist() == [0x7FC00000] * 4
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(hnp.arrays(np.uint32, st.integers(0, 200)), st.randoms())
 def test_results_do_not_depend_on_blocks(bits: Any, random: Any) -> None:

@@ -123,6 +123,7 @@ def test_fletcher32_is_the_sum_of_its_definition(n_words: int, value: int) -> No
     assert fletcher32(data) == second << 16 | first
 
 
+@pytest.mark.long
 def test_parameters_that_pass_the_check_cost_no_more_than_the_result_may() -> None:
     """DEFLATE expands no byte to more than 1,032, so chunks of any claimed size have a result of some size."""
     draw = random.Random(0)

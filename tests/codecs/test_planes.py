@@ -113,6 +113,7 @@ def test_a_bomb_in_a_plane_costs_no_memory() -> None:
     assert peak < 4 << 20
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(st.data())
 def test_damaged_planes_raise_a_format_error_or_fill_the_buffer(data: st.DataObject) -> None:

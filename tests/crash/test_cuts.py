@@ -49,6 +49,7 @@ def check_cuts(name: str, tmp_path: Path, *, n_drawn: int, stride: int) -> Cuts:
     return cuts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["the first save", "saves in the place of others", "a text, a file and a text at one path", "a compaction"]
 )
@@ -114,6 +115,7 @@ def _ends(log: Sequence[Entry]) -> list[int]:
     return [n + 1 for n in marks[-6:]] + [len(log)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["the first save", "a compaction"])
 def test_a_cut_after_others_went_on_where_one_was_killed_loses_nothing(tmp_path: Path, name: str) -> None:
     n_kills, n_checked = check_kills(name, tmp_path, every=43, n_drawn=1, stride=31)

@@ -30,6 +30,7 @@ def _database(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_stores()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["the first save", "a compaction"])
 def test_a_cut_at_some_moment_loses_nothing_that_was_committed_to_a_database(tmp_path: Path, name: str) -> None:
     cuts = check_cuts(name, tmp_path, n_drawn=1, stride=131)
@@ -46,6 +47,7 @@ def test_a_cut_at_any_moment_loses_nothing_that_was_committed_to_a_database(tmp_
     assert cuts.n_checked > 15
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a compaction"])
 def test_a_cut_after_others_went_on_with_the_database_of_a_killed_one_loses_nothing(tmp_path: Path, name: str) -> None:
     n_kills, n_checked = check_kills(name, tmp_path, every=97, n_drawn=1, stride=61)
@@ -106,6 +108,7 @@ def test_a_database_is_durable_that_a_process_made_which_was_then_killed(tmp_pat
     check_end(world, tmp_path)
 
 
+@pytest.mark.long
 def test_blobs_of_a_killed_process_are_durable_before_a_commit_that_relies_on_them_returns(tmp_path: Path) -> None:
     world = World(tmp_path)
     with world.recorder.installed():
@@ -124,6 +127,7 @@ def test_blobs_of_a_killed_process_are_durable_before_a_commit_that_relies_on_th
     check_end(world, tmp_path)
 
 
+@pytest.mark.long
 def test_a_withdrawn_ref_does_not_come_back_in_a_cut(tmp_path: Path) -> None:
     world = World(tmp_path)
     with world.recorder.installed():
@@ -142,6 +146,7 @@ def test_a_withdrawn_ref_does_not_come_back_in_a_cut(tmp_path: Path) -> None:
     assert cuts.n_checked > 2
 
 
+@pytest.mark.long
 def test_a_deleted_ref_does_not_come_back_in_a_cut_after_settle(tmp_path: Path) -> None:
     """A collection deletes the files of its packs then. SQLite syncs nothing for a transaction without changes."""
     world = World(tmp_path)
@@ -182,6 +187,7 @@ def closing(world: World) -> None:
 SHRINKING, CLOSING = Scenario(two_saves, shrinking), Scenario(first_save, closing)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", [SHRINKING, CLOSING], ids=["a shrinking", "a closing"])
 def test_a_cut_while_pages_move_loses_nothing_that_was_committed(tmp_path: Path, scenario: Scenario) -> None:
     assert cut_at_any(scenario, tmp_path, stride=131).n_checked > 1

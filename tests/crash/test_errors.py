@@ -151,6 +151,7 @@ def each(every: int, begin: int = 0, **options: object) -> Iterator[Fault]:
         yield Fault(nth, OSError(code, os.strerror(code)), **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", ["save", "compact", "optimize", "upload", "write a text over a file"])
 def test_a_disk_that_fails_at_some_call_loses_nothing(prepared: Path, tmp_path: Path, act: str) -> None:
     n_met = try_faults(ACTS[act], prepared, tmp_path, each(31))
@@ -169,6 +170,7 @@ def test_a_disk_that_fails_at_any_call_in_any_way_loses_nothing(prepared: Path, 
     assert n_met >= 6 * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", ["save", "upload"])
 def test_a_disk_that_is_full_from_some_call_on_loses_nothing(prepared: Path, tmp_path: Path, act: str) -> None:
     needs_room = frozenset({"create", "write", "fsync", "link", "mkdir", "rename", "replace"})
@@ -268,6 +270,7 @@ def interrupted(world: World, nth: int, *, after: bool) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_an_interrupt_at_any_call_of_a_save_loses_nothing(prepared: Path, tmp_path: Path, after: bool) -> None:
     letters = "abm", "abn"

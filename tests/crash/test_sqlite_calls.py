@@ -142,6 +142,7 @@ def losses(tmp_path: Path, synchronous: str) -> Iterator[str | None]:
             yield f"{words}: {sorted(lost)} are gone" if lost else None
 
 
+@pytest.mark.long
 def test_committed_rows_are_there_after_a_cut_at_any_call_of_sqlite(tmp_path: Path) -> None:
     found = list(losses(tmp_path, "FULL"))
 
@@ -361,6 +362,7 @@ def test_nothing_is_left_of_the_recorder_when_it_is_done(tmp_path: Path) -> None
     assert keys_in(tmp_path / "run") == {"a", "b", "c"}
 
 
+@pytest.mark.long
 def test_an_interpreter_may_end_with_connections_open_that_were_recorded(tmp_path: Path) -> None:
     program = """
 import pathlib, sys

@@ -87,6 +87,7 @@ def copied(store: Store) -> Store:
     return other
 
 
+@pytest.mark.long
 def test_saves_make_chains_as_deep_as_their_bound(store: Store) -> None:
     refs = train(store)
 
@@ -102,6 +103,7 @@ def test_a_copy_keeps_deep_chains(store: Store) -> None:
     check_whole(other, refs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", [[32], [0, 32], [5, 6], [2, 20]], ids=str)
 def test_a_collection_keeps_the_chains_of_the_steps_that_are_left(store: Store, kept: list[int]) -> None:
     refs = train(store)
@@ -112,6 +114,7 @@ def test_a_collection_keeps_the_chains_of_the_steps_that_are_left(store: Store, 
     check_whole(store, refs, kept)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store", ["of files", "with a database"], indirect=True)
 def test_an_optimization_encodes_deep_chains_anew(store: Store) -> None:
     refs = train(store)
@@ -125,6 +128,7 @@ def test_an_optimization_encodes_deep_chains_anew(store: Store) -> None:
     check_whole(store, refs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "step"),
     [

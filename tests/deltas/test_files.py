@@ -160,6 +160,7 @@ def test_batches_are_stored_as_deltas_as_whole_files_are(store: Store, monkeypat
     assert read(store, batched) == epoch(1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_batches")
 def test_many_epochs_come_back_and_no_chain_is_deeper_than_the_bound(store: Store) -> None:
     files = [safetensors(w=weights(seed, N)) for seed in range(5)]
@@ -189,6 +190,7 @@ def test_the_one_nameless_tensor_of_a_file_is_compared_with_that_of_the_last(sto
     assert read(store, ref) == out.getvalue()
 
 
+@pytest.mark.long
 def test_the_file_before_is_found_behind_many_that_hold_no_tensors(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +234,7 @@ def test_the_intent_of_a_batch_names_the_packs_of_its_bases(
     assert bases <= named
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_batches")
 def test_stream_keeps_the_bases_that_others_drop_meanwhile(store: Store) -> None:
     commit(store, long_epoch(0), "one")
@@ -250,6 +253,7 @@ def test_stream_keeps_the_bases_that_others_drop_meanwhile(store: Store) -> None
     assert read(store, ref) == long_epoch(1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_batches")
 def test_a_stream_of_deltas_given_up_for_dead_fails_whole_and_can_be_stored_again(store: Store) -> None:
     commit(store, long_epoch(0), "one")

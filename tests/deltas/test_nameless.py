@@ -113,6 +113,7 @@ def test_fine_tune_under_other_names_takes_the_bytes_of_one_under_the_same_names
     assert under_other_names < 1.05 * same + 200  # the names are longer
 
 
+@pytest.mark.long
 def test_fine_tune_finds_its_base_among_models_with_its_names(
     store: Store, in_another_process: Callable[[Store], Store]
 ) -> None:
@@ -267,6 +268,7 @@ def test_search_of_a_larger_save_reads_more_manifests(
     assert len(_sketches.sketches_of(store.id)._by_key) == 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store", ["in memory"], indirect=True)  # a process reads as many in any place
 def test_first_save_of_a_process_reads_few_of_many_refs(
     store: Store, in_another_process: Callable[[Store], Store], count_reads: Callable[[Callable[[], Any]], int]

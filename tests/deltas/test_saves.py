@@ -104,6 +104,7 @@ def sparse_steps(share: float, n_steps: int) -> list[np.ndarray]:
     return steps
 
 
+@pytest.mark.long
 def test_chain_of_sparse_deltas_is_as_long_as_its_restore_allows(store: Store) -> None:
     steps = sparse_steps(0.004, 12)
     sizes = [stored_bytes(store)]
@@ -234,6 +235,7 @@ def test_a_damaged_base_is_not_relied_on(store: Store) -> None:
     assert loads(store, 1).tobytes() == weights(1, N).tobytes()
 
 
+@pytest.mark.long
 def test_save_compares_its_sample_with_the_remembered_sample_of_the_last_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

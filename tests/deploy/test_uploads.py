@@ -43,6 +43,7 @@ def run(eager_client: Client) -> str:
     return eager_client(root_of, eager_client(new_run)).removeprefix("mlflow-artifacts:/")
 
 
+@pytest.mark.long
 def test_the_server_offers_no_way_past_the_store(proxy: Server) -> None:
     offers = proxy.get("api/3.0/mlflow/server-info").json()
 
@@ -155,6 +156,7 @@ def variables_of_tensorflow(folder: Path, arrays: dict[str, np.ndarray]) -> list
     return ["variables.index", "variables.data-00000-of-00002", "variables.data-00001-of-00002"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", [onnx_with_external_data, variables_of_tensorflow])
 def test_raw_tensors_uploaded_after_their_description_are_not_stored_again(
     proxy: Server,

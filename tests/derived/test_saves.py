@@ -90,6 +90,7 @@ def test_transposed_copy_in_another_dtype_is_derived(store: Store, in_another_pr
     assert share_taken(in_another_process(store), turned) < 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_other_names", [False, True])
 @pytest.mark.parametrize("n_shards", [2, 4])
 def test_shards_of_columns_are_derived(
@@ -103,6 +104,7 @@ def test_shards_of_columns_are_derived(
         assert share_taken(in_another_process(store), shard, f"shard {number}") < 0.01
 
 
+@pytest.mark.long
 def test_shards_of_rows_are_derived(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
     for number in range(2):
@@ -163,6 +165,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ingest, "_TAKE_BYTES", 200_000)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_batches")
 def test_gguf_file_stored_in_batches_is_derived(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
@@ -199,6 +202,7 @@ def test_file_is_derived_from_a_file(store: Store, in_another_process: InAnother
     assert share_taken_by_file(in_another_process(store), data) < 0.01
 
 
+@pytest.mark.long
 def test_mean_of_two_fine_tunes_is_derived(store: Store, in_another_process: InAnotherProcess) -> None:
     base = model(0, n_layers=3)
     tunes = [tuned(base, 1), tuned(base, 2)]
@@ -209,6 +213,7 @@ def test_mean_of_two_fine_tunes_is_derived(store: Store, in_another_process: InA
     assert share_taken(in_another_process(store), mean) < 0.01
 
 
+@pytest.mark.long
 def test_mean_of_bfloat16_fine_tunes_under_other_names_is_derived(
     store: Store, in_another_process: InAnotherProcess
 ) -> None:
@@ -326,6 +331,7 @@ def test_save_given_up_by_a_collector_begins_again_without_inputs(in_another_pro
     check_loads(store, ref, as_bfloat16(model(0)))
 
 
+@pytest.mark.long
 def test_unchanged_derived_tensor_of_a_series_stays_derived(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
     again, copy = in_another_process(store), as_bfloat16(model(0))
@@ -339,6 +345,7 @@ def test_unchanged_derived_tensor_of_a_series_stays_derived(store: Store, in_ano
     check_loads(store, ref, copy)
 
 
+@pytest.mark.long
 def test_changed_derived_tensor_of_a_series_is_the_next_base(
     store: Store, in_another_process: InAnotherProcess
 ) -> None:
@@ -370,6 +377,7 @@ def test_stored_copy_is_found_by_a_later_save_of_the_same_tensors(
     assert share_taken(in_another_process(store), as_bfloat16(model(0)), "third") < 0.01
 
 
+@pytest.mark.long
 def test_relative_of_a_checkpoint_with_derived_and_stored_tensors_is_saved(
     store: Store, in_another_process: InAnotherProcess
 ) -> None:
@@ -406,6 +414,7 @@ def test_equal_tensors_of_a_file_are_all_derived(store: Store, in_another_proces
     assert share_taken_by_file(in_another_process(store), safetensors.numpy.save(renamed(as_bfloat16(tied)))) < 0.02
 
 
+@pytest.mark.long
 def test_file_that_is_saved_twice_shares_a_manifest(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
     data = gguf_file(renamed(model(0)))
@@ -416,6 +425,7 @@ def test_file_that_is_saved_twice_shares_a_manifest(store: Store, in_another_pro
     check_loads_file(store, second, data)
 
 
+@pytest.mark.long
 def test_copy_of_a_later_state_has_the_chunks_of_a_derived_tensor(
     store: Store, in_another_process: InAnotherProcess
 ) -> None:
@@ -437,6 +447,7 @@ def test_copy_of_a_later_state_has_the_chunks_of_a_derived_tensor(
     check_loads(store, second, changed)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_batches")
 def test_file_is_refused_or_whole_if_a_collector_deletes_inputs_between_batches(
     in_another_process: InAnotherProcess,

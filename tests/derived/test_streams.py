@@ -49,6 +49,7 @@ def frozen(tensors: Tensors, seed: int) -> Tensors:
     return {**tensors, name: tuned({name: tensors[name]}, seed)[name]}
 
 
+@pytest.mark.long
 def test_a_compressed_file_of_stored_weights_takes_no_room(store: Store) -> None:
     save(store, model(0))
     ref_bytes = share_taken_by_file(store, savez(model(0)))
@@ -56,6 +57,7 @@ def test_a_compressed_file_of_stored_weights_takes_no_room(store: Store) -> None
     assert ref_bytes < 0.01
 
 
+@pytest.mark.long
 def test_a_compressed_file_shares_its_arrays_with_a_plain_one(store: Store) -> None:
     save_file(store, savez(model(0), compressed=False), "plain")
 
@@ -63,6 +65,7 @@ def test_a_compressed_file_shares_its_arrays_with_a_plain_one(store: Store) -> N
     assert share_taken_by_file(store, dumped(model(0), 3), "dumped") < 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", [savez, lambda tensors: dumped(tensors, 3)], ids=["savez_compressed", "joblib"])
 def test_a_step_of_compressed_files_takes_what_has_changed(
     store: Store, in_another_process: InAnotherProcess, write: Any
@@ -78,6 +81,7 @@ def test_a_step_of_compressed_files_takes_what_has_changed(
         assert taken < 1.1 * changed / whole
 
 
+@pytest.mark.long
 def test_a_step_of_compressed_files_takes_as_much_as_one_of_plain_files() -> None:
     taken = {}
     for compressed in (False, True):
@@ -90,6 +94,7 @@ def test_a_step_of_compressed_files_takes_as_much_as_one_of_plain_files() -> Non
     assert taken[True] < 1.02 * taken[False]
 
 
+@pytest.mark.long
 def test_a_stream_is_stored_in_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ingest, "BATCH_BYTES", 300_000)
     data = savez(model(0))
@@ -101,6 +106,7 @@ def test_a_stream_is_stored_in_batches(store: Store, monkeypatch: pytest.MonkeyP
     assert share_taken_by_file(store, again, "again") < 0.1
 
 
+@pytest.mark.long
 def test_contents_of_streams_are_no_rows_of_the_file(store: Store) -> None:
     data = savez(model(0))
     manifest = manifest_of(store, save_file(store, data, "model"))
@@ -112,6 +118,7 @@ def test_contents_of_streams_are_no_rows_of_the_file(store: Store) -> None:
         assert manifest.input_named(name) is not None
 
 
+@pytest.mark.long
 def test_a_stream_of_many_arrays_has_few_inputs(store: Store) -> None:
     rng = np.random.default_rng(0)
     data = dumped([rng.integers(0, 50, 40).astype(np.int64) for _ in range(3000)], 3)
@@ -122,6 +129,7 @@ def test_a_stream_of_many_arrays_has_few_inputs(store: Store) -> None:
     check_loads_file(store, ref, data)
 
 
+@pytest.mark.long
 def test_equal_streams_share_their_content(store: Store) -> None:
     array = model(0)["embed.weight"]
     data = savez({"a": array, "b": array})
@@ -133,6 +141,7 @@ def test_equal_streams_share_their_content(store: Store) -> None:
     check_loads_file(store, ref, data)
 
 
+@pytest.mark.long
 def test_a_bfloat16_copy_in_a_stream_is_stored_beside_the_one_of_the_file(store: Store) -> None:
     save(store, model(0))
     data = dumped({"half": [array.astype(np.float16) for array in model(0).values()]}, 3)
@@ -142,6 +151,7 @@ def test_a_bfloat16_copy_in_a_stream_is_stored_beside_the_one_of_the_file(store:
     check_loads_file(store, ref, data)
 
 
+@pytest.mark.long
 def test_collection_keeps_the_content_of_a_stream(store: Store) -> None:
     first = save(store, model(0))
     data = savez(model(0))
@@ -158,6 +168,7 @@ def test_collection_keeps_the_content_of_a_stream(store: Store) -> None:
     assert not list(store.backend.list("packs"))
 
 
+@pytest.mark.long
 def test_a_collector_between_batches_makes_the_stream_begin_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +212,7 @@ def test_a_stream_of_another_level_than_its_manifest_says_is_refused(store: Stor
         b"".join(map(bytes, Store.open_backend(store.backend).iter_file(ref)))
 
 
+@pytest.mark.long
 def test_arrays_of_a_stored_compressed_file_are_read(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     data = savez(model(0))

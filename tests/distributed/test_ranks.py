@@ -29,6 +29,7 @@ def store_of(run_id: str) -> Store:
     return Store.open(mlflow.get_run(run_id).info.artifact_uri.partition("/artifacts")[0] + "/artifacts")
 
 
+@pytest.mark.long
 def test_steps_of_four_ranks_are_ordinary_checkpoints_for_any_number_of_ranks(tracking: str, run_id: str) -> None:
     assert run_ranks(4, f"{STATES}:save", tracking, run_id, [1, 2]) == [0, 0, 0, 0]
     tensorcas.log_checkpoint(whole_state(2), step=3, run_id=run_id)
@@ -78,6 +79,7 @@ def test_figures_of_a_step_count_the_shards(tracking: str, run_id: str) -> None:
     assert writer.info.stored_bytes > writer.info.total_bytes / 2
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_leaves_no_step_and_the_next_try_heals(tracking: str, run_id: str) -> None:
     assert 9 in run_ranks(2, f"{STATES}:save_and_die", tracking, run_id, 1, 1)
     assert tensorcas.list_checkpoints(run_id) == []
@@ -96,6 +98,7 @@ def test_a_thread_saves_the_state_as_it_was(tracking: str, run_id: str) -> None:
     assert_equal(tensorcas.load_checkpoint(run_id, step=1), whole_state(1))
 
 
+@pytest.mark.long
 def test_an_existing_step_is_refused_and_untouched(tracking: str, run_id: str) -> None:
     dcp.save(whole_state(1), storage_writer=TensorCasStorageWriter(step=1, run_id=run_id))
     with pytest.raises(BaseException, match="there is already a checkpoint") as caught:

@@ -168,6 +168,7 @@ def test_hdf5_chunks_of_an_unknown_filter_are_plain_bytes() -> None:
     assert n_plain > 0.6 * len(data)
 
 
+@pytest.mark.long
 def test_chunks_that_no_index_before_them_announces_are_plain_bytes() -> None:
     array = np.random.default_rng(0).normal(size=(4096, 1024)).astype(np.float32)
 
@@ -182,6 +183,7 @@ def test_chunks_that_no_index_before_them_announces_are_plain_bytes() -> None:
     assert n_skeleton_bytes < 0.05 * len(data)
 
 
+@pytest.mark.long
 def test_a_data_set_of_many_small_chunks_is_listed() -> None:
     array = np.arange(140_000, dtype=np.uint8)
     data = hdf5_file(lambda file: file.create_dataset("w", data=array, chunks=(1,), maxshape=(None,)), libver="latest")
@@ -332,6 +334,7 @@ def test_archives_within_archives_end_somewhere() -> None:
     assert joined(take_apart(data)) == data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("archive_of", [zip_of, tar_of])
 def test_an_archive_within_an_archive_names_what_it_leaves_out(archive_of: Callable[..., bytes]) -> None:
     deflated = zip_of({"a.safetensors": plain()}, zipfile.ZIP_DEFLATED)
@@ -341,6 +344,7 @@ def test_an_archive_within_an_archive_names_what_it_leaves_out(archive_of: Calla
     assert listing.left_out == {"in.zip/a.safetensors": "deflated", "in.tar/b": "of an unknown format"}
 
 
+@pytest.mark.long
 def test_many_members_of_one_name_are_soon_listed() -> None:
     data = tar_of({"a": bytes([1, 0, 255])})
     data = data[:1024] * 20_000 + data[1024:]
@@ -352,6 +356,7 @@ def test_many_members_of_one_name_are_soon_listed() -> None:
     assert time.process_time() - begin < 10
 
 
+@pytest.mark.long
 def test_a_deflated_member_of_a_zip_archive_is_left_out_by_its_name() -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:

@@ -163,6 +163,7 @@ def test_a_library_that_fails_costs_one_file_its_rows(
     assert {"a/w", "b/w"} <= tensors(data).keys()
 
 
+@pytest.mark.long
 def test_the_program_that_reads_files_is_started_again_if_it_has_ended() -> None:
     assert check_listed(sample("contiguous"))
     assert _hdf5_file._server is not None

@@ -62,6 +62,7 @@ def test_a_folder_is_read_by_its_name_or_by_that_of_its_metadata(folder: Path) -
         assert listing.array("model.w").tolist() == STATE["model"]["w"].tolist()  # type: ignore[index]
 
 
+@pytest.mark.long
 def test_shards_of_several_processes_are_put_together(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RANK]
     ranks = [
@@ -137,6 +138,7 @@ def test_a_file_outside_of_the_folder_is_never_opened(folder: Path, tmp_path: Pa
         open_listing(folder)
 
 
+@pytest.mark.long
 def test_damaged_metadata_is_read_or_refused(folder: Path) -> None:
     data = (folder / ".metadata").read_bytes()
     for broken in damaged(data, random.Random(0), 300):

@@ -114,6 +114,7 @@ def test_a_damaged_file_takes_little_memory(name: str) -> None:
     assert peak_bytes < 70 << 20
 
 
+@pytest.mark.long
 def test_a_damaged_index_of_tensorflow_is_read_or_refused(tmp_path: Path) -> None:
     path = tensorflow_folder(tmp_path / "model", ARRAYS, n_shards=2)
     index = path.read_bytes()

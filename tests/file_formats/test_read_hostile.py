@@ -112,6 +112,7 @@ def test_a_safetensors_header_longer_than_the_cap_or_the_file_is_refused(refuse:
     refuse(n_bytes.to_bytes(8, "little") + b'{"a":{}}', ".safetensors", "header")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "header",
     [
@@ -228,6 +229,7 @@ def test_other_faults_of_bhckpt_are_refused(refuse: Refuse) -> None:
     refuse(b"BCK1" + struct.pack("<I", 2) + b"{}" + b"\xff" * 4, ".bckpt")
 
 
+@pytest.mark.long
 def test_files_of_flax_that_are_not_sound_are_refused(refuse: Refuse) -> None:
     array = np.arange(40, dtype=np.float32)
     sound, large = flax_file({"a": {"b": array, "c": array}}), flax_file({"a": array}, chunk_bytes=64)
@@ -275,6 +277,7 @@ def test_a_compressed_variable_of_a_mat_file_that_ends_too_early_cannot_be_read(
         listing.array("weights")
 
 
+@pytest.mark.long
 def test_indexes_of_tensorflow_that_are_not_sound_are_refused(refuse: Refuse, tmp_path: Path) -> None:
     array = np.ones(8, np.float32)
     (tmp_path / "file.data-00000-of-00001").write_bytes(array.tobytes())
@@ -441,6 +444,7 @@ def test_a_member_that_inflates_to_more_or_less_than_it_says_is_refused_when_it_
             list(listing.stream(["a"]))
 
 
+@pytest.mark.long
 def test_a_real_bomb_is_inflated_no_further_than_its_array(tmp_path: Path) -> None:
     array = np.zeros(1 << 20, np.uint8)
     bomb = npy(array) + bytes(64 << 20)

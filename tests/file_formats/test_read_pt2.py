@@ -288,6 +288,7 @@ def test_files_that_are_not_known_in_torchscript_are_named(read: Read) -> None:
     assert read(data).left_out["bytecode.pkl"] == "a file that is not known"
 
 
+@pytest.mark.long
 def test_reading_an_exported_program_imports_neither_torch_nor_pickle(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     path.write_bytes(files()["exported.pt2"])

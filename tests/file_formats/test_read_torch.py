@@ -127,6 +127,7 @@ def test_views_come_back_in_c_order(saved: Read, view: Callable[[torch.Tensor], 
     assert b"".join(piece for _, piece in listing.stream(["t"])) == listing.array("t").tobytes()
 
 
+@pytest.mark.long
 def test_a_large_transposed_tensor_streams_in_pieces(saved: Read) -> None:
     tensor = torch.arange(3000 * 3000, dtype=torch.int32).reshape(3000, 3000).T
     pieces = [bytes(piece) for _, piece in saved({"t": tensor}).stream(["t"])]

@@ -51,6 +51,7 @@ def scanned(text: bytes) -> Any:
     return core.list_header(text, _safetensors._KIND_NAMES, _safetensors._KIND_BYTES)
 
 
+@pytest.mark.long
 def test_listing_is_the_same_with_and_without_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     n_read = n_refused = n_columns = 0
     for seed in range(400):
@@ -146,6 +147,7 @@ def test_core_makes_no_object_for_a_tensor(tmp_path: Path, monkeypatch: pytest.M
     assert len(listing.locations) == len(listing.columns()) == 5_000
 
 
+@pytest.mark.long
 def test_names_made_to_collide_are_read_without_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The second word of a name cancels the hash of the first one, so all names have one hash.
     first = np.frombuffer(b"".join(b"%08x" % number for number in range(1 << 20)), np.uint64)

@@ -96,6 +96,7 @@ def test_a_wrong_description_loses_no_byte(write: Write, tmp_path: Path) -> None
     parts_of(path)
 
 
+@pytest.mark.long
 @WRITERS
 def test_a_description_is_not_kept_open(write: Write, tmp_path: Path) -> None:
     parts_of(write(tmp_path))

@@ -66,6 +66,7 @@ def test_a_file_that_is_stored_brings_no_new_tensor_to_the_store_its_tensors_are
     assert all(rows[name] == known[name] for name in rows)
 
 
+@pytest.mark.long
 def test_damaged_files_come_back_bit_for_bit(data: bytes) -> None:
     for damaged_data in damaged(data):
         assert joined(take_apart(damaged_data)) == damaged_data

@@ -241,6 +241,7 @@ def xgboost_classifiers() -> Iterator[Any]:
         yield XGBClassifier(n_estimators=n_trees, n_jobs=1).fit(X, Y > 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("models", [forests, boosters, xgboost_classifiers])
 def test_pickles_of_a_growing_model_share_what_they_have_in_common(models: Any) -> None:
     files = [pickle.dumps(model) for model in models()]
@@ -333,6 +334,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_pickle_comes_back_bit_for_bit_at_little_cost(body: bytes) -> None:
     data = b"\x80\x04" + body

@@ -147,6 +147,7 @@ def test_thousands_of_tensors_are_found() -> None:
     assert parts[-1][0].name == "layers.19999.weight"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "header",
     [

@@ -238,6 +238,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_an_archive_with_a_hostile_pickle_gives_its_tensors_without_names_at_little_cost(body: bytes) -> None:
     storage = np.arange(500.0).tobytes()
@@ -266,6 +267,7 @@ def test_a_pickle_that_makes_too_many_objects_gives_no_names(monkeypatch: pytest
     assert tensors(archive(head + lists + rest, **{"0": raw(state["a"])})).keys() == {"archive/data/0"}
 
 
+@pytest.mark.long
 def test_a_state_dict_makes_three_objects_a_tensor_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pickle_machine, "_MAX_MADE", 3000)
     module = torch.nn.ParameterDict({f"layer {i}": torch.full((64,), 1.0 * i) for i in range(1000)})

@@ -70,6 +70,7 @@ def test_the_weights_of_a_linear_model_are_a_tensor(linear: xgb.Booster) -> None
     np.testing.assert_array_equal(np.frombuffer(taken, ">f4")[:-1], list(weights.values()))
 
 
+@pytest.mark.long
 def test_the_nodes_of_a_deep_tree_are_tensors(table: tuple[np.ndarray, np.ndarray]) -> None:
     X = np.random.default_rng(0).normal(size=(20_000, 5)).astype(np.float32)
     booster = xgb.train({"max_depth": 16, "min_child_weight": 0}, xgb.DMatrix(X, X.sum(axis=1)), 1)

@@ -63,6 +63,7 @@ def test_a_descriptor_is_found_wherever_it_lies_in_a_window(shift: int) -> None:
     assert tensors(data)["a"][1] == content
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streamed", [False, True], ids=["sized", "streamed"])
 @pytest.mark.parametrize("method", [DEFLATED, zipfile.ZIP_BZIP2], ids=["deflated", "bzip2"])
 def test_large_compressed_entries_are_streams_or_plain_and_small_ones_skeleton(method: int, streamed: bool) -> None:

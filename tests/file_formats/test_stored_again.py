@@ -197,6 +197,7 @@ STEPPED_FOLDERS: dict[str, Callable[[Path, dict[str, Array]], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("container", [name for name in (*STEPPED, *STEPPED_FOLDERS) if name != "torch.save"])
 def test_a_step_of_a_model_takes_as_little_as_in_a_file_of_torch_save(container: str, tmp_path: Path) -> None:
     (tmp_path / "peer").mkdir()

@@ -94,6 +94,7 @@ def test_the_page_shows_a_package_and_a_program_that_checks_it() -> None:
     assert list(blocks()) == ["pyproject.toml", "tinymeans.py", "check.py"]
 
 
+@pytest.mark.long
 def test_the_pages_program_prints_what_the_page_says(printed: list[str]) -> None:
     assert printed[0] == blocks()["check.py"].rpartition("  # ")[2].strip()
 

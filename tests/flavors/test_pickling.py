@@ -169,6 +169,7 @@ def test_a_distribution_named_like_its_module_is_pinned_without_reading_all_dist
     assert _pickling._distributions.cache_info().misses == 0
 
 
+@pytest.mark.long
 def test_a_module_of_another_distributions_name_is_pinned() -> None:
     assert pinned_packages({"sklearn", "yaml"}) == [f"{name}=={version(name)}" for name in ("PyYAML", "scikit-learn")]
 

@@ -628,6 +628,7 @@ def check_nests(data: st.DataObject) -> None:
     assert described(live) == (before if filled is None else described(model))
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(st.data())
 def test_nests_of_arrays_and_values_come_back_or_are_unchanged(data: st.DataObject) -> None:

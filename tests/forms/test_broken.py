@@ -96,6 +96,7 @@ def test_derived_checkpoint_is_copied_after_its_form_is_replaced() -> None:
     check_loads(store, of_copy, copied)
 
 
+@pytest.mark.long
 def test_partly_derived_checkpoint_is_stored_again_as_it_was_saved() -> None:
     """Its save derived one tensor, and an optimization all others."""
     store = Store.init_backend(MemoryBackend(), chunk_bytes=64 << 10)
@@ -128,6 +129,7 @@ def backup_without_inputs(family: Family) -> Store:
     return backup
 
 
+@pytest.mark.long
 def test_repair_takes_what_a_form_derives_from_a_backup_without_its_inputs() -> None:
     family = Family(MemoryBackend()).optimized()
     backup = backup_without_inputs(family)
@@ -139,6 +141,7 @@ def test_repair_takes_what_a_form_derives_from_a_backup_without_its_inputs() -> 
     check_loads(family.store, family.of_copy, family.copy)
 
 
+@pytest.mark.long
 def test_form_without_inputs_is_replaced_after_a_repair() -> None:
     family = Family(MemoryBackend()).optimized()
     backup = backup_without_inputs(family)
@@ -153,6 +156,7 @@ def test_form_without_inputs_is_replaced_after_a_repair() -> None:
     check_loads(family.store, family.of_copy, family.copy)
 
 
+@pytest.mark.long
 def test_repair_takes_what_a_form_of_a_backup_derives() -> None:
     family = Family(MemoryBackend()).optimized()
     other = Store.init_backend(MemoryBackend(), chunk_bytes=family.store.chunk_bytes, store_id=family.store.id)
@@ -168,6 +172,7 @@ def test_repair_takes_what_a_form_of_a_backup_derives() -> None:
     check_loads(other, ref, family.copy)
 
 
+@pytest.mark.long
 def test_repair_leaves_a_form_that_is_replaced_since_its_plan() -> None:
     """A collection may have freed what it derives since."""
     family = Family(MemoryBackend()).optimized()
@@ -184,6 +189,7 @@ def test_repair_leaves_a_form_that_is_replaced_since_its_plan() -> None:
     assert form_in(family.store) == form
 
 
+@pytest.mark.long
 def test_chunks_in_packs_without_an_index_are_read_though_a_form_is_damaged() -> None:
     family = Family(MemoryBackend()).optimized()
     with no_search():
@@ -209,6 +215,7 @@ def of_each_other() -> Family:
     return family
 
 
+@pytest.mark.long
 def test_read_ends_whose_manifests_are_forms_of_each_other() -> None:
     family = of_each_other()
     for name, _ in list(list_packs(family.store.backend)):
@@ -220,6 +227,7 @@ def test_read_ends_whose_manifests_are_forms_of_each_other() -> None:
         store.read_tensors(manifest, [NAME])
 
 
+@pytest.mark.long
 def test_collection_keeps_what_manifests_that_are_forms_of_each_other_need() -> None:
     family = of_each_other()
 
@@ -229,6 +237,7 @@ def test_collection_keeps_what_manifests_that_are_forms_of_each_other_need() -> 
     check_loads(family.store, family.of_copy, family.copy)
 
 
+@pytest.mark.long
 def test_collection_believes_no_form_that_only_another_form_makes_whole() -> None:
     family = of_each_other()
     backend, inputs = family.store.backend, digests_of(family.store, family.of_model)

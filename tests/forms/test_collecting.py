@@ -58,6 +58,7 @@ def test_form_and_its_inputs_go_with_the_last_checkpoint_that_needs_it(family: F
     assert held(family.store.backend) == set()
 
 
+@pytest.mark.long
 def test_form_goes_and_its_inputs_stay_where_a_checkpoint_needs_them(family: Family) -> None:
     drop(family.store, family.of_copy)
 
@@ -67,6 +68,7 @@ def test_form_goes_and_its_inputs_stay_where_a_checkpoint_needs_them(family: Fam
     check_loads(family.store, family.of_model, family.model)
 
 
+@pytest.mark.long
 def test_plan_without_a_ref_counts_the_inputs_that_it_alone_keeps(family: Family) -> None:
     drop(family.store, family.of_model)
     store = Store.open_backend(family.store.backend)
@@ -78,10 +80,12 @@ def test_plan_without_a_ref_counts_the_inputs_that_it_alone_keeps(family: Family
     check_loads(store, family.of_copy, family.copy)
 
 
+@pytest.mark.long
 def test_collection_is_at_rest_after_an_optimization(family: Family) -> None:
     assert plan_gc(Store.open_backend(family.store.backend), grace_s=0).is_empty
 
 
+@pytest.mark.long
 def test_save_under_way_keeps_its_pack_though_a_form_makes_its_chunks(family: Family) -> None:
     with no_search():
         save(family.store, family.copy, run_id="again")
@@ -105,6 +109,7 @@ def test_optimization_replaces_a_form_whose_inputs_nothing_else_needs(family: Fa
     check_loads(family.store, family.of_copy, family.copy)
 
 
+@pytest.mark.long
 def test_only_the_inputs_of_needed_rows_are_kept(family: Family) -> None:
     """Another checkpoint needs one tensor of those that the form makes."""
     name = "layers.0.q.weight"
@@ -123,6 +128,7 @@ def test_only_the_inputs_of_needed_rows_are_kept(family: Family) -> None:
     check_loads(family.store, one, {name: family.copy[name]})
 
 
+@pytest.mark.long
 def test_damaged_form_costs_nothing(family: Family) -> None:
     key = form_in(family.store).key
     good = family.store.backend.get(key)
@@ -136,6 +142,7 @@ def test_damaged_form_costs_nothing(family: Family) -> None:
     check_loads(family.store, family.of_copy, family.copy)
 
 
+@pytest.mark.long
 def test_form_that_lacks_an_input_stands_for_no_chunk(family: Family) -> None:
     """A save has written what it derives again, and its inputs are lost."""
     with no_search():

@@ -46,6 +46,7 @@ def check_all_calls(make: Callable[[int], Backend], *, when: str, crash: bool, e
     return n_met
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("crash", [True, False], ids=["death", "failure"])
 def test_optimization_with_a_fault_at_some_call_is_finished_by_the_next(crash: bool) -> None:
     assert check_all_calls(lambda _: MemoryBackend(), when="after", crash=crash, every=17) > 3

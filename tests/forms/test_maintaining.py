@@ -40,11 +40,13 @@ def backup_of(family: Family) -> Store:
     return backup
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("full", [False, True])
 def test_sound_store_has_no_problem(family: Family, full: bool) -> None:
     assert verify(fresh(family), full=full).problems == ()
 
 
+@pytest.mark.long
 def test_verification_names_the_tensors_that_a_damaged_input_makes(family: Family) -> None:
     flip_chunk(family.store, family.model[NAME].tobytes()[: 64 << 10])
 
@@ -57,6 +59,7 @@ def test_verification_names_the_tensors_that_a_damaged_input_makes(family: Famil
     assert of_copy.key is not None
 
 
+@pytest.mark.long
 def test_repair_heals_an_input_from_a_backup(family: Family) -> None:
     backup = backup_of(family)
     flip_chunk(family.store, family.model[NAME].tobytes()[: 64 << 10])
@@ -68,6 +71,7 @@ def test_repair_heals_an_input_from_a_backup(family: Family) -> None:
     check_loads(family.store, family.of_model, family.model)
 
 
+@pytest.mark.long
 def test_repair_without_a_backup_names_the_tensors_that_a_lost_input_makes(family: Family) -> None:
     flip_chunk(family.store, family.model[NAME].tobytes()[: 64 << 10])
 
@@ -77,6 +81,7 @@ def test_repair_without_a_backup_names_the_tensors_that_a_lost_input_makes(famil
     assert all(NAME in loss.tensors for loss in plan.losses)
 
 
+@pytest.mark.long
 def test_repair_of_other_damage_leaves_what_forms_make(family: Family) -> None:
     with no_search():
         save(family.store, {"x": family.model[NAME] * 2}, run_id="other")
@@ -98,6 +103,7 @@ def test_repair_of_a_sound_store_finds_nothing(family: Family) -> None:
     assert str(plan) == "nothing is damaged"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_copy_holds_what_forms_make(family: Family, is_remote: bool) -> None:
     """It is another store, with inputs of its own or none, and finds forms by its own optimizations."""
@@ -112,6 +118,7 @@ def test_copy_holds_what_forms_make(family: Family, is_remote: bool) -> None:
     check_loads(there, ref, family.copy)
 
 
+@pytest.mark.long
 def test_copy_reports_what_cannot_be_made(family: Family) -> None:
     flip_chunk(family.store, family.model[NAME].tobytes()[: 64 << 10])
     there = Store.init_backend(MemoryBackend(), chunk_bytes=family.store.chunk_bytes)
@@ -121,6 +128,7 @@ def test_copy_reports_what_cannot_be_made(family: Family) -> None:
     assert sorted(failure.what for failure in report.failed) == ["run copy step 0", "run model step 0"]
 
 
+@pytest.mark.long
 def test_copied_store_is_optimized_again(family: Family) -> None:
     there = Store.init_backend(MemoryBackend(), chunk_bytes=family.store.chunk_bytes)
     copy(fresh(family), there)
@@ -153,6 +161,7 @@ def under_two_names(family: Family) -> None:
     family.store.backend.put_new(ref.key, [ref_bytes(ref)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["derived", "in full", "two names"])
 def test_figures_count_what_a_collection_keeps(how: str) -> None:
     family = Family(MemoryBackend())
@@ -180,6 +189,7 @@ def damage(family: Family, key: str) -> str:
     return key
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["ref", "manifest"])
 def test_verification_names_a_damaged_form_and_the_checkpoint_that_needs_it(family: Family, what: str) -> None:
     form = form_in(family.store)
@@ -192,6 +202,7 @@ def test_verification_names_a_damaged_form_and_the_checkpoint_that_needs_it(fami
     assert NAME in suffers.tensors
 
 
+@pytest.mark.long
 def test_full_verification_finds_a_form_that_makes_other_bytes(family: Family) -> None:
     """Another release's, or a forged one: the digests in it are right, and the function is not."""
     form = form_in(family.store)
@@ -212,6 +223,7 @@ def test_full_verification_finds_a_form_that_makes_other_bytes(family: Family) -
     assert all(len(each.tensors) == 1 for each in problems)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["ref", "manifest"])
 def test_repair_names_the_tensors_that_a_damaged_form_loses(family: Family, what: str) -> None:
     form = form_in(family.store)
@@ -226,6 +238,7 @@ def test_repair_names_the_tensors_that_a_damaged_form_loses(family: Family, what
     assert all(found[name].tobytes() == array.tobytes() for name, array in family.model.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["ref", "manifest"])
 def test_repair_takes_a_damaged_form_or_what_it_derives_from_a_backup(family: Family, what: str) -> None:
     """The backup has the manifest, and no form."""
@@ -239,6 +252,7 @@ def test_repair_takes_a_damaged_form_or_what_it_derives_from_a_backup(family: Fa
     check_loads(family.store, family.of_model, family.model)
 
 
+@pytest.mark.long
 def test_repair_restores_the_manifest_of_a_form_from_a_store_that_has_it(family: Family) -> None:
     form = form_in(family.store)
     other = Store.init_backend(MemoryBackend(), chunk_bytes=family.store.chunk_bytes, store_id=family.store.id)
@@ -253,6 +267,7 @@ def test_repair_restores_the_manifest_of_a_form_from_a_store_that_has_it(family:
     check_loads(family.store, family.of_copy, family.copy)
 
 
+@pytest.mark.long
 def test_figures_do_not_count_forms_as_checkpoints(family: Family) -> None:
     store = fresh(family)
 

@@ -44,6 +44,7 @@ RELATED: Mapping[str, Callable[[Tensors], Tensors]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ["model first", "model last"])
 @pytest.mark.parametrize("related", RELATED)
 def test_related_checkpoint_takes_no_room_after_an_optimization(related: str, order: str) -> None:
@@ -67,6 +68,7 @@ def test_related_checkpoint_takes_no_room_after_an_optimization(related: str, or
         check_loads(store, ref, each)
 
 
+@pytest.mark.long
 def test_quantized_file_takes_no_room_after_an_optimization() -> None:
     tensors = model(4, d=384, n_layers=1)
     data = gguf_file(tensors)
@@ -83,6 +85,7 @@ def test_quantized_file_takes_no_room_after_an_optimization() -> None:
     check_loads(store, of_model, tensors)
 
 
+@pytest.mark.long
 def test_mean_of_two_fine_tunes_takes_no_room_after_an_optimization() -> None:
     base = model(5, d=256, n_layers=1)
     one, two = tuned(base, 1), tuned(base, 2)
@@ -110,6 +113,7 @@ def test_second_optimization_has_nothing_to_do() -> None:
     assert (forms_of(family.store), held(family.store.backend)) == (forms, packs)
 
 
+@pytest.mark.long
 def test_optimized_checkpoint_is_made_of_one_that_is_saved_later() -> None:
     tensors = model(6, d=256, n_layers=1)
     store = Store.init_backend(MemoryBackend())
@@ -126,6 +130,7 @@ def test_optimized_checkpoint_is_made_of_one_that_is_saved_later() -> None:
     check_loads(store, of_copy, as_bfloat16(tensors))
 
 
+@pytest.mark.long
 def test_inputs_of_a_form_are_never_made_by_another() -> None:
     """Of three transposed copies of each other, one stays in packs, and makes both others."""
     cubes = {name: array.reshape(len(array), -1, 2) for name, array in model(8, d=256, n_layers=1).items()}
@@ -143,6 +148,7 @@ def test_inputs_of_a_form_are_never_made_by_another() -> None:
         check_loads(store, ref, each)
 
 
+@pytest.mark.long
 def test_checkpoint_that_is_to_be_restored_fast_is_not_made_by_a_form() -> None:
     family = Family(MemoryBackend())
 
@@ -152,6 +158,7 @@ def test_checkpoint_that_is_to_be_restored_fast_is_not_made_by_a_form() -> None:
     assert digests_of(family.store, family.of_copy) <= held(family.store.backend)
 
 
+@pytest.mark.long
 def test_optimization_for_restore_puts_what_forms_make_into_packs_again() -> None:
     family = Family(MemoryBackend()).optimized()
 
@@ -163,6 +170,7 @@ def test_optimization_for_restore_puts_what_forms_make_into_packs_again() -> Non
     assert plan_optimize(Store.open_backend(family.store.backend), for_restore=True).is_empty
 
 
+@pytest.mark.long
 def test_base_of_deltas_is_not_made_by_a_form() -> None:
     """It would have to stay in its pack all the same."""
     tensors = model(9, d=256, n_layers=1)
@@ -180,6 +188,7 @@ def test_base_of_deltas_is_not_made_by_a_form() -> None:
     assert verify(Store.open_backend(store.backend), full=True).problems == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["files", "database", "objects"])
 def test_forms_are_written_and_read_in_stores_of_each_kind(kind: str, tmp_path: Any) -> None:
     backends: dict[str, Backend] = {
@@ -199,6 +208,7 @@ def test_report_names_the_forms() -> None:
     assert "derived tensors of 1 checkpoint or file from others; freed " in str(optimize(family.store))
 
 
+@pytest.mark.long
 def test_unrelated_models_get_no_forms() -> None:
     store = Store.init_backend(MemoryBackend())
     with no_search():
@@ -209,6 +219,7 @@ def test_unrelated_models_get_no_forms() -> None:
     assert forms_of(store) == []
 
 
+@pytest.mark.long
 def test_thread_that_flushes_subnormal_numbers_writes_no_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     family = Family(MemoryBackend())
     monkeypatch.setattr("tensorcas_mlflow.store._stored_rows.computes_exactly", lambda: False)
@@ -216,6 +227,7 @@ def test_thread_that_flushes_subnormal_numbers_writes_no_forms(monkeypatch: pyte
     assert optimize(family.store).n_forms == 0
 
 
+@pytest.mark.long
 def test_save_of_what_a_form_makes_stores_it_again_and_a_collection_frees_it() -> None:
     family = Family(MemoryBackend()).optimized()
     before = held(family.store.backend)

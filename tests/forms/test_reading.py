@@ -38,6 +38,7 @@ def fresh(family: Family) -> tuple[Store, Manifest]:
     return store, store.manifest(family.of_copy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("copy", [None, False])
 @pytest.mark.parametrize("checks", [True, False])
 def test_tensors_are_read_whole(family: Family, copy: bool | None, checks: bool) -> None:
@@ -49,6 +50,7 @@ def test_tensors_are_read_whole(family: Family, copy: bool | None, checks: bool)
         assert array.tobytes() == family.copy[name].tobytes(), name
 
 
+@pytest.mark.long
 def test_tensors_are_read_into_arrays(family: Family) -> None:
     store, manifest = fresh(family)
     out = {NAME: np.empty_like(family.copy[NAME])}
@@ -58,12 +60,14 @@ def test_tensors_are_read_into_arrays(family: Family) -> None:
     assert out[NAME].tobytes() == family.copy[NAME].tobytes()
 
 
+@pytest.mark.long
 def test_checkpoint_is_checked_without_its_chunks(family: Family) -> None:
     store, manifest = fresh(family)
 
     store.chunks.check(manifest, manifest.numbers(manifest.names()))
 
 
+@pytest.mark.long
 def test_damage_of_an_input_is_found_by_a_check(family: Family) -> None:
     flip_chunk(family.store, family.model[NAME].tobytes()[: 64 << 10])
     store, manifest = fresh(family)
@@ -73,6 +77,7 @@ def test_damage_of_an_input_is_found_by_a_check(family: Family) -> None:
     store.chunks.check(manifest, manifest.numbers(["layers.0.q.weight"]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checks", [True, False])
 def test_read_names_the_tensor_that_a_damaged_input_makes(family: Family, checks: bool) -> None:
     flip_chunk(family.store, family.model[NAME].tobytes()[: 64 << 10])
@@ -82,6 +87,7 @@ def test_read_names_the_tensor_that_a_damaged_input_makes(family: Family, checks
         store.read_tensors(manifest, [NAME], verify=checks)
 
 
+@pytest.mark.long
 def test_read_names_the_tensor_whose_input_is_gone(family: Family) -> None:
     for info in list(family.store.backend.list("packs")):
         family.store.backend.delete(info.key)
@@ -91,6 +97,7 @@ def test_read_names_the_tensor_whose_input_is_gone(family: Family) -> None:
         store.read_tensors(manifest, [NAME])
 
 
+@pytest.mark.long
 def test_read_without_its_form_names_the_tensor(family: Family) -> None:
     family.store.backend.delete(form_in(family.store).key)
     store, manifest = fresh(family)
@@ -99,6 +106,7 @@ def test_read_without_its_form_names_the_tensor(family: Family) -> None:
         store.read_tensors(manifest, [NAME])
 
 
+@pytest.mark.long
 def test_form_that_makes_other_bytes_is_refused(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     store, manifest = fresh(family)
 
@@ -112,6 +120,7 @@ def test_form_that_makes_other_bytes_is_refused(family: Family, monkeypatch: pyt
             store.read_tensors(manifest, [NAME], verify=checks)
 
 
+@pytest.mark.long
 def test_open_reader_finds_the_form_after_a_collection(tmp_path: Path) -> None:
     """It knows the packs that the optimization then deletes."""
     family = Family(LocalBackend(tmp_path))
@@ -125,6 +134,7 @@ def test_open_reader_finds_the_form_after_a_collection(tmp_path: Path) -> None:
         assert array.tobytes() == family.copy[name].tobytes(), name
 
 
+@pytest.mark.long
 def test_parts_of_tensors_are_read(tmp_path: Path) -> None:
     family = Family(LocalBackend(tmp_path)).optimized()
     with open_ref(Store.open_backend(family.store.backend), family.of_copy) as reader:
@@ -160,6 +170,7 @@ def test_plan_of_a_read_names_the_packs_of_the_inputs() -> None:
     assert sum(read.n_chunks for read in plan.packs) == len(store.manifest(family.of_model).row(NAME).digests)
 
 
+@pytest.mark.long
 def test_copy_of_a_state_reads_what_a_form_makes_since() -> None:
     """An asynchronous save holds only what has changed, and takes the rest from the store."""
     family = Family(MemoryBackend())
@@ -177,6 +188,7 @@ def test_copy_of_a_state_reads_what_a_form_makes_since() -> None:
     check_loads(store, ref, changed)
 
 
+@pytest.mark.long
 def test_manifest_of_what_forms_make_is_adopted() -> None:
     family = Family(MemoryBackend()).optimized()
     store, manifest = fresh(family)
@@ -190,6 +202,7 @@ def test_manifest_of_what_forms_make_is_adopted() -> None:
     check_loads(store, ref, family.copy)
 
 
+@pytest.mark.long
 def test_tensors_are_read_whose_inputs_are_there(family: Family) -> None:
     """Another tensor of the same form has lost an input."""
     flip_chunk(family.store, family.model[NAME].tobytes()[: 64 << 10])
@@ -215,6 +228,7 @@ def test_open_reader_finds_what_a_form_made_in_packs_again() -> None:
         assert found[NAME].tobytes() == family.copy[NAME].tobytes()
 
 
+@pytest.mark.long
 def test_reader_of_a_checkpoint_reads_its_form_and_no_others() -> None:
     family = Family(MemoryBackend())
     with no_search():
@@ -247,6 +261,7 @@ def test_form_of_another_content_is_not_believed(family: Family) -> None:
         store.read_tensors(manifest, [NAME])
 
 
+@pytest.mark.long
 def test_damaged_form_is_named(family: Family) -> None:
     store, manifest = fresh(family)
     key = form_in(store).key
@@ -256,6 +271,7 @@ def test_damaged_form_is_named(family: Family) -> None:
         store.read_tensors(manifest, [NAME])
 
 
+@pytest.mark.long
 def test_copy_of_a_manifest_elsewhere_is_read_by_the_form(family: Family) -> None:
     """MLflow keeps such copies, which nobody rewrites."""
     store, manifest = fresh(family)

@@ -88,6 +88,7 @@ def test_each_tensor_is_read_from_packs_or_by_the_form(
         }
 
 
+@pytest.mark.long
 def test_damaged_tensor_in_a_pack_is_read_by_the_form(family: Family) -> None:
     family.optimized()
     with no_search():
@@ -100,6 +101,7 @@ def test_damaged_tensor_in_a_pack_is_read_by_the_form(family: Family) -> None:
     assert found[NAME].tobytes() == family.copy[NAME].tobytes()
 
 
+@pytest.mark.long
 def test_tensor_that_nothing_holds_whole_is_named(family: Family) -> None:
     family.optimized()
     with no_search():

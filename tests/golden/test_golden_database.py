@@ -39,6 +39,7 @@ def assert_holds(store: Store) -> None:
     assert verify(fresh, full=True).problems == ()
 
 
+@pytest.mark.long
 def test_every_golden_step_in_a_database_is_read_bit_for_bit(store: Store) -> None:
     assert_holds(store)
 
@@ -57,6 +58,7 @@ def test_golden_database_needs_no_repair(store: Store) -> None:
     assert plan_repair(store).is_empty
 
 
+@pytest.mark.long
 def test_golden_database_is_written_to_and_collected(store: Store) -> None:
     with store.write_checkpoint(small(2000)) as pending:
         ref = pending.commit(RefTarget(run_id="new", step=1))

@@ -545,6 +545,7 @@ def bomb(with_size: bool) -> bytes:
     return b"".join([*(compressor.compress(bytes(1 << 20)) for _ in range(600)), compressor.flush()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["a bomb with its size", "a bomb without its size", "a huge row"])
 def test_record_that_would_take_the_memory_is_refused_without_it(folder: Path, how: str) -> None:
     with closing(sqlite3.connect(place(folder))) as connection:

@@ -275,6 +275,7 @@ def test_intent_that_names_an_invalid_pack_is_damage(name: Any) -> None:
 # --- payloads
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(data=st.data())
 def test_any_payload_fills_its_buffer_or_is_refused(data: st.DataObject) -> None:

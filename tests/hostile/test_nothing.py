@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HANG_S = 120
 
 
+@pytest.mark.long
 def test_no_reader_of_chunks_of_0_bytes_hangs() -> None:
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-m", "tests.hostile.nothing"],

@@ -18,6 +18,7 @@ from tensorcas_mlflow import plugin
 from tensorcas_mlflow.integration import models
 
 
+@pytest.mark.long
 def test_it_has_the_names_of_the_package_and_the_same_objects() -> None:
     names = [name for name in tensorcas_mlflow.__all__ if name != "__version__"]
 

@@ -30,6 +30,7 @@ def run_cell(source: str, names: dict[str, Any]) -> Any:
     return None if last is None else eval(compile(ast.Expression(last.value), "cell", "eval"), names)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_notebook_of_the_examples_runs_and_shows_its_results(
     plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,7 @@ def test_plans_say_that_nothing_has_changed_yet(tmp_path: Path) -> None:
     assert "<li>nothing is damaged</li>" in shown[2]
 
 
+@pytest.mark.long
 def test_plots_take_names_with_dollars_and_unlike_steps(run_id: str) -> None:
     history = tensorcas.plot_history(run_id)
     difference = tensorcas.plot_diff((run_id, 0), (run_id, 1))

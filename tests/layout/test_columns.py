@@ -104,6 +104,7 @@ rows_of_any_kind = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(rows_of_any_kind, st.data())
 def test_chunks_of_many_rows_are_those_of_each(

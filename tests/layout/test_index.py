@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,6 +74,7 @@ def test_digests_with_one_prefix_are_told_apart() -> None:
     assert table.find(other).tolist() == [-1]
 
 
+@pytest.mark.long
 @given(st.lists(st.lists(st.integers(0, 50), max_size=20, unique=True), max_size=6))
 def test_merged_tables_find_what_each_finds(parts: list[list[int]]) -> None:
     tables = [make_table({name(n): entries(part)}) for n, part in enumerate(parts)]

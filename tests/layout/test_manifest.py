@@ -236,6 +236,7 @@ def test_a_manifest_cut_short_is_a_format_error(kind: str) -> None:
             Manifest.from_blob(data[:size])
 
 
+@pytest.mark.long
 @settings(max_examples=700)  # the first damage imports pyarrow
 @given(st.data())
 def test_a_damaged_manifest_is_a_manifest_or_a_format_error(data: st.DataObject) -> None:

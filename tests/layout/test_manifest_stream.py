@@ -92,6 +92,7 @@ def test_stream_of_this_release_is_read_as_pyarrow_reads_it(name: str) -> None:
     assert found == read_by_arrow(STREAMS[name])
 
 
+@pytest.mark.long
 def test_stream_of_100_000_rows_is_read_as_pyarrow_reads_it() -> None:
     kinds = ["float32", "bfloat16", "int64"]
     stream = stream_of([row(f"model.layers.{n}.weight", (n % 3,), dtype=kinds[n % 7 % 3]) for n in range(100_000)])

@@ -131,6 +131,7 @@ def test_listing_of_few_refs_looks_for_no_table() -> None:
     assert reads == {"refs": LEAST_LISTED - 1}
 
 
+@pytest.mark.long
 def test_every_listing_finds_what_reading_each_ref_finds() -> None:
     # A random walk of saves, replacements, deletions and collections.
     random_ = random.Random(0)
@@ -150,6 +151,7 @@ def test_every_listing_finds_what_reading_each_ref_finds() -> None:
     assert verify(store).problems == ()
 
 
+@pytest.mark.long
 def test_tables_are_merged_so_that_there_are_few() -> None:
     store, backend = new_store(0)
     n_written = 0

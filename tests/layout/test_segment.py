@@ -110,6 +110,7 @@ def test_digests_with_one_beginning_are_told_apart(backend: Any) -> None:
     assert dict(zip(hits.at.tolist(), hits.entries["offset"].tolist(), strict=True)) == {n: n for n in range(300)}
 
 
+@pytest.mark.long
 def test_a_search_reads_a_few_hundred_bytes_for_each_digest_however_large_the_segment_is() -> None:
     n_read = []
     for n in (30_000, 120_000):
@@ -148,6 +149,7 @@ def test_every_changed_byte_of_a_segment_is_seen(table: Table) -> None:
             read_segment(KEY, bytes(changed))
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(st.data())
 def test_a_search_in_changed_bytes_finds_no_other_place(data: st.DataObject) -> None:

@@ -137,6 +137,7 @@ def test_a_check_gives_each_chunk_its_verdict(store: tuple[BadSectors, Table]) -
     assert checked.gone == {f"{5:032x}"}
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(data=st.data())
 def test_shards_merged_in_any_order_give_the_result_of_one_check(
@@ -207,6 +208,7 @@ def check_in_folder(folder: Path, shard: Shard) -> Checked:
     return check_chunks(LocalBackend(folder), shard, decode=True)
 
 
+@pytest.mark.long
 def test_processes_that_each_check_a_shard_find_what_one_finds(store: tuple[BadSectors, Table], tmp_path: Path) -> None:
     memory, table = store
     backend = LocalBackend(tmp_path)

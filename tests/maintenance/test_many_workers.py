@@ -93,6 +93,7 @@ def copied(folder: Path, target: Path, engine: Engine | None) -> tuple[Any, dict
     return report, blobs_of(target, "refs", "manifests", "packs")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ENGINES)
 def test_copy_by_workers_writes_the_bytes_of_one_process(
     folder: Path, tmp_path: Path, name: str, same_names: Callable[[], None]
@@ -116,6 +117,7 @@ def planned(folder: Path, engine: Engine | None) -> list[Any]:
     return [*said, census_bytes(plan.census.inventory)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ENGINES)
 def test_collection_by_workers_is_that_of_one_process(folder: Path, name: str) -> None:
     store = Store.open(folder)
@@ -146,6 +148,7 @@ def optimized(folder: Path, target: Path, engine: Engine | None) -> tuple[Any, d
     return (plan.n_chunks, report), blobs_of(target, "refs", "manifests", "packs")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ENGINES)
 def test_optimization_by_workers_writes_the_bytes_of_one_process(
     folder: Path, tmp_path: Path, name: str, same_names: Callable[[], None]

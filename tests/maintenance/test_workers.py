@@ -52,6 +52,7 @@ def expected(folder: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "n_workers", [2, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
 )
@@ -65,6 +66,7 @@ def test_cluster_of_two_workers_finds_what_one_process_finds(folder: Path, expec
         assert find_all(folder, engine) == expected
 
 
+@pytest.mark.long
 def test_workers_tell_the_progress_of_each_part(folder: Path) -> None:
     told: list[Progress] = []
     verify(Store.open(folder), full=True, engine=LocalProcesses(1), watch=told.append)

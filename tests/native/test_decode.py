@@ -147,6 +147,7 @@ def test_core_decodes_a_payload_with_any_changed_byte_to_the_chunk_or_not_at_all
     check_changed_payloads(change, 0, 1)
 
 
+@pytest.mark.long
 def test_both_refuse_every_payload_that_is_cut_short_or_continued() -> None:
     for chunk, chain in chains(257):
         codec, payload = chain[0]
@@ -210,6 +211,7 @@ def test_core_and_python_take_the_same_frames(n_bytes: int) -> None:
             assert (in_core is None) == (in_python is None), (name, other[0][0].name)
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=300, derandomize=True)  # releases of Zstandard may differ in damaged blocks
 def test_core_and_python_take_the_same_changed_payloads(data: st.DataObject) -> None:

@@ -21,6 +21,7 @@ MOST_S = 1.5
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_threads", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
 def test_interrupt_ends_a_long_call_of_the_core_within_a_second(way: str, n_threads: int) -> None:

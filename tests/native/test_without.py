@@ -63,6 +63,7 @@ def core_without_zstd(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(core)
 
 
+@pytest.mark.long
 def test_cores_with_and_without_libzstd_read_what_the_other_has_written(tmp_path: Path, core_without_zstd: str) -> None:
     for core, first in (("", "0"), (core_without_zstd, "2"), ("", "4")):
         run(sys.executable, "-c", LOAD + PROGRAM, core, str(tmp_path / "store"), first)
@@ -84,6 +85,7 @@ print(n_refused)
 """
 
 
+@pytest.mark.long
 def test_core_without_libzstd_refuses_the_payloads_that_the_reference_refuses(core_without_zstd: str) -> None:
     assert int(run(sys.executable, "-c", LOAD + FRAMES, core_without_zstd, PYTHONPATH=PYTHON_PATH)) > 500
 

@@ -133,6 +133,7 @@ def test_no_state_with_more_actors_has_lost_anything(cast: Cast) -> None:
     assert found.loss is None, "\n".join([found.loss, *found.path])
 
 
+@pytest.mark.long
 def test_no_state_with_a_delta_that_appears_during_a_survey_has_lost_anything() -> None:
     found = Machine(max_attempts=1).visit(delta_during_a_survey())
 
@@ -156,6 +157,7 @@ def test_no_random_walk_of_a_crowd_with_deltas_loses_anything(part: int) -> None
         assert loss is None, f"seed {seed}: {loss}"
 
 
+@pytest.mark.long
 def test_random_walks_without_a_rule_see_a_loss() -> None:
     machine = Machine(Rules(bases_are_kept=False))
     losses = [machine.walk(crowd(random.Random(seed)), random.Random(seed)) for seed in range(300)]

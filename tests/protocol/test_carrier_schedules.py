@@ -77,6 +77,7 @@ def test_no_schedule_of_a_carried_and_a_direct_save_loses_or_leaks() -> None:
     assert found.is_exhausted
 
 
+@pytest.mark.long
 def test_a_collection_refuses_while_a_save_through_a_carrier_is_under_way() -> None:
     cast = sharing_save().collector("collector")
     refused: list[str] = []
@@ -120,6 +121,7 @@ def give_it_up_by_its_age(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(protocol, "parse_intent", like_any_other)
 
 
+@pytest.mark.long
 def test_carried_save_without_a_second_look_at_its_intent_loses_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     look_at_the_intent_once(monkeypatch)
     cast = sharing_save().abandoning_collector("collector")

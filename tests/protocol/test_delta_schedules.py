@@ -73,6 +73,7 @@ CASTS += [rewritten]
 QUICK = {new_deltas_of_chains}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", long_but(QUICK, CASTS), ids=name_of)
 @pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_no_schedule_of_deltas_loses_a_base_or_leaks(make: MakeCast, *, is_remote: bool) -> None:
@@ -102,6 +103,7 @@ def everybody(draw: random.Random) -> Cast:
     return cast
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", long_but_first(N_PARTS))
 def test_random_schedules_of_a_crowd_lose_no_base(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 3)

@@ -81,6 +81,7 @@ CASTS += [derived_tensor_is_saved, derived_tensor_is_read, form_is_replaced, for
 QUICK = {new_form, derived_tensor_is_read, form_is_replaced}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", long_but(QUICK, CASTS), ids=name_of)
 @pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_no_schedule_of_forms_loses_a_chunk_or_leaks(make: MakeCast, *, is_remote: bool) -> None:

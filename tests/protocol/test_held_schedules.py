@@ -99,6 +99,7 @@ CASTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASTS)
 def test_no_schedule_with_held_blobs_loses_or_leaks_though_actors_may_die(name: str) -> None:
     cast = CASTS[name]()

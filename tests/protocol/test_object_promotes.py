@@ -180,6 +180,7 @@ def test_late_repeated_deletion_beside_a_withdraw_removes_no_blob(start: str, re
     assert_holds((cast.losing("d", number) if number else cast).explore())
 
 
+@pytest.mark.long
 @ALL
 def test_a_deletion_whose_answer_gets_lost_does_not_remove_what_came_after_it(start: str) -> None:
     two = Play(START[start]).deleter("d").promoter("p", replace=True).promoter("q", replace=True)

@@ -82,10 +82,12 @@ def test_no_schedule_of_a_training_a_deletion_and_a_collection_loses_or_leaks() 
     assert_safe(trained_and_dropped(), max_preemptions=1, deaths=[])
 
 
+@pytest.mark.long
 def test_no_schedule_over_objects_of_a_save_a_collection_and_a_deletion_loses_or_leaks() -> None:
     assert_safe(save_against_collection(), max_preemptions=1, deaths=[])
 
 
+@pytest.mark.long
 def test_no_schedule_with_late_repeated_deletions_loses_or_leaks() -> None:
     assert_safe(deleted_and_saved_again(), max_preemptions=1, deaths=[])
 

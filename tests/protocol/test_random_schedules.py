@@ -53,6 +53,7 @@ def everybody(draw: random.Random, kind: type[Cast] = Cast) -> Cast:
     return cast
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", long_but_first(N_PARTS))
 def test_random_schedules_of_a_crowd_lose_nothing(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 2)

@@ -41,6 +41,7 @@ def test_no_schedule_at_all_of_a_save_a_collection_and_a_deletion_loses_or_leaks
 # --- every schedule within a bound
 
 
+@pytest.mark.long
 def test_no_schedule_of_a_save_a_collection_and_a_deletion_loses_or_leaks() -> None:
     cast = save_against_collection()
 
@@ -51,6 +52,7 @@ def test_no_schedule_of_a_save_a_collection_and_a_deletion_loses_or_leaks() -> N
     assert found.is_exhausted
 
 
+@pytest.mark.long
 def test_no_schedule_with_a_death_loses_or_leaks() -> None:
     cast = save_against_collection()
 
@@ -164,6 +166,7 @@ def two_copies() -> Cast:
     return cast.executor("first", earlier, max_waste=0).executor("second", later, max_waste=0)
 
 
+@pytest.mark.long
 def test_no_schedule_loses_or_leaks_in_a_remote_store() -> None:
     cast = save_against_collection(max_waste=0)
 
@@ -186,6 +189,7 @@ def trained_and_dropped() -> Cast:
     return Cast().trainer("trainer", "ab", 1, 2).deletion("deletion", 1).collector("collector")
 
 
+@pytest.mark.long
 def test_no_schedule_of_a_training_that_relies_on_earlier_chunks_loses_or_leaks() -> None:
     cast = trained_and_dropped()
 
@@ -196,6 +200,7 @@ def test_no_schedule_of_a_training_that_relies_on_earlier_chunks_loses_or_leaks(
     assert found.is_exhausted
 
 
+@pytest.mark.long
 def test_a_save_under_way_is_left_alone_within_the_grace() -> None:
     cast = save_against_collection(grace_s=3600)
 
@@ -210,6 +215,7 @@ def test_a_save_under_way_is_left_alone_within_the_grace() -> None:
     assert found.failure is None, str(found)
 
 
+@pytest.mark.long
 def test_a_stream_under_way_is_left_alone_within_the_grace() -> None:
     cast = stream_against_collection(grace_s=3600)
 

@@ -45,6 +45,7 @@ def assert_nothing_is_lost(race: Race) -> None:
         assert_empties(Store.open(copy))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("places")
 def test_savers_readers_and_collectors_of_many_processes_lose_nothing(tmp_path: Path) -> None:
     race, _ = race_in(tmp_path, SMOKE_S, grace_s=0, with_torch=False)

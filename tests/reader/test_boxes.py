@@ -68,6 +68,7 @@ def test_any_index_into_boxes_reads_what_numpy_finds(store: Store, seed: int) ->
         assert found.tolist() == wanted.tolist(), (cuts[name], index)
 
 
+@pytest.mark.long
 def test_slices_of_boxes_and_of_other_tensors_come_together(store: Store) -> None:
     tensors = {name: np.arange(48 * n).reshape(6, 8, n) for n, name in enumerate(("boxes", "others", "whole"), start=1)}
     reader = opened(store, tensors, {"boxes": [[3], [4], []], "others": [[], [2, 4], [1]], "whole": [[], [], []]})

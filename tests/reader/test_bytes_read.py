@@ -69,6 +69,7 @@ print(bytes_read() - before)
 """
 
 
+@pytest.mark.long
 def test_first_summary_of_a_process_reads_few_bytes_of_code(tmp_path: Path) -> None:
     bytes_read()
     store = Store.init(tmp_path / "store")

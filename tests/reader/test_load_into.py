@@ -229,6 +229,7 @@ def test_damage_leaves_a_module_without_memory_unchanged_without_a_check(tmp_pat
     assert not hasattr(raised.value, "__notes__")
 
 
+@pytest.mark.long
 def test_filling_a_thousand_tensors_takes_few_python_calls(tmp_path: Path) -> None:
     def many(seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)

@@ -206,6 +206,7 @@ def test_a_pattern_that_says_not_which_number_is_which_is_refused(layer: str, ex
 # --- names and shapes that somebody has made up
 
 
+@pytest.mark.long
 def test_messages_about_very_many_layers_are_short() -> None:
     kinds = outline([f"kind{nth}x.layers.{nth}.w" for nth in range(20_000)])
     even = outline([f"layers.{2 * nth}.w" for nth in range(20_000)])

@@ -118,6 +118,7 @@ def test_every_kind_of_array_is_read_back_bit_for_bit(store: Store) -> None:
             assert loaded[name].flags.writeable
 
 
+@pytest.mark.long
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(array=npst.arrays(st.one_of(npst.scalar_dtypes(), npst.array_dtypes(max_size=3)), npst.array_shapes(min_dims=0)))
 def test_an_array_is_refused_or_read_back_bit_for_bit(store: Store, array: np.ndarray) -> None:
@@ -359,6 +360,7 @@ def flip(path: Path, at: int, bit: int = 1) -> None:
     path.write_bytes(bytes(data))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("store_of_files")
 def test_every_flipped_byte_of_a_pack_is_seen_or_without_effect(store: Store) -> None:
     model = {"raw": np.frombuffer(rng.bytes(100), np.uint8), "text": np.zeros(300, np.uint8), "floats": weights(1, 60)}
@@ -451,6 +453,7 @@ def fold(store: Store, n_saves: int = 70) -> list[Ref]:
     return refs
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("store_of_files")
 def test_many_loose_packs_are_folded_and_found_by_others(store: Store) -> None:
     refs = fold(store, 140)
@@ -463,6 +466,7 @@ def test_many_loose_packs_are_folded_and_found_by_others(store: Store) -> None:
         assert pending.n_new_bytes == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", [b"", b"garbage" * 100, None])
 @pytest.mark.usefixtures("store_of_files")
 def test_a_garbage_segment_costs_no_checkpoint(store: Store, damage: bytes | None) -> None:
@@ -477,6 +481,7 @@ def test_a_garbage_segment_costs_no_checkpoint(store: Store, damage: bytes | Non
         assert same(load(again(store), ref)["a"], np.full(10, n))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("store_of_files")
 def test_a_flipped_bit_of_a_segment_costs_no_checkpoint(store: Store) -> None:
     refs = fold(store)

@@ -98,6 +98,7 @@ def blobs_of(store: Store) -> list[Any]:
     return [info for folder in folders for info in store.backend.list(folder)]
 
 
+@pytest.mark.long
 def test_a_small_step_costs_less_than_400_bytes_besides_its_tensors(tmp_path: Path) -> None:
     store = Store.init(tmp_path, database=True)
     n_bytes: list[int] = []

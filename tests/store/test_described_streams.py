@@ -100,6 +100,7 @@ def test_descriptions_that_cannot_be_read_do_not_hide_one_that_can(store: Store,
     assert len(shapes(store, ref)) == 4
 
 
+@pytest.mark.long
 @WRITERS
 def test_a_hostile_description_costs_no_byte_of_a_stream(store: Store, write: Write, tmp_path: Path) -> None:
     data = write(tmp_path)

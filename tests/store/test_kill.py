@@ -79,6 +79,7 @@ def test_a_save_speaks_to_its_backend_a_few_times_only() -> None:
     assert 8 <= N_CALLS <= 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_a_crash_at_any_call_leaves_only_garbage(tmp_path: Path, kind: str, when: str) -> None:

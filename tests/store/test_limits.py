@@ -54,6 +54,7 @@ def fresh() -> Store:
     return Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
 
 
+@pytest.mark.long
 @OFTEN
 @given(
     said=st.fixed_dictionaries(
@@ -121,6 +122,7 @@ def nested(depth: int) -> Any:
     return value
 
 
+@pytest.mark.long
 @OFTEN
 @given(name=texts, dtype=dtypes, shape=shapes, metadata=st.dictionaries(texts, plain, max_size=2), flavor=texts)
 @example("w", "f4", (3,), {"n": 10**5000}, "f")

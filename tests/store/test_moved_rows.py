@@ -93,6 +93,7 @@ def check_loads(store: Store, manifest: Manifest, tensors: Mapping[str, Any]) ->
         assert loaded[name].tobytes() == array.tobytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "change"), pairs(TABLES))
 def test_rows_put_in_or_dropped_store_little_besides_them(kind: str, change: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
@@ -115,6 +116,7 @@ def test_rows_put_in_or_dropped_store_little_besides_them(kind: str, change: str
     assert verify(Store.open(tmp_path), full=True).problems == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "first"), pairs(["float32", "bfloat16", "ids"]))
 def test_window_of_a_table_whose_rows_moved_before_stores_little(kind: str, first: str, tmp_path: Path) -> None:
     """Short chunks of earlier shifts lie between the others, in the middle too."""
@@ -148,6 +150,7 @@ def test_tables_at_the_edges_are_saved_without_a_warning(before: Any, after: Any
         check_loads(store, manifest, {"t": change})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", [False, True])
 def test_optimization_keeps_parts_of_longer_bases(
     database: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -189,6 +192,7 @@ def test_another_process_finds_the_rows_too(
         check_loads(store, manifest, {"t": a})
 
 
+@pytest.mark.long
 def test_rows_that_moved_and_changed_are_stored_as_deltas() -> None:
     rng = np.random.default_rng(3)
     store = Store.init_backend(MemoryBackend())
@@ -222,6 +226,7 @@ def test_values_changed_where_rows_moved_store_little() -> None:
         check_loads(store, manifest, {"t": a})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_columns", [16, 500])
 def test_random_walk_of_a_table_loads_and_verifies_and_stays_small(n_columns: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(n_columns)
@@ -279,6 +284,7 @@ def test_file_with_a_table_that_moved_stores_little(change: str, tmp_path: Path)
     assert max(sizes[1:]) < 0.035 * N_BYTES
 
 
+@pytest.mark.long
 def test_copy_in_the_background_keeps_the_bytes_of_a_table_that_moved() -> None:
     rng = np.random.default_rng(6)
     store = Store.init_backend(MemoryBackend())

@@ -114,6 +114,7 @@ def damage(file: Path, wanted: bytes) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.long
 def test_many_small_tensors_and_long_ones_are_read_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sizes = [*rng.integers(0, 300, 3_000), 5_000_000, *rng.integers(0, 300, 10), 2_000_001, 40_000]
@@ -163,6 +164,7 @@ def test_payload_of_a_later_version_is_reported_as_newer(tmp_path: Path) -> None
         TensorsFile(file)
 
 
+@pytest.mark.long
 def test_any_flipped_byte_of_a_payload_is_seen_or_without_effect(tmp_path: Path) -> None:
     small = {"a": np.arange(40.0), "raw": TENSORS["raw"], "zeros": np.zeros(500, np.float32)}
     write_payload(tmp_path, small)
@@ -180,6 +182,7 @@ def test_any_flipped_byte_of_a_payload_is_seen_or_without_effect(tmp_path: Path)
         file.write_bytes(whole)
 
 
+@pytest.mark.long
 def test_a_payload_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
     write_payload(tmp_path, {"a": np.arange(40.0), "b": np.arange(3)})
     file = tmp_path / PAYLOAD_FILE

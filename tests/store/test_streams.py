@@ -93,6 +93,7 @@ def test_a_collection_during_a_stream_takes_nothing_of_it(store: Store) -> None:
     assert read(store, ref) == data
 
 
+@pytest.mark.long
 def test_stream_keeps_the_chunks_that_others_drop_meanwhile(store: Store) -> None:
     data = noise(LONG)
     commit(store, Stream(data), "one")
@@ -135,6 +136,7 @@ def test_batch_that_shares_chunks_with_another_file_is_protected_by_an_intent_of
     assert read(store, ref) == data
 
 
+@pytest.mark.long
 def test_a_stream_given_up_for_dead_fails_whole_and_can_be_stored_again(store: Store) -> None:
     data = noise(LONG)
 

@@ -77,6 +77,7 @@ def in_a_child(work: Callable[[], None], timeout_s: float = 30) -> None:
     pytest.fail("the child hangs")
 
 
+@pytest.mark.long
 def test_threads_that_share_a_store_save_and_load_what_is_theirs(store: Store) -> None:
     def work(n: int) -> None:
         for k in range(4):
@@ -90,6 +91,7 @@ def test_threads_that_share_a_store_save_and_load_what_is_theirs(store: Store) -
     assert list(store.backend.list("intents")) == []
 
 
+@pytest.mark.long
 def test_32_threads_that_share_a_store_lose_nothing_while_another_one_collects(store: Store) -> None:
     done, has_collected = threading.Event(), threading.Event()
 
@@ -152,6 +154,7 @@ def test_one_checkpoint_is_loaded_by_many_threads(store: Store) -> None:
     in_threads(6, work)
 
 
+@pytest.mark.long
 def test_threads_that_fold_the_index_at_once_lose_nothing(store: Store) -> None:
     def work(n: int) -> None:
         mine = Store.open(store.uri)
@@ -182,6 +185,7 @@ def test_a_forked_child_saves_and_loads(store: Store) -> None:
     assert all(is_right(store, ref) for ref in store.checkpoints())
 
 
+@pytest.mark.long
 def test_a_child_forked_while_threads_save_can_save(store: Store) -> None:
     # What is imported lazily is imported: a fork in the middle of an import is beyond us.
     save(store, 99, 99)
@@ -216,6 +220,7 @@ def pooled(n: int) -> bool:
 pooled_store: Store | None = None
 
 
+@pytest.mark.long
 def test_a_pool_forked_while_threads_save_and_collect_can_save_and_load(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +283,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.long
 def test_an_interpreter_that_ends_waits_for_no_daemon_and_leaves_a_sound_store(store: Store) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", ENDING, store.uri],
@@ -299,6 +305,7 @@ def test_an_interpreter_that_ends_waits_for_no_daemon_and_leaves_a_sound_store(s
     assert verify(store, full=True).problems == ()
 
 
+@pytest.mark.long
 def test_a_save_begun_before_a_fork_is_committed_by_one_of_the_two(store: Store) -> None:
     with store.write_checkpoint(model(1)) as pending:
         in_a_child(lambda: assert_committed(store, pending.commit(RefTarget(run_id="child", step=1))))

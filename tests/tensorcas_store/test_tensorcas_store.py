@@ -196,6 +196,7 @@ def test_a_run_id_is_a_name_and_never_a_path(tmp_path: Path, run_id: str) -> Non
     assert open_store(root, run_id).list_checkpoints() == [1]
 
 
+@pytest.mark.long
 def test_runs_do_not_see_each_others_steps(tmp_path: Path) -> None:
     for n, run_id in enumerate(RUN_IDS):
         open_store(tmp_path, run_id).save(model(n), n)
@@ -445,6 +446,7 @@ def test_strange_files_among_the_steps_of_a_run_are_not_listed(tmp_path: Path) -
     assert store.list_checkpoints() == [1]
 
 
+@pytest.mark.long
 def test_the_package_gives_the_store_and_imports_nothing_for_it_before_it_is_asked() -> None:
     script = """
 import sys

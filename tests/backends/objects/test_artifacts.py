@@ -100,6 +100,7 @@ def test_a_model_is_logged_and_registered_and_loaded_in_another_process(
     assert {key.split("/")[2] for key in keys(s3, bucket)} == {".tensorcas", "models"}
 
 
+@pytest.mark.long
 def test_a_model_that_is_logged_again_adds_no_tensors(experiment: str, s3: S3Server, bucket: str) -> None:
     with mlflow.start_run():
         mlflow.tensorcas.log_model(MODEL, name="line", pip_requirements=[])
@@ -160,6 +161,7 @@ def test_checkpoints_are_logged_loaded_listed_and_deleted(experiment: str, track
         mlflow.tensorcas.load_checkpoint(run_id, step=1)
 
 
+@pytest.mark.long
 def test_read_only_user_loads_models_and_checkpoints(
     experiment: str, s3: S3Server, way: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +177,7 @@ def test_read_only_user_loads_models_and_checkpoints(
     assert [exchange.kind for exchange in way.traffic().exchanges if exchange.fault is not None] == []
 
 
+@pytest.mark.long
 def test_a_folder_comes_back_bit_for_bit(experiment: str, tmp_path: Path) -> None:
     files = {"note.txt": b"text", "sub/weights.bin": BINARY, "sub/deep/er/x.npy": BINARY[:1000], "sub/empty": b""}
     with mlflow.start_run() as run:
@@ -192,6 +195,7 @@ def test_a_folder_comes_back_bit_for_bit(experiment: str, tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.long
 def test_deleting_a_runs_artifacts_leaves_those_of_other_runs(
     experiment: str, tmp_path: Path, s3: S3Server, bucket: str
 ) -> None:
@@ -244,6 +248,7 @@ def test_unknown_artifact_in_a_bucket_is_said_to_be_missing(repo: TensorCasArtif
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["100%", "a%20b", "with space", "größe", "back\\slash"])
 def test_folder_of_artifacts_can_be_a_root(repo: TensorCasArtifactRepository, tmp_path: Path, name: str) -> None:
     files = {"note.txt": b"text", "weights.bin": BINARY}

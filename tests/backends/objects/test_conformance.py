@@ -82,6 +82,7 @@ def test_denied_user_gets_an_error_without_a_secret(s3: S3Server, bucket: str, w
     assert s3.secret_key not in str(caught.value)
 
 
+@pytest.mark.long
 def test_objects_that_are_no_keys_are_passed_over(s3: S3Server, bucket: str) -> None:
     backend = backend_of(s3, bucket)
     backend.put_new("a/blob", [b"x"])
@@ -93,6 +94,7 @@ def test_objects_that_are_no_keys_are_passed_over(s3: S3Server, bucket: str) -> 
     assert (found.facts(), found.blobs, found.segments) == (list(backend.list("a")), {"blob": True}, {"b"})
 
 
+@pytest.mark.long
 def test_a_child_made_by_fork_is_told_instead_of_waiting_for_ever(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     import os
 

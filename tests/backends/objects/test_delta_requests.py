@@ -106,6 +106,7 @@ def n_deltas(store: Store) -> int:
     return sum(int(is_delta(read_pack_table(store.backend, name)).sum()) for name in packs_of(store.backend))
 
 
+@pytest.mark.long
 def test_step_takes_as_many_bytes_as_in_a_folder_and_eight_requests(
     store: Store, way: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_step_takes_as_many_bytes_as_in_a_folder_and_eight_requests(
             assert traffic.down_bytes < 20_000
 
 
+@pytest.mark.long
 def test_new_process_on_the_same_machine_goes_on_with_deltas_and_fetches_no_base(
     store: Store, way: Proxy, reopen: Reopen
 ) -> None:
@@ -143,6 +145,7 @@ def test_new_process_on_the_same_machine_goes_on_with_deltas_and_fetches_no_base
     assert are_equal(load(other, ref), last)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_process_on_another_machine_fetches_the_bases_in_few_requests(
     store: Store, way: Proxy, reopen: Reopen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_cache: bool
@@ -183,6 +186,7 @@ def test_bases_are_not_fetched_if_they_save_too_little(
     assert are_equal(load(other, ref), second)
 
 
+@pytest.mark.long
 def test_bases_at_hand_are_used_even_if_they_save_little(store: Store, way: Proxy) -> None:
     for step, state in enumerate(training(2, step_size=1e-3, dtype=np.float32)):
         way.forget()
@@ -203,6 +207,7 @@ def safetensors_file(state: dict[str, Array]) -> io.BytesIO:
     return io.BytesIO(b"".join([len(head).to_bytes(8, "little"), head, *(array.tobytes() for array in state.values())]))
 
 
+@pytest.mark.long
 def test_file_finds_the_bases_of_an_earlier_process(store: Store, way: Proxy, reopen: Reopen) -> None:
     first, second = training(2)
     with store.write_stream(safetensors_file(first)) as pending:
@@ -225,6 +230,7 @@ def renamed(state: dict[str, Array]) -> dict[str, Array]:
     return {f"base_model.model.{name}": array for name, array in state.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_others", [0, 6])
 def test_new_process_finds_bases_under_other_names_with_few_requests(
     store: Store, way: Proxy, reopen: Reopen, n_others: int
@@ -249,6 +255,7 @@ def test_new_process_finds_bases_under_other_names_with_few_requests(
     assert are_equal(load(tuning, ref), renamed(third))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_files", [0, 60])
 def test_quantized_file_finds_the_weights_of_another_process_with_few_requests(
     store: Store, way: Proxy, reopen: Reopen, n_files: int
@@ -329,6 +336,7 @@ def test_small_save_of_a_process_that_has_read_the_base_lists_no_refs(store: Sto
     assert n_deltas(store) == N_TENSORS
 
 
+@pytest.mark.long
 def test_search_fetches_few_manifests_from_a_bucket_with_many(store: Store, way: Proxy, reopen: Reopen) -> None:
     for number in range(40):
         save(store, {"other": np.random.default_rng(number).normal(size=1 << 13)}, 0, f"run {number}")
@@ -341,6 +349,7 @@ def test_search_fetches_few_manifests_from_a_bucket_with_many(store: Store, way:
     assert requests.count("/refs/") <= 32, str(traffic)  # two searches, each eight at a time, and eight ahead
 
 
+@pytest.mark.long
 def test_process_that_created_the_bucket_lists_no_refs_for_its_searches(store: Store, way: Proxy) -> None:
     for run, state in enumerate(training(2)):
         way.forget()
@@ -351,6 +360,7 @@ def test_process_that_created_the_bucket_lists_no_refs_for_its_searches(store: S
     assert traffic.up_bytes < 0.05 * MODEL_BYTES
 
 
+@pytest.mark.long
 def test_last_step_of_many_is_restored_with_few_requests_and_bytes(
     store: Store, way: Proxy, reopen: Reopen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +379,7 @@ def test_last_step_of_many_is_restored_with_few_requests_and_bytes(
     assert len(traffic[1]) <= 3 + 2 * 8, str(traffic[1])
 
 
+@pytest.mark.long
 def test_restore_finds_chunks_that_were_moved_from_the_packs_in_the_hints(
     store: Store, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +398,7 @@ def test_restore_finds_chunks_that_were_moved_from_the_packs_in_the_hints(
     assert verify(other).problems == ()
 
 
+@pytest.mark.long
 def test_several_runs_store_deltas_at_once(store: Store, way: Proxy, reopen: Reopen) -> None:
     states = list(training(3))
 

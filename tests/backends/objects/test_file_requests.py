@@ -166,6 +166,7 @@ def test_file_hides_a_text_that_a_dead_process_left_in_its_place(
     assert repo.list_artifacts("step-0") == []
 
 
+@pytest.mark.long
 def test_first_file_in_a_folder_of_thousands_lists_one_page_of_it(
     repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +215,7 @@ def test_what_another_client_wrote_during_an_upload_is_seen(
         assert Path(repo.download_artifacts("step-9/b.txt")).read_text() == "b"
 
 
+@pytest.mark.long
 def test_folders_above_the_artifact_root_are_looked_at_once(
     repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_step_that_is_saved_again_outlives_a_deletion_that_is_carried_out_agai
     assert_holds(store, {0: 7, 2: 2})
 
 
+@pytest.mark.long
 def test_step_saved_again_after_a_collection_outlives_a_repeated_deletion(store: Store, way: Proxy) -> None:
     save(store, 0)
     save(store, 1, step=1)
@@ -85,6 +86,7 @@ def test_artifacts_that_are_stored_again_outlive_the_deletion_of_their_folder(st
     assert [ref.path for ref in store.walk_artifacts("model")] == ["model/a", "model/b"]
 
 
+@pytest.mark.long
 def test_a_logged_checkpoint_that_is_deleted_and_logged_again_is_there(
     tracking_uri: str, s3: S3Server, bucket: str, way: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_logged_checkpoint_that_is_deleted_and_logged_again_is_there(
     assert np.array_equal(found["w"], model_of(1)["w"])
 
 
+@pytest.mark.long
 def test_process_looks_once_at_a_key_that_another_process_deleted(
     store: Store, s3: S3Server, bucket: str, way: Proxy
 ) -> None:
@@ -124,6 +127,7 @@ def test_process_looks_once_at_a_key_that_another_process_deleted(
     assert len(way.traffic()) == 1
 
 
+@pytest.mark.long
 def test_nothing_of_a_ref_stays_but_a_void(store: Store) -> None:
     save(store, 0)
     store.drop(store.checkpoints()[0])

@@ -54,6 +54,7 @@ def fetch(repo: TensorCasArtifactRepository, path: str) -> bytes:
     return Path(repo.download_artifacts(path)).read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", ["", "data/"])
 def test_the_marker_of_a_folder_that_a_console_has_made_is_no_file(
     repo: TensorCasArtifactRepository, s3: S3Server, bucket: str, files: tuple[Path, Path], folder: str
@@ -84,6 +85,7 @@ def test_an_empty_file_is_a_file(repo: TensorCasArtifactRepository, tmp_path: Pa
     assert Path(repo.download_artifacts("folder"), "empty").read_bytes() == b""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "content_type"),
     [("a.json", "application/json"), ("MLmodel", "text/plain"), ("a.txt", "text/plain"), ("a.csv.gz", "text/plain")],
@@ -110,6 +112,7 @@ def test_a_text_in_the_place_of_another_file_and_back_is_shown_as_what_came_last
         assert fetch(repo, "x") == data
 
 
+@pytest.mark.long
 def test_replaced_file_does_not_come_back_after_a_deletion(
     repo: TensorCasArtifactRepository, files: tuple[Path, Path], s3: S3Server, bucket: str
 ) -> None:
@@ -125,6 +128,7 @@ def test_replaced_file_does_not_come_back_after_a_deletion(
     assert s3.client().list_objects_v2(Bucket=bucket, Prefix="some/path/x")["KeyCount"] == 0
 
 
+@pytest.mark.long
 def test_deletion_of_a_forgotten_run_leaves_no_void(
     settings: None, files: tuple[Path, Path], s3: S3Server, bucket: str
 ) -> None:
@@ -138,6 +142,7 @@ def test_deletion_of_a_forgotten_run_leaves_no_void(
     assert s3.client().list_objects_v2(Bucket=bucket, Prefix="some/path/1/")["KeyCount"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", [TEXT, b"another text"], ids=["the same text", "another text"])
 @pytest.mark.parametrize("moment", ["swap", "after"])
 def test_a_text_that_is_written_while_another_file_takes_its_place_is_not_lost(
@@ -198,6 +203,7 @@ def test_a_bucket_that_is_not_there_is_said_to_be_missing(settings: None, files:
         assert caught.value.error_code == "BAD_REQUEST"
 
 
+@pytest.mark.long
 def test_a_name_that_others_have_put_there_and_that_nothing_can_list_is_an_error_at_once(
     repo: TensorCasArtifactRepository, s3: S3Server, bucket: str
 ) -> None:
@@ -226,6 +232,7 @@ def test_a_copy_takes_no_file_from_a_void(s3: S3Server, bucket: str) -> None:
         pass
 
 
+@pytest.mark.long
 def test_a_large_plain_object_is_read_piece_by_piece(
     repo: TensorCasArtifactRepository, s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:

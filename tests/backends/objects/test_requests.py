@@ -58,6 +58,7 @@ def opened_elsewhere(store: Store, s3: S3Server, bucket: str, way: Proxy) -> Sto
     return other
 
 
+@pytest.mark.long
 def test_a_first_save_makes_seven_requests_beside_its_packs(store: Store, model: dict[str, Array], way: Proxy) -> None:
     save(store, model, 0)
     traffic = way.traffic()
@@ -67,6 +68,7 @@ def test_a_first_save_makes_seven_requests_beside_its_packs(store: Store, model:
     assert traffic.n_billed == n_packs + 7, str(traffic)
 
 
+@pytest.mark.long
 def test_a_save_of_an_unchanged_model_makes_five_requests(store: Store, model: dict[str, Array], way: Proxy) -> None:
     save(store, model, 0)
     way.forget()
@@ -77,6 +79,7 @@ def test_a_save_of_an_unchanged_model_makes_five_requests(store: Store, model: d
     assert traffic.up_bytes < 20_000
 
 
+@pytest.mark.long
 def test_a_save_of_a_changed_model_sends_what_changed(store: Store, model: dict[str, Array], way: Proxy) -> None:
     save(store, model, 0)
     way.forget()
@@ -147,6 +150,7 @@ def test_step_saved_again_by_its_process_makes_no_more_requests(steps: TensorCas
     assert way.traffic().n_billed == 1 + 7, str(way.traffic())
 
 
+@pytest.mark.long
 def test_step_saved_again_by_another_process_makes_three_requests_more(
     store: Store, model: dict[str, Array], s3: S3Server, bucket: str, way: Proxy
 ) -> None:
@@ -172,6 +176,7 @@ def test_opening_a_checkpoint_makes_two_requests(
     assert way.traffic().n_billed == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("names", "n_most"), [([3], 1), ([3, 12, 20], 3), ([3, 4, 5, 6], 1), ([0, 1, 22, 23], 2)])
 def test_reading_tensors_makes_a_request_for_each_that_is_not_near_another(
     store: Store,
@@ -195,6 +200,7 @@ def test_reading_tensors_makes_a_request_for_each_that_is_not_near_another(
     assert traffic.down_bytes < 1.01 * TENSOR_BYTES * len(names)
 
 
+@pytest.mark.long
 def test_a_whole_checkpoint_is_read_in_large_pieces_many_at_once(
     store: Store, model: dict[str, Array], s3: S3Server, bucket: str, way: Proxy
 ) -> None:
@@ -209,6 +215,7 @@ def test_a_whole_checkpoint_is_read_in_large_pieces_many_at_once(
     assert traffic.most_at_once > 1
 
 
+@pytest.mark.long
 def test_the_next_step_is_loaded_by_what_changed_alone(
     store: Store, model: dict[str, Array], s3: S3Server, bucket: str, way: Proxy
 ) -> None:
@@ -229,6 +236,7 @@ def test_the_next_step_is_loaded_by_what_changed_alone(
     assert traffic.down_bytes < 1.1 * TENSOR_BYTES
 
 
+@pytest.mark.long
 def test_a_spoilt_cache_costs_requests_and_nothing_else(
     store: Store, model: dict[str, Array], s3: S3Server, bucket: str, way: Proxy, cache: Path
 ) -> None:
@@ -250,6 +258,7 @@ def test_a_spoilt_cache_costs_requests_and_nothing_else(
     assert len(way.traffic()) > 0
 
 
+@pytest.mark.long
 def test_a_chunk_that_was_moved_is_found_although_the_manifest_says_where_it_was(
     store: Store, model: dict[str, Array], s3: S3Server, bucket: str, way: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +278,7 @@ def test_a_chunk_that_was_moved_is_found_although_the_manifest_says_where_it_was
     assert all(np.array_equal(tensors[name], half[name]) for name in half)
 
 
+@pytest.mark.long
 def test_a_store_of_many_packs_is_known_by_few_requests(
     s3: S3Server, bucket: str, way: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from tests.store.strangers import FOLDERS, KEYS, OTHER_NAMES, fill, use
 OF_OBJECTS = tuple(name for name in OTHER_NAMES if name.isprintable())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [KEYS, OF_OBJECTS], ids=["keys", "others"])
 def test_objects_that_are_not_of_the_store_change_nothing(s3: S3Server, bucket: str, names: tuple[str, ...]) -> None:
     backend = backend_of(s3, bucket)

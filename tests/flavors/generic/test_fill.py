@@ -199,6 +199,7 @@ def test_filled_containers_keep_their_identity() -> None:
     assert live == {"inner": [3, {"a": 4}], "losses": [0.5, 0.25]}
 
 
+@pytest.mark.long
 def test_facts_of_a_set_are_equal_in_every_process() -> None:
     program = (
         "import sys, numpy as np; from tensorcas_flavors.generic import GenericAdapter;"
@@ -215,6 +216,7 @@ def test_facts_of_a_set_are_equal_in_every_process() -> None:
     assert len(tails) == 1
 
 
+@pytest.mark.long
 def test_facts_of_a_class_of_main_are_equal_in_every_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,7 @@ def drawn(part: Any, met: dict[int, int]) -> Any:
     return type(part), part
 
 
+@pytest.mark.long
 @given(objects())
 def test_shared_parts_of_an_object_are_shared_after_loading(model: Any) -> None:
     rows = {name: np.array(row, order="C") for name, row in ADAPTER.extract(model).items()}

@@ -66,6 +66,7 @@ def plain_state(seed: int = 0) -> dict[str, Any]:
 # --- taking apart and rebuilding
 
 
+@pytest.mark.long
 def test_a_nest_comes_back_to_the_bit_and_needs_no_pickle() -> None:
     state = plain_state(3)
     rows = taken(state)
@@ -88,6 +89,7 @@ def test_rows_have_the_dtypes_and_shapes_of_the_arrays_under_their_paths() -> No
     assert rows["empty"].shape == (0, 4)
 
 
+@pytest.mark.long
 def test_the_adapter_takes_trees_with_arrays_of_jax_and_nothing_else() -> None:
     import torch
 
@@ -142,6 +144,7 @@ class Agent:
         self.shared = [self.params["w"]]
 
 
+@pytest.mark.long
 def test_arrays_in_attributes_of_any_object_are_rows() -> None:
     adapter, agent = adapter_for(Agent(1)), Agent(2)
     rows = {name: np.array(row) for name, row in adapter.extract(agent).items()}
@@ -219,6 +222,7 @@ def test_a_filled_nest_is_the_stored_one_and_the_dict_itself_is_filled() -> None
     assert_same(params, plain_state(0)["params"])
 
 
+@pytest.mark.long
 def test_a_filled_array_has_the_sharding_of_the_one_in_its_place() -> None:
     rows = taken({"w": jnp.arange(8.0), "k": jax.random.split(jax.random.key(0), 4), "on": jnp.ones(2)})
     two = jax.sharding.NamedSharding(mesh(), P("data"))
@@ -305,6 +309,7 @@ def test_a_counter_may_be_a_number_before_the_first_step_and_an_array_after_it()
 # --- Flax and Optax
 
 
+@pytest.mark.long
 def test_a_train_state_of_linen_resumes_to_the_bit() -> None:
     state = train_linen(train_linen(linen_state(0), X), X)
     rows = taken(state)
@@ -319,6 +324,7 @@ def test_a_train_state_of_linen_resumes_to_the_bit() -> None:
     assert_same(train_linen(resumed, X), train_linen(state, X))
 
 
+@pytest.mark.long
 def test_modules_and_optimizers_of_nnx_resume_in_place_and_to_the_bit() -> None:
     live, into = nnx_state(0), nnx_state(5)
     for _ in range(2):

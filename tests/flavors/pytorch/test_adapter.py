@@ -210,6 +210,7 @@ class TestModules:
         assert not ADAPTER.unpickles(stored(model.state_dict()))
         assert not ADAPTER.unpickles({})
 
+    @pytest.mark.long
     def test_classes_of_main_travel_with_the_model(self, tmp_path: Path) -> None:
         save = (
             "import sys, numpy, torch\n"

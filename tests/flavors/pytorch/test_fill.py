@@ -145,6 +145,7 @@ class TestStates:
 
         assert exactly(model.state_dict(), state["model"].state_dict())
 
+    @pytest.mark.long
     def test_live_and_wrapped_modules_fill_each_other(self) -> None:
         model = network()
         target = {"model": torch.compile(network(1)), "other": nn.DataParallel(network(2))}

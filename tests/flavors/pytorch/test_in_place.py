@@ -138,6 +138,7 @@ def test_training_state_is_filled_with_its_optimizer(tmp_path: Path, kind: type[
     assert [raw(tensor) for tensor in moments(live)] == [raw(tensor) for tensor in moments(saved)]
 
 
+@pytest.mark.long
 def test_damaged_moment_leaves_the_optimizer_unchanged(tmp_path: Path) -> None:
     saved, live = trained(0), trained(1)
     store = TensorCasStore(tmp_path, "run", chunk_bytes=64 << 10)

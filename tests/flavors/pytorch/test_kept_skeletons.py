@@ -273,6 +273,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.long
 @given(steps=st.lists(st.tuples(st.sampled_from(["a", "b"]), VALUES), min_size=1, max_size=6))
 def test_any_history_of_attributes_is_stored_like_in_full(steps: list[tuple[str, Any]]) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())

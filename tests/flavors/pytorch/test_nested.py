@@ -137,6 +137,7 @@ class TestPlainStates:
         assert shares_storage(back["deep"][0]["decode.weight"], back["deep"][1]["again"])
         assert back["deep"][0]["encode.weight"] is back["deep"][1]["again"]
 
+    @pytest.mark.long
     def test_equal_states_have_equal_rows_in_every_process(self) -> None:
         script = (
             "import hashlib; from tests.flavors.pytorch.states import *\n"
@@ -249,6 +250,7 @@ class TestLiveStates:
 
         assert exactly(round_trip(optimizer).state_dict(), optimizer.state_dict())
 
+    @pytest.mark.long
     def test_a_live_state_is_loaded_and_trained_on_in_a_fresh_process(self, tmp_path: Path) -> None:
         path = str(tmp_path / "rows.npz")
         state = trained("adam", "onecycle")

@@ -70,6 +70,7 @@ class TestStateDicts:
 
         assert (target.position, target.weights.tolist(), target.iterator) == (5, [0.0, 1.0, 2.0], None)
 
+    @pytest.mark.long
     def test_object_of_pure_python_is_filled_in_a_process_without_torch(self) -> None:
         script = """
 import sys

@@ -207,6 +207,7 @@ with np.load("answer.npz") as answer:
 """
 
 
+@pytest.mark.long
 def test_a_class_of_main_is_restored_in_a_fresh_process_that_had_not_imported_sklearn(tmp_path: Path) -> None:
     for script in (SAVE, LOAD):
         done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)

@@ -285,6 +285,7 @@ def test_settings_that_are_no_hyperparameters_come_back() -> None:
     assert type(filled(StandardScaler().fit(X), original).transform(X)).__name__ == "ndarray"
 
 
+@pytest.mark.long
 def test_a_step_of_a_growing_lightgbm_model_writes_a_fraction_of_its_text() -> None:
     model = None
     seen: set[bytes] = set()

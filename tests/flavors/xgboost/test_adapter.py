@@ -265,6 +265,7 @@ def test_a_document_that_cannot_be_taken_apart_is_stored_whole(monkeypatch: pyte
     assert raw(ADAPTER.reconstruct(read_back(tensors))) == raw(booster)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("params", "data", "n_rounds"),
     [
@@ -533,6 +534,7 @@ def test_only_models_of_xgboost_are_accepted() -> None:
     assert not any(ADAPTER.accepts(model) for model in (Booster(), DMatrix(X), None, {}))
 
 
+@pytest.mark.long
 def test_importing_and_asking_the_adapter_does_not_import_xgboost() -> None:
     code = (
         "import sys; from tensorcas_flavors.xgboost import XGBoostAdapter; XGBoostAdapter.accepts(object());"
@@ -542,6 +544,7 @@ def test_importing_and_asking_the_adapter_does_not_import_xgboost() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.long
 def test_a_fresh_process_restores_the_same_bytes(tmp_path: Path) -> None:
     model = WRAPPERS["frame"]()
     np.savez(tmp_path / "tensors.npz", **{k.replace("/", "|"): v for k, v in ADAPTER.extract(model).items()})
@@ -661,6 +664,7 @@ def test_a_document_that_xgboost_refuses_is_an_adapter_error() -> None:
 DAMAGED = ADAPTER.extract(BOOSTERS["categorical"]())
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=300)
 def test_a_damaged_skeleton_is_refused_or_stays_consistent(data: st.DataObject) -> None:
@@ -682,6 +686,7 @@ PARTS = parse(DAMAGED[SKELETON].tobytes())
 wrong = st.sampled_from([None, 0, -1, 2**40, "", "trees", [], [1], ["id"], {}, np.zeros(0, "u1"), np.ones(3, ">f4")])
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=300)
 def test_forged_parts_are_refused_or_make_a_document(data: st.DataObject) -> None:

@@ -64,6 +64,7 @@ def test_the_ubjson_of_a_model_equals_its_json(model: bytes) -> None:
     assert read["version"] == said["version"]
 
 
+@pytest.mark.long
 @given(documents)
 @settings(max_examples=200)
 def test_any_document_is_read_back_and_written_to_the_same_bytes(document: Any) -> None:
@@ -72,6 +73,7 @@ def test_any_document_is_read_back_and_written_to_the_same_bytes(document: Any) 
     assert write(parse(written)) == written
 
 
+@pytest.mark.long
 @given(st.binary(max_size=60) | st.text("{}[$#LliUdDSZTF\0\x01\x02", max_size=60).map(str.encode))
 @settings(max_examples=500)
 def test_any_bytes_are_refused_or_round_trip(data: bytes) -> None:
@@ -83,6 +85,7 @@ def test_any_bytes_are_refused_or_round_trip(data: bytes) -> None:
     assert write(document) == data
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=300)
 def test_a_damaged_model_is_refused_or_written_back(model: bytes, data: st.DataObject) -> None:

@@ -181,6 +181,7 @@ def run_with_file(place: Place, *, ended: bool = True) -> Path:
     return place.root / "1" / run.info.run_id / "artifacts" / "more.bin"
 
 
+@pytest.mark.long
 def test_models_of_mlflows_flavors_load_after_adoption_and_come_back_byte_for_byte(
     place: Place, tmp_path: Path, tensorcas: Tensorcas
 ) -> None:
@@ -210,6 +211,7 @@ def test_models_of_mlflows_flavors_load_after_adoption_and_come_back_byte_for_by
     assert Store.open(place.root).walk_artifacts() == []
 
 
+@pytest.mark.long
 def test_everything_loads_wherever_adoption_and_reversal_are_killed(place: Place, tmp_path: Path) -> None:
     files, rows, loaded = place.files(), place.rows(), place.loaded(tmp_path / "a")
     step = 0
@@ -234,6 +236,7 @@ def test_everything_loads_wherever_adoption_and_reversal_are_killed(place: Place
     assert step > 20
 
 
+@pytest.mark.long
 def test_file_that_changes_during_adoption_is_left_alone_and_named(place: Place, tmp_path: Path) -> None:
     file = run_with_file(place)
     new = os.urandom(BIG)
@@ -355,6 +358,7 @@ def test_journal_that_was_tampered_with_is_refused(place: Place) -> None:
     assert not any(location.startswith("tensorcas:") for location in place.locations())
 
 
+@pytest.mark.long
 def test_reversal_without_the_right_database_changes_nothing(place: Place, tmp_path: Path) -> None:
     loaded = place.loaded(tmp_path / "a")
     place.adopt()

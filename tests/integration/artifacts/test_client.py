@@ -64,6 +64,7 @@ def test_files_and_folders_come_back_through_every_address(artifacts: Path, inbo
     assert load_text(f"runs:/{run_id}/folder/note.txt") == "text"
 
 
+@pytest.mark.long
 def test_whatever_mlflow_logs_can_be_loaded(artifacts: Path) -> None:
     from matplotlib import pyplot
 
@@ -94,6 +95,7 @@ def test_whatever_mlflow_logs_can_be_loaded(artifacts: Path) -> None:
     assert not {"image.png", "figure.png"} & plain
 
 
+@pytest.mark.long
 def test_images_that_are_logged_in_the_background_arrive(artifacts: Path) -> None:
     with mlflow.start_run() as run:
         for step in range(5):
@@ -103,6 +105,7 @@ def test_images_that_are_logged_in_the_background_arrive(artifacts: Path) -> Non
     assert len(sizes(run.info.run_id, "images")) == 10
 
 
+@pytest.mark.long
 def test_many_threads_log_and_load_at_once(artifacts: Path, tmp_path: Path) -> None:
     client = MlflowClient()
     run_id = client.create_run(mlflow.get_experiment_by_name("ours").experiment_id).info.run_id

@@ -69,6 +69,7 @@ def test_no_two_locations_are_one_place(top: str, form: str) -> None:
     assert all(os.fsencode(path) == b"/d/" + unquote_to_bytes(name) for path, name in named.items())
 
 
+@pytest.mark.long
 def test_what_is_logged_to_a_location_is_there_alone(tmp_path: Path) -> None:
     kept = {}
     for name in names_in("run{}"):
@@ -88,6 +89,7 @@ def test_what_is_logged_to_a_location_is_there_alone(tmp_path: Path) -> None:
         assert [info.path for info in repository.list_artifacts()] == ["note.txt"]
 
 
+@pytest.mark.long
 def test_artifact_names_keep_apart(tmp_path: Path) -> None:
     repository = TensorCasArtifactRepository(f"tensorcas://{tmp_path}/top")
     for name in ESCAPES:
@@ -144,6 +146,7 @@ def test_adoption_takes_no_location_for_the_folder_of_another(scheme: str) -> No
     assert scheme == "file" or None in folders
 
 
+@pytest.mark.long
 def test_commands_look_where_they_are_told_to_or_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in names_in("run{}"):
         status = main(["init", f"tensorcas://{tmp_path}/{name}"])
@@ -165,6 +168,7 @@ def test_folder_whose_name_is_no_utf8_is_refused_in_words(tmp_path: Path) -> Non
         TensorCasStore(os.fsdecode(os.fsencode(tmp_path) + b"/\x80"), "r")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", ["run?id=", "checkpoint?store=x&key=", "diff?b=x&a=models:/", "experiment?id="])
 def test_addresses_of_pages_that_are_not_utf8_are_refused(page: str, client: FlaskClient) -> None:
     for escape in ESCAPES:

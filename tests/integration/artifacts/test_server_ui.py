@@ -140,6 +140,7 @@ def inbox(tmp_path: Path) -> Path:
     return inbox
 
 
+@pytest.mark.long
 def test_the_ui_lists_what_the_store_keeps_in_full_size(
     server: Server, client: MlflowClient, run_id: str, inbox: Path
 ) -> None:
@@ -237,6 +238,7 @@ def test_repeated_upload_stores_no_further_chunks(
     assert 0 < pack_bytes(server.own) == once
 
 
+@pytest.mark.long
 def test_a_client_that_loads_a_model_fetches_no_page_and_the_server_draws_no_bar(
     server: Server, client: MlflowClient
 ) -> None:
@@ -286,6 +288,7 @@ def test_a_client_learns_at_once_that_an_artifact_is_missing(
     assert time.monotonic() - begun < ANSWER_S
 
 
+@pytest.mark.long
 def test_a_client_cannot_make_the_server_read_a_folder_that_is_no_store(
     server: Server, client: MlflowClient, tmp_path: Path
 ) -> None:

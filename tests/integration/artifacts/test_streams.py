@@ -62,6 +62,7 @@ def test_an_upload_in_many_small_pieces_comes_back_bit_for_bit(
     assert fetch(repository, "file.bin", tmp_path / "out") == long[:200_001]
 
 
+@pytest.mark.long
 def test_an_upload_that_is_read_in_turn_comes_back_bit_for_bit(
     repository: TensorCasArtifactRepository, tmp_path: Path, long: bytes
 ) -> None:
@@ -70,6 +71,7 @@ def test_an_upload_that_is_read_in_turn_comes_back_bit_for_bit(
     assert fetch(repository, "folder/file.bin", tmp_path / "out") == long
 
 
+@pytest.mark.long
 def test_many_uploads_at_once_do_not_wait_for_each_other(
     repository: TensorCasArtifactRepository, tmp_path: Path, long: bytes
 ) -> None:

@@ -275,6 +275,7 @@ def load_elsewhere(folder: str | Path, tmp_path: Path) -> str:
     return run_program(LOAD, folder, cwd=tmp_path, check=True).stdout.strip()
 
 
+@pytest.mark.long
 def test_loading_a_model_by_its_uri_writes_no_weights(
     cas_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def second_copy(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(request.param)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("second_copy")
 def test_call_waits_for_the_save_before_it_and_each_saves_its_own_state(
     experiment: str, weights: np.ndarray[Any, Any]
@@ -236,6 +237,7 @@ def test_save_stores_chunks_again_that_were_collected_with_the_step_before(
     assert np.array_equal(weights_of(1), weights)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("each_way")
 def test_save_writes_chunks_again_that_this_process_found_damaged(
     experiment: str, weights: np.ndarray[Any, Any], tmp_path: Path
@@ -331,6 +333,7 @@ def test_an_interpreter_that_ends_saves_first(experiment: str, tracking_uri: str
     assert np.array_equal(state["w"], np.random.default_rng(0).normal(size=(3_000_000,)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("last_words", "status"),
     [
@@ -359,6 +362,7 @@ def test_an_interpreter_whose_last_save_failed_says_so_and_ends_with_another_sta
     assert mlflow.tensorcas.list_checkpoints(run.info.run_id) == []
 
 
+@pytest.mark.long
 def test_a_forked_child_has_none_of_its_parents_saves(
     experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
 ) -> None:
@@ -377,6 +381,7 @@ def test_a_forked_child_has_none_of_its_parents_saves(
     assert np.array_equal(weights_of(0), weights)
 
 
+@pytest.mark.long
 def test_a_save_given_up_for_dead_fails_and_loses_nothing(
     experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event, tmp_path: Path
 ) -> None:
@@ -398,6 +403,7 @@ def test_a_save_given_up_for_dead_fails_and_loses_nothing(
     assert weights_of(1)[0] == weights[0] - 1
 
 
+@pytest.mark.long
 def test_a_child_cannot_wait_for_a_save_of_its_parent(
     experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event
 ) -> None:
@@ -434,6 +440,7 @@ def test_a_function_that_runs_at_exit_may_log(experiment: str, tracking_uri: str
     assert [record.step for record in mlflow.tensorcas.list_checkpoints(run.info.run_id)] == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_metrics_of_many_steps_wait_together_for_a_slow_tracking_store(
     experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from tests.integration.checkpoints.states import assert_same, load, log, make_st
 # --- logging and loading
 
 
+@pytest.mark.long
 def test_every_step_comes_back_as_it_was_logged(experiment: str) -> None:
     state = make_state()
     logged = []
@@ -141,6 +142,7 @@ def test_an_array_changed_in_place_is_seen(experiment: str) -> None:
     assert_same(load(step=0), make_state())
 
 
+@pytest.mark.long
 def test_runs_and_logged_models_share_what_they_store(experiment: str) -> None:
     from sklearn.linear_model import LinearRegression
 
@@ -168,6 +170,7 @@ def test_a_step_that_is_there_is_refused_and_untouched(experiment: str) -> None:
     assert_same(load(step=1), make_state(1))
 
 
+@pytest.mark.long
 def test_a_step_is_replaced_on_request(experiment: str) -> None:
     with mlflow.start_run():
         log(make_state(1), 1)
@@ -224,6 +227,7 @@ def test_a_name_that_can_be_no_files_is_refused(experiment: str, name: str) -> N
         log(make_state(), 0, name=name)
 
 
+@pytest.mark.long
 def test_mlflow_downloads_a_checkpoint_of_every_name_that_is_taken(experiment: str) -> None:
     with mlflow.start_run():
         for sign in set(string.punctuation) - set("/%?#"):
@@ -323,6 +327,7 @@ def test_a_relative_path_is_refused_as_the_name_of_a_store(
     assert not (tmp_path / "stores").exists()
 
 
+@pytest.mark.long
 def test_a_store_elsewhere_is_used_where_it_is_named(
     plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

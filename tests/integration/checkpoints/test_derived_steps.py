@@ -34,6 +34,7 @@ def test_bfloat16_checkpoint_of_a_float32_run_takes_little(experiment: str, tmp_
         assert found[name].tobytes() == array.tobytes()
 
 
+@pytest.mark.long
 def test_steps_of_a_series_after_a_derived_one_load(experiment: str) -> None:
     with mlflow.start_run():
         log(model(0), 0)
@@ -47,6 +48,7 @@ def test_steps_of_a_series_after_a_derived_one_load(experiment: str) -> None:
         assert all(loaded[name].tobytes() == array.tobytes() for name, array in state.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
 def test_artifact_of_logged_weights_takes_little(experiment: str, tmp_path: Path, kind: str) -> None:
     with mlflow.start_run():

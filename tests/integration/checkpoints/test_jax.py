@@ -16,6 +16,7 @@ from tensorcas_mlflow.errors import AdapterError
 from tests.flavors.jax.states import X, assert_same, jax, jnp, linen_state, nnx_state, train_linen, train_nnx
 
 
+@pytest.mark.long
 def test_weights_are_stored_once_for_jax_numpy_torch_and_safetensors(cas_experiment: str, tmp_path: Path) -> None:
     params = {"w": jax.random.normal(jax.random.key(0), (256, 512)), "b": jnp.arange(4096, dtype=jnp.bfloat16)}
     arrays = {name: np.array(value) for name, value in params.items()}
@@ -54,6 +55,7 @@ def test_a_state_is_filled_from_what_other_programs_stored(cas_experiment: str, 
                 tensorcas.load_checkpoint(into={**into, "more": 1}, step=step)
 
 
+@pytest.mark.long
 def test_a_training_resumes_in_jax_to_the_bit(cas_experiment: str) -> None:
     linen, live = linen_state(0), nnx_state(0)
     with mlflow.start_run():

@@ -47,6 +47,7 @@ def test_a_rule_that_makes_no_sense_is_refused(rule: dict[str, Any]) -> None:
         Keep(**rule)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("blocking", [True, False])
 def test_a_run_keeps_what_the_rule_says(experiment: str, blocking: bool) -> None:
     with mlflow.start_run() as run:
@@ -78,6 +79,7 @@ def test_the_step_just_saved_stays_though_there_are_higher_ones(experiment: str)
     assert steps() == [5, 20]
 
 
+@pytest.mark.long
 def test_long_histories_of_a_metric_are_not_read_at_every_step(
     experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def log(**options: Any) -> str:
     return str(run.info.run_id)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", CALLS)
 def test_every_call_says_that_the_store_of_a_run_is_gone(experiment: str, tmp_path: Path, call: str) -> None:
     run_id = log()

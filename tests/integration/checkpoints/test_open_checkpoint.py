@@ -332,6 +332,7 @@ def test_folder_with_one_unreadable_file_raises_the_error_of_that_file(tmp_path:
         mlflow.tensorcas.open_checkpoint(tmp_path)
 
 
+@pytest.mark.long
 def test_a_tensor_that_only_torch_has_is_named_as_left_out_wherever_it_was_logged(
     experiment: str, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def run_id(cas_experiment: str) -> str:
     return str(mlflow.MlflowClient().create_run(cas_experiment).info.run_id)
 
 
+@pytest.mark.long
 def test_a_manager_saves_steps_of_the_run_and_restores_them_to_the_bit(run_id: str, tmp_path: Path) -> None:
     options = ocp.CheckpointManagerOptions(max_to_keep=2, step_prefix="step")
     handler = TensorCasHandler(run_id=run_id, keep=tensorcas.Keep(last=2))
@@ -58,6 +59,7 @@ def test_a_manager_saves_steps_of_the_run_and_restores_them_to_the_bit(run_id: s
     assert_same(tensorcas.load_checkpoint(run_id, into=linen_state(6)), state)
 
 
+@pytest.mark.long
 def test_items_of_nnx_are_saved_beside_others(run_id: str, tmp_path: Path) -> None:
     live = nnx_state(0)
     train_nnx(**live, x=X)

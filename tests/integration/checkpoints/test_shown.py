@@ -209,6 +209,7 @@ def test_a_store_beside_other_folders_than_mlflows_has_no_orphans(plain_experime
     assert orphaned_refs(Store.open(tmp_path / "backup"), grace_s=0) == []
 
 
+@pytest.mark.long
 def test_a_step_logged_while_its_orphan_is_dropped_stays(
     plain_experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,9 +53,11 @@ def test_warm_step_in_the_background_makes_few_python_calls_of_its_caller(net: t
     assert max(steps(net, blocking=False)[N_WARM:]) < MOST_CALLS_IN_BACKGROUND
 
 
+@pytest.mark.long
 def test_background_step_costs_its_caller_less_than_a_third_of_the_calls(net: torch.nn.Module) -> None:
     assert max(steps(net, blocking=False)[N_WARM:]) < min(steps(net, blocking=True)[N_WARM:]) / 3
 
 
+@pytest.mark.long
 def test_step_asks_the_database_twelve_times_at_most(net: torch.nn.Module) -> None:
     assert max(steps(net, "Database.read", "Database.write", blocking=True)[N_WARM:]) <= 12

@@ -50,6 +50,7 @@ def many(n: int) -> pd.DataFrame:
     return pd.DataFrame({"a": DRAW.integers(0, 1 << 60, n), "b": DRAW.normal(size=n)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["table.parquet", "a/day=1/table.parquet", "table.json"])
 def test_table_is_the_one_that_mlflow_logs(experiment: str, path: str) -> None:
     frame = FRAME if path.endswith(".parquet") else FRAME[["number", "text"]]
@@ -74,6 +75,7 @@ def test_schema_is_the_one_that_mlflow_writes(experiment: str) -> None:
     assert found[0].equals(found[1], check_metadata=True)
 
 
+@pytest.mark.long
 def test_pages_end_by_their_content(experiment: str) -> None:
     frame = many(200_000)
     with mlflow.start_run():
@@ -97,6 +99,7 @@ def test_existing_table_is_continued(experiment: str, first: str) -> None:
         assert content("table.parquet") == cut_by_content(frame)
 
 
+@pytest.mark.long
 def test_continued_table_stores_little_again(cas_experiment: str, tmp_path: Path) -> None:
     frame = many(400_000)
     with mlflow.start_run():

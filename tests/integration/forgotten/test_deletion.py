@@ -100,6 +100,7 @@ def test_mlflow_gc_of_a_logged_model_frees_what_no_other_shares(experiment_id: s
     assert Path(download_artifacts(f"models:/{kept}"), file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.long
 def test_models_that_mlflow_gc_leaves_of_a_deleted_experiment_are_orphans_once_its_folder_is_named(
     experiment_id: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_models_that_mlflow_gc_leaves_of_a_deleted_experiment_are_orphans_once_i
     assert not (root / "second/models" / model_id).exists()
 
 
+@pytest.mark.long
 def test_a_model_that_is_still_registered_outlives_the_run_and_experiment_mlflow_has_forgotten(
     experiment_id: str, root: Path, tmp_path: Path
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_model_that_is_still_registered_outlives_the_run_and_experiment_mlflow
     assert Path(download_artifacts(f"models:/copied/1/{file.name}")).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.long
 def test_attachments_of_a_deleted_trace_are_orphans(experiment_id: str, root: Path, tmp_path: Path) -> None:
     kept, gone = (trace(array(seed)) for seed in range(2))
     MlflowClient().delete_traces(experiment_id, trace_ids=[gone])

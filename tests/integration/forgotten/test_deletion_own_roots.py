@@ -69,6 +69,7 @@ def test_checkpoints_of_the_only_run_are_freed_after_mlflow_gc(experiment_id: st
     assert packs_bytes(root) == 0
 
 
+@pytest.mark.long
 def test_a_deleted_model_is_freed_after_mlflow_gc(experiment_id: str, root: Path) -> None:
     gone, kept = model(1), model(2)
     MlflowClient().delete_logged_model(gone.model_id)
@@ -80,6 +81,7 @@ def test_a_deleted_model_is_freed_after_mlflow_gc(experiment_id: str, root: Path
     assert (mlflow.tensorcas.load_model(kept.model_uri).coef_ == array(2)).all()
 
 
+@pytest.mark.long
 def test_models_of_an_experiment_that_mlflow_gc_has_deleted_are_freed_once_their_folders_are_removed(
     experiment_id: str, root: Path, tracking_uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +126,7 @@ def test_nothing_is_gone_that_lies_behind_a_link_to_a_disk_that_is_not_mounted(
     assert orphaned_refs(Store.open(root), grace_s=0) == []
 
 
+@pytest.mark.long
 def test_a_model_whose_folder_was_a_link_is_freed_after_mlflow_gc(
     experiment_id: str, root: Path, tmp_path: Path
 ) -> None:
@@ -137,6 +140,7 @@ def test_a_model_whose_folder_was_a_link_is_freed_after_mlflow_gc(
     assert holders(root) == {kept.model_id}
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_its_runs_first_artifact_is_no_orphan_when_it_is_committed(
     experiment_id: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def assert_names_no_store(folder: Path, *places: Path) -> None:
     assert not any(os.fspath(place) in said for place in places)
 
 
+@pytest.mark.long
 def test_a_logged_model_is_exported_and_loads_in_a_process_that_has_no_store(
     cas_experiment: str, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_the_weights_of_a_model_are_listed_and_its_example_input_is_named(experi
         assert "and 1 example input, no part of the model" in str(reader.summary())
 
 
+@pytest.mark.long
 def test_different_models_have_different_digests_and_equal_ones_the_same(experiment: str) -> None:
     one, again, other = log(Network()), log(Network()), log(Network(1))
     digests = [mlflow.tensorcas.open_checkpoint(uri).digest("head.weight") for uri in (one, again, other)]
@@ -141,6 +142,7 @@ def test_files_beside_the_model_are_not_taken_for_it(experiment: str, tmp_path: 
     assert same(mlflow.tensorcas.open_checkpoint(uri).full(), arrays(network))
 
 
+@pytest.mark.long
 def test_a_small_step_costs_little(cas_experiment: str, tmp_path: Path) -> None:
     network = Network()
     sizes = []

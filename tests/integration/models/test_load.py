@@ -66,6 +66,7 @@ def test_a_logged_model_is_loaded_by_its_id(experiment: str) -> None:
     assert_loads_anywhere(info.model_uri, make_model())
 
 
+@pytest.mark.long
 def test_a_runs_model_is_loaded_by_run_and_name_and_the_latest_step_counts(experiment: str) -> None:
     with mlflow.start_run() as run:
         for step in range(3):
@@ -75,6 +76,7 @@ def test_a_runs_model_is_loaded_by_run_and_name_and_the_latest_step_counts(exper
     assert_loads_anywhere(f"runs:/{run.info.run_id}/model", make_model(2))
 
 
+@pytest.mark.long
 def test_a_model_folder_among_a_runs_artifacts_is_loaded(experiment: str, tmp_path: Path) -> None:
     mlflow.tensorcas.save_model(make_model(), tmp_path / "saved")
     with mlflow.start_run() as run:
@@ -83,6 +85,7 @@ def test_a_model_folder_among_a_runs_artifacts_is_loaded(experiment: str, tmp_pa
     assert_loads_anywhere(f"runs:/{run.info.run_id}/deep/model", make_model())
 
 
+@pytest.mark.long
 def test_registered_models_are_loaded_by_version_and_alias(experiment: str) -> None:
     for seed in range(2):
         mlflow.tensorcas.log_model(make_model(seed), name="model", registered_model_name="best")
@@ -94,6 +97,7 @@ def test_registered_models_are_loaded_by_version_and_alias(experiment: str) -> N
     assert_loads_anywhere("models:/best@champion", make_model(0))
 
 
+@pytest.mark.long
 def test_a_model_registered_by_its_artifact_uri_is_loaded(experiment: str) -> None:
     info = mlflow.tensorcas.log_model(make_model(), name="model")
     mlflow.register_model(info.artifact_path, "by-uri")
@@ -157,6 +161,7 @@ def test_a_model_of_another_flavor_is_refused_by_name(tmp_path: Path) -> None:
 # --- what is made of it
 
 
+@pytest.mark.long
 def test_a_live_model_is_filled_in_place_without_pickle(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     info = mlflow.tensorcas.log_model(make_net(0), name="net")
@@ -353,6 +358,7 @@ def test_a_moved_store_is_named_by_the_model_configuration(moved: ModelInfo, tmp
     np.testing.assert_array_equal(model.predict(X), make_model().predict(X))
 
 
+@pytest.mark.long
 def test_a_moved_store_is_named_by_mlflows_inference_configuration(
     moved: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def assert_same(model: LinearRegression, other: Any) -> None:
     np.testing.assert_array_equal(model.intercept_, other.intercept_)
 
 
+@pytest.mark.long
 def test_the_weights_are_in_the_store_and_not_in_the_artifacts(experiment: str) -> None:
     with mlflow.start_run():
         info = mlflow.tensorcas.log_model(make_model(), name="model")
@@ -71,6 +72,7 @@ def test_the_weights_are_in_the_store_and_not_in_the_artifacts(experiment: str) 
     assert sum(sizes.values()) < make_model().coef_.nbytes / 2
 
 
+@pytest.mark.long
 def test_steps_become_logged_models_at_their_step(experiment: str) -> None:
     with mlflow.start_run() as run:
         infos = [mlflow.tensorcas.log_model(make_model(step), name="model", step=step) for step in range(3)]
@@ -96,6 +98,7 @@ def test_the_ref_of_a_model_says_its_run_step_and_logged_model(experiment: str) 
     assert ref.label.endswith(f"models/{info.model_id}/artifacts/data/{MANIFEST_FILE}")
 
 
+@pytest.mark.long
 def test_a_numpy_integer_is_a_step(experiment: str) -> None:
     with mlflow.start_run():
         info = mlflow.tensorcas.log_model(make_model(), name="model", step=np.int64(4))
@@ -115,6 +118,7 @@ def test_a_fraction_is_no_step(experiment: str) -> None:
     assert mlflow.search_logged_models(output_format="list") == []
 
 
+@pytest.mark.long
 def test_all_runs_and_steps_of_an_experiment_share_one_store(experiment: str, tmp_path: Path) -> None:
     with mlflow.start_run():
         mlflow.tensorcas.log_model(make_model(0), name="first", step=0)
@@ -211,6 +215,7 @@ def test_an_input_example_leaves_the_live_model_as_it_is(experiment: str) -> Non
     assert mlflow.tensorcas.load_model(info.model_uri).n_calls == 0
 
 
+@pytest.mark.long
 def test_an_input_example_gives_the_signature(experiment: str) -> None:
     info = mlflow.tensorcas.log_model(make_model(), name="model", input_example=X[:2])
 
@@ -261,6 +266,7 @@ def test_a_file_of_requirements_is_read_at_every_step(experiment: str, tmp_path:
         assert _requirements(info.model_uri) == ["mlflow", name]
 
 
+@pytest.mark.long
 def test_step_syncs_few_files_and_waits_for_the_disk_a_few_times(experiment: str, tmp_path: Path) -> None:
     waits = DiskWaits()
     with mlflow.start_run():
@@ -275,6 +281,7 @@ def test_step_syncs_few_files_and_waits_for_the_disk_a_few_times(experiment: str
     assert waits.n_in_turn <= 8
 
 
+@pytest.mark.long
 def test_small_model_is_one_record_of_its_store(experiment: str) -> None:
     with mlflow.start_run():
         mlflow.tensorcas.log_model(make_model(), name="model")
@@ -284,6 +291,7 @@ def test_small_model_is_one_record_of_its_store(experiment: str) -> None:
     assert len(commits) == 1
 
 
+@pytest.mark.long
 def test_next_model_of_a_name_has_its_bases_in_the_last_one(experiment: str) -> None:
     with mlflow.start_run(), calls_of("share") as comparisons:
         for seed, name in enumerate(["first", "second", "first"]):
@@ -294,6 +302,7 @@ def test_next_model_of_a_name_has_its_bases_in_the_last_one(experiment: str) -> 
     assert comparisons != []
 
 
+@pytest.mark.long
 def test_upload_looks_once_for_files_in_place_of_its_folders(tracking_uri: str, tmp_path: Path) -> None:
     experiment = mlflow.create_experiment("served", artifact_location=f"tensorcas://{tmp_path}/served")
     with mlflow.start_run(experiment_id=experiment):
@@ -339,6 +348,7 @@ def test_two_ways_to_say_the_requirements_are_one_too_many(experiment: str) -> N
         mlflow.tensorcas.log_model(make_model(), name="model", pip_requirements=["a"], conda_env={})
 
 
+@pytest.mark.long
 def test_with_mlflows_defaults_untouched_the_store_is_made_in_the_experiments_folder(
     tracking_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +432,7 @@ def test_a_name_mlflow_refuses_is_refused_before_anything_is_written(
     assert stores_below(tmp_path) == []
 
 
+@pytest.mark.long
 def test_name_refused_by_mlflow_leaves_no_intent_in_the_store_of_the_run(experiment: str) -> None:
     with mlflow.start_run():
         mlflow.tensorcas.log_model(make_model(), name="model")
@@ -432,6 +443,7 @@ def test_name_refused_by_mlflow_leaves_no_intent_in_the_store_of_the_run(experim
     assert len(Store.open(location(experiment)).checkpoints()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("n_targets", "has_head_start"), [(50, False), (ENOUGH_FOR_A_HEAD_START, True)])
 def test_save_of_a_large_model_alone_has_a_thread_of_its_own(
     experiment: str, monkeypatch: pytest.MonkeyPatch, n_targets: int, has_head_start: bool
@@ -451,6 +463,7 @@ def test_save_of_a_large_model_alone_has_a_thread_of_its_own(
     assert ("tensorcas-model" in names) == has_head_start
 
 
+@pytest.mark.long
 def test_model_of_another_experiment_than_the_run_goes_to_the_store_of_its_own(experiment: str, tmp_path: Path) -> None:
     other = mlflow.create_experiment("other", artifact_location=f"tensorcas://{tmp_path}/other")
     with mlflow.start_run():

@@ -254,6 +254,7 @@ def told(
     return answers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("adapter", MAKERS)
 def test_code_of_a_model_is_not_imported_by(adapter: str, act: str, told: dict[str, Any]) -> None:

@@ -200,6 +200,7 @@ def test_script_of_a_page_is_the_one_that_its_policy_allows(facts: SeriesFacts) 
     assert f"script-src 'sha256-{b64encode(sha256(script).digest()).decode()}'".encode() in data
 
 
+@pytest.mark.long
 def test_page_of_a_long_history_is_small_even_if_its_changes_do_not_compress(store: Store) -> None:
     facts = SeriesFacts()
     names = [f"model.layers.{n // 10}.part{n % 10}.weight" for n in range(500)]
@@ -385,6 +386,7 @@ def test_failure_to_write_a_page_costs_no_checkpoint(
         assert mlflow.tensorcas.load_checkpoint(run.info.run_id).keys() == state_of(1).keys()
 
 
+@pytest.mark.long
 def test_steps_between_two_writings_of_a_page_are_all_on_it(plain_experiment: str) -> None:
     with mlflow.start_run() as run:
         mlflow.tensorcas.log_checkpoint({"w": np.zeros(3)}, step=0)
@@ -400,6 +402,7 @@ def test_steps_between_two_writings_of_a_page_are_all_on_it(plain_experiment: st
     assert "Not shown" not in page.text
 
 
+@pytest.mark.long
 def test_many_quick_steps_write_few_pages_and_hold_few_manifests(
     plain_experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def get_json_as(client: FlaskClient, page: str, user: tuple[str, str]) -> Any:
     return answer.get_json()
 
 
+@pytest.mark.long
 def test_content_that_no_run_owns_is_for_administrators(client: FlaskClient, made: dict[str, str]) -> None:
     [step, _] = checkpoints_of(client, made["ann"], ANN)
     location = next(each["uri"] for each in get_json_as(client, "", ADMIN)["stores"] if each["id"] == step["store"])
@@ -157,6 +158,7 @@ def test_stranger_is_asked_for_a_password(client: FlaskClient) -> None:
     assert client.get("/tensorcas/", headers=headers(("ann", "wrong"))).status_code == 401
 
 
+@pytest.mark.long
 def test_reader_finds_nothing_of_others_on_any_page(client: FlaskClient, made: dict[str, str]) -> None:
     [step, _] = checkpoints_of(client, made["ann"], ANN)
     key = f"store={step['store']}&key={quote(step['key'])}"
@@ -184,6 +186,7 @@ def test_reader_finds_nothing_of_others_on_any_page(client: FlaskClient, made: d
         assert "tensorcas://" not in page
 
 
+@pytest.mark.long
 def test_the_unreadable_and_the_missing_look_alike(client: FlaskClient, made: dict[str, str]) -> None:
     [step, _] = checkpoints_of(client, made["ben"], BEN)
     side = quote(f"{step['store']}:{step['key']}")
@@ -253,6 +256,7 @@ def test_reader_gets_no_place_and_no_total_of_a_store(client: FlaskClient, made:
     assert (store["uri"], store["needed_bytes"]) == (None, None)
 
 
+@pytest.mark.long
 def test_reader_learns_that_a_page_failed_and_an_administrator_learns_why(
     client: FlaskClient, made: dict[str, str], tmp_path: Path
 ) -> None:

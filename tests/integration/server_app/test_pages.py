@@ -75,6 +75,7 @@ def runs(log: Callable[..., str]) -> tuple[str, str]:
     return log("first", "run a", first, second, first), log("second", "run b", second, make_state(2))
 
 
+@pytest.mark.long
 def test_overview_shows_the_bytes_of_each_experiment(client: FlaskClient, runs: tuple[str, str], location: str) -> None:
     shown = get_json(client, "")
 
@@ -93,6 +94,7 @@ def test_overview_shows_the_bytes_of_each_experiment(client: FlaskClient, runs: 
     assert "second" in page
 
 
+@pytest.mark.long
 def test_all_tensors_of_a_checkpoint_are_on_its_pages(client: FlaskClient, log: Callable[..., str]) -> None:
     run_id = log("many", "run", {f"w.{number}": np.full(64, number, np.float32) for number in range(1001)})
     [step] = steps_in(get_json(client, f"run?id={run_id}"))
@@ -109,6 +111,7 @@ def test_all_tensors_of_a_checkpoint_are_on_its_pages(client: FlaskClient, log: 
     ] * 2
 
 
+@pytest.mark.long
 def test_steps_logged_through_a_server_are_checkpoints(
     client: FlaskClient, location: str, tracking_uri: str, tmp_path: Path
 ) -> None:
@@ -131,6 +134,7 @@ def test_steps_logged_through_a_server_are_checkpoints(
     assert get_json(client, f"diff?a={run.info.run_id}&b={run.info.run_id}")["a"].endswith(last["key"])
 
 
+@pytest.mark.long
 def test_every_link_of_every_page_resolves(client: FlaskClient, runs: tuple[str, str], location: str) -> None:
     seen: set[str] = set()
     waiting = ["/tensorcas/"]
@@ -151,6 +155,7 @@ def test_every_link_of_every_page_resolves(client: FlaskClient, runs: tuple[str,
     }
 
 
+@pytest.mark.long
 def test_answers_carry_a_strict_policy_and_are_not_kept_by_caches(client: FlaskClient, runs: tuple[str, str]) -> None:
     for page in ("", f"run?id={runs[0]}", "run?id=missing", "health", "diff"):
         answer = client.get(f"/tensorcas/{page}")
@@ -162,6 +167,7 @@ def test_answers_carry_a_strict_policy_and_are_not_kept_by_caches(client: FlaskC
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
+@pytest.mark.long
 def test_run_shows_what_deleting_each_step_frees(client: FlaskClient, runs: tuple[str, str], location: str) -> None:
     shown = get_json(client, f"run?id={runs[0]}")
 
@@ -178,6 +184,7 @@ def test_run_shows_what_deleting_each_step_frees(client: FlaskClient, runs: tupl
     assert freed <= steps[1]["owned"]["exclusive_bytes"] <= freed + COMMIT_BYTES
 
 
+@pytest.mark.long
 def test_diff_lists_the_largest_change_first_and_measures_on_demand(
     client: FlaskClient, log: Callable[..., str]
 ) -> None:
@@ -198,6 +205,7 @@ def test_diff_lists_the_largest_change_first_and_measures_on_demand(
     assert "Relative norm" in page
 
 
+@pytest.mark.long
 def test_diff_takes_runs_and_model_versions(client: FlaskClient, log: Callable[..., str], location: str) -> None:
     run_id = log("first", "run", make_state(1), make_state(2))
     other = log("first", "other", make_state(2))
@@ -229,6 +237,7 @@ def test_diff_takes_runs_and_model_versions(client: FlaskClient, log: Callable[.
     assert "registered1 version 1" in get(client, "models")
 
 
+@pytest.mark.long
 def test_page_of_a_run_tells_its_models_from_its_checkpoints(client: FlaskClient, log: Callable[..., str]) -> None:
     run_id = log("first", "run", make_state(1))
     with mlflow.start_run(run_id=run_id):
@@ -240,6 +249,7 @@ def test_page_of_a_run_tells_its_models_from_its_checkpoints(client: FlaskClient
     assert "checkpoint step 7" not in page
 
 
+@pytest.mark.long
 def test_checkpoint_shows_its_tensors_and_its_relatives(client: FlaskClient, log: Callable[..., str]) -> None:
     base = {"body.weight": np.random.default_rng(1).standard_normal((256, 256)).astype(np.float32)}
     tuned = {"body.weight": base["body.weight"] * np.float32(1.0001)}
@@ -269,6 +279,7 @@ def test_health_shows_what_a_collection_would_free(client: FlaskClient, log: Cal
     assert "Collectable" in get(client, "health")
 
 
+@pytest.mark.long
 def test_names_of_others_are_text_on_every_page(client: FlaskClient, log: Callable[..., str]) -> None:
     state = make_state(1, names=(HOSTILE, "plain"))
     run_id = log("<b>bold</b>", HOSTILE[:200], state, state | {HOSTILE: state["plain"]})
@@ -293,6 +304,7 @@ def test_names_of_others_are_text_on_every_page(client: FlaskClient, log: Callab
     assert "&lt;script&gt;alert(1)" in pages[4]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "page",
     [
@@ -324,6 +336,7 @@ def test_damaged_manifest_shows_as_a_problem_and_the_server_goes_on(
     assert shown["error"] is None
 
 
+@pytest.mark.long
 def test_pages_lie_below_the_static_prefix(
     flask_app: Flask, log: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +359,7 @@ def test_pages_lie_below_the_static_prefix(
     assert client.get("/tensorcas/").status_code == 404
 
 
+@pytest.mark.long
 def test_many_runs_are_shown_page_by_page(client: FlaskClient, log: Callable[..., str]) -> None:
     state = make_state(1, names=("w",))
     for number in range(3):

@@ -61,6 +61,7 @@ def test_due_actions_run_once_with_two_workers(place: Place, monkeypatch: pytest
     assert sorted(each.action for each in read_rounds(place.store.backend)) == ["collect", "verify"]
 
 
+@pytest.mark.long
 def test_collection_and_verification_run_as_the_commands_do(place: Place) -> None:
     packs = sum(file.stat().st_size for file in Path(place.store.uri.removeprefix("tensorcas://")).rglob("*"))
     collect = Scheduler(lambda: [place], {"collect": 3600.0})
@@ -90,6 +91,7 @@ def test_crash_of_a_round_is_recorded_and_the_next_round_runs(place: Place, monk
     assert [each.outcome for each in scheduler.run_due()] == ["done"]
 
 
+@pytest.mark.long
 def test_store_that_is_gone_is_no_failure_of_the_others(place: Place, tmp_path: Path) -> None:
     gone = place_of(Store.init(tmp_path / "gone"))
     (tmp_path / "gone").rename(tmp_path / "away")
@@ -99,6 +101,7 @@ def test_store_that_is_gone_is_no_failure_of_the_others(place: Place, tmp_path: 
     assert [each.outcome for each in done if each.action == "collect"][-1] == "done"
 
 
+@pytest.mark.long
 def test_verification_of_a_damaged_store_finds_problems(place: Place) -> None:
     place.store.backend.put_new("refs/runs/x/@1", [b"damage"])
 
@@ -142,6 +145,7 @@ def maintained(
     return client, place_of(Store.open(location)).id
 
 
+@pytest.mark.long
 def test_what_the_schedule_names_can_be_run_at_once(maintained: tuple[FlaskClient, str]) -> None:
     client, store = maintained
 
@@ -152,6 +156,7 @@ def test_what_the_schedule_names_can_be_run_at_once(maintained: tuple[FlaskClien
     assert "Run verify now" in get(client, "health")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("headers", "data", "status"),
     [
@@ -174,6 +179,7 @@ def test_other_requests_run_nothing(
     assert client.asked == []  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_health_shows_the_rounds_with_their_reports(
     client: FlaskClient, log: Callable[..., str], location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +195,7 @@ def test_health_shows_the_rounds_with_their_reports(
     assert "failed" in page
 
 
+@pytest.mark.long
 def test_links_are_added_to_empty_descriptions_alone(flask_app: Flask, log: Callable[..., str], location: str) -> None:
     first, second = log("first", "one", make_state(1)), log("first", "two", make_state(2))
     client = MlflowClient()

@@ -55,6 +55,7 @@ def requests_counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         mlflow.tensorcas.wait()
 
 
+@pytest.mark.long
 def test_steps_come_back_and_share_what_is_equal(carried: Experiment) -> None:
     with mlflow.start_run():
         infos = [log(step) for step in range(3)]
@@ -83,6 +84,7 @@ def test_mlflow_shows_a_copy_of_each_manifest_and_the_page_of_the_series(carried
     ]
 
 
+@pytest.mark.long
 def test_a_series_may_have_any_printable_name(carried: Experiment) -> None:
     with mlflow.start_run():
         for name in ("mit Maß & Ziel", "a+b@c", "x" * 100):
@@ -94,6 +96,7 @@ def test_a_series_may_have_any_printable_name(carried: Experiment) -> None:
             log(1, name="100%")
 
 
+@pytest.mark.long
 def test_carried_step_is_replaced_only_with_overwrite(carried: Experiment) -> None:
     with mlflow.start_run():
         log(1)
@@ -105,6 +108,7 @@ def test_carried_step_is_replaced_only_with_overwrite(carried: Experiment) -> No
     assert len(carried.store().checkpoints()) == 1
 
 
+@pytest.mark.long
 def test_a_rule_and_a_deletion_drop_steps(carried: Experiment) -> None:
     with mlflow.start_run():
         for step in range(4):
@@ -116,6 +120,7 @@ def test_a_rule_and_a_deletion_drop_steps(carried: Experiment) -> None:
             load(2)
 
 
+@pytest.mark.long
 def test_a_save_in_the_background_is_saved(carried: Experiment) -> None:
     with mlflow.start_run():
         state = state_of(1)
@@ -126,6 +131,7 @@ def test_a_save_in_the_background_is_saved(carried: Experiment) -> None:
         assert_is(load(1), 1)
 
 
+@pytest.mark.long
 def test_the_requests_of_a_save_and_a_load_are_few(carried: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     # The page of a series takes requests of its own, twice a minute at most; this test's waits would write each.
     monkeypatch.setenv("TENSORCAS_PAGES", "false")
@@ -145,6 +151,7 @@ def test_the_requests_of_a_save_and_a_load_are_few(carried: Experiment, monkeypa
     assert loaded.total() <= 6
 
 
+@pytest.mark.long
 def test_page_of_a_series_is_put_beside_its_steps(carried: Experiment) -> None:
     with mlflow.start_run() as run:
         for step in range(3):
@@ -158,6 +165,7 @@ def test_page_of_a_series_is_put_beside_its_steps(carried: Experiment) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_new_process_does_not_fetch_packs_to_know_what_is_in_them(
     carried: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +189,7 @@ def test_a_new_process_does_not_fetch_packs_to_know_what_is_in_them(
     assert not [path for path in fetched if "/packs/" in path]
 
 
+@pytest.mark.long
 def test_many_small_tables_are_folded_into_one(carried: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.chunk_io._catalog._FOLD_AT", 4)
     with mlflow.start_run():
@@ -192,6 +201,7 @@ def test_many_small_tables_are_folded_into_one(carried: Experiment, monkeypatch:
             assert_is(load(step), step)
 
 
+@pytest.mark.long
 def test_a_collection_by_direct_access_keeps_what_is_needed(carried: Experiment) -> None:
     from tensorcas_mlflow.maintenance import plan_gc
 
@@ -207,6 +217,7 @@ def test_a_collection_by_direct_access_keeps_what_is_needed(carried: Experiment)
         assert log(4).new_bytes < 250_000
 
 
+@pytest.mark.long
 def test_a_run_that_mlflow_has_deleted_gets_its_folder_again_before_the_next_checkpoint(
     carried: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +259,7 @@ def test_a_run_that_shows_nothing_yet_gets_its_folder_before_its_first_checkpoin
     assert shown.stat().st_mtime >= begun - 5
 
 
+@pytest.mark.long
 def test_parts_of_a_step_are_read_through_a_server(carried: Experiment) -> None:
     log(1)
     log(2)

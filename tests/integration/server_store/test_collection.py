@@ -55,6 +55,7 @@ def test_a_collection_refuses_while_a_save_is_under_way_whatever_its_age(carried
     assert plan_gc(carried.store(), grace_s=0).execute().n_packs == 1
 
 
+@pytest.mark.long
 def test_a_save_that_is_dead_is_given_up_by_its_id(carried: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         "import os, sys, numpy as np, mlflow\n"
@@ -79,6 +80,7 @@ def test_a_save_that_is_dead_is_given_up_by_its_id(carried: Experiment, capsys: 
     assert intents(carried) == []
 
 
+@pytest.mark.long
 def test_a_save_that_was_given_up_while_it_lived_begins_again(carried: Experiment) -> None:
     save = begin(carried)
     [intent] = intents(carried)
@@ -136,6 +138,7 @@ def test_files_that_a_server_left_half_written_are_no_blobs_and_are_swept(tmp_pa
     assert not leftover.exists()
 
 
+@pytest.mark.long
 def test_direct_access_finds_runs_that_mlflow_gc_deleted_at_the_server(carried: Experiment) -> None:
     """The ref says where below the store's root MLflow keeps the copy, so it can be looked for there."""
     gone, kept = checkpoint(1), checkpoint(2)
@@ -150,6 +153,7 @@ def test_direct_access_finds_runs_that_mlflow_gc_deleted_at_the_server(carried: 
     assert (mlflow.tensorcas.load_checkpoint(kept)["w"] == np.arange(2_000.0)).all()
 
 
+@pytest.mark.long
 def test_a_model_of_an_experiment_that_mlflow_gc_deletes_goes_with_its_folder(
     carried: Experiment, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def payload_bytes(model: torch.nn.Module) -> int:
     return sum(value.numel() * value.element_size() for value in model.state_dict().values())
 
 
+@pytest.mark.long
 def test_a_torch_model_comes_back_bit_for_bit(carried: Experiment) -> None:
     model = network()
     info = log(model, step=1)
@@ -62,6 +63,7 @@ def test_a_booster_comes_back_byte_for_byte(carried: Experiment) -> None:
     assert mlflow.tensorcas.load_model(info.model_uri).save_raw("ubj") == model.save_raw("ubj")
 
 
+@pytest.mark.long
 def test_carried_registered_version_loads(carried: Experiment) -> None:
     model = network()
     log(model, registered_model_name=f"carried-{carried.id}")
@@ -70,6 +72,7 @@ def test_carried_registered_version_loads(carried: Experiment) -> None:
     assert torch.equal(loaded[0].weight, model[0].weight)
 
 
+@pytest.mark.long
 def test_figures_of_a_carried_model_and_checkpoint_are_logged(carried: Experiment) -> None:
     with mlflow.start_run() as run:
         info = log(network(5), step=3)
@@ -122,6 +125,7 @@ def test_ten_identical_models_cost_little_more_than_one(carried: Experiment) -> 
     assert carried.n_bytes() <= 0.11 * 10 * payload_bytes(model)
 
 
+@pytest.mark.long
 def test_ten_half_frozen_models_cost_at_most_six_tenths(carried: Experiment) -> None:
     model = network()
     with mlflow.start_run():
@@ -147,6 +151,7 @@ def test_servers_folder_opens_as_an_ordinary_store(carried: Experiment, capsys: 
     assert capsys.readouterr().out.count(f"model {info.model_id}") == 2
 
 
+@pytest.mark.long
 def test_direct_and_carried_saves_share_chunks(carried: Experiment) -> None:
     model = network()
     log(model)

@@ -111,6 +111,7 @@ def test_a_copy_of_an_optimized_store_takes_the_room_of_its_source(destination_b
     assert_is_optimized(destination)
 
 
+@pytest.mark.long
 def test_a_copy_of_a_store_that_was_not_optimized_takes_the_room_of_its_source(destination_backend: Backend) -> None:
     source = train(new_store(), range(8))
     destination = new_store(destination_backend)
@@ -124,6 +125,7 @@ def test_a_copy_of_a_store_that_was_not_optimized_takes_the_room_of_its_source(d
     assert_is_optimized(destination)
 
 
+@pytest.mark.long
 def test_a_second_copy_of_later_steps_takes_the_room_of_its_source(destination_backend: Backend) -> None:
     source = train(new_store(), range(4))
     optimize(source)
@@ -141,6 +143,7 @@ def test_a_second_copy_of_later_steps_takes_the_room_of_its_source(destination_b
     assert_is_optimized(destination)
 
 
+@pytest.mark.long
 def test_a_copy_in_small_batches_of_many_packs_takes_the_room_of_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_copy_refs, "MAX_BATCH_BYTES", 60_000)
     for module in (_save, _batch):
@@ -156,6 +159,7 @@ def test_a_copy_in_small_batches_of_many_packs_takes_the_room_of_its_source(monk
     assert_is_optimized(destination)
 
 
+@pytest.mark.long
 def test_a_base_that_no_copied_ref_needs_goes_along_where_several_deltas_take_it() -> None:
     source = train(new_store(), range(8))
     optimize(source)
@@ -169,6 +173,7 @@ def test_a_base_that_no_copied_ref_needs_goes_along_where_several_deltas_take_it
     assert_holds(destination, (1, 2, 5, 6, 7))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", range(6))
 def test_a_single_step_is_whole_without_what_it_was_stored_against(step: int) -> None:
     source = train(new_store(), range(6))
@@ -252,6 +257,7 @@ def test_intents_name_the_packs_in_which_bases_lie_or_will() -> None:
     assert there <= named[0]
 
 
+@pytest.mark.long
 def test_a_chain_grows_no_longer_from_copy_to_copy() -> None:
     source = train(new_store(), range(6))
     optimize(source)

@@ -64,6 +64,7 @@ def assert_no_garbage_after_collection(store: Store) -> None:
     assert list(store.backend.list("intents")) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_failure_of_any_call_to_the_destination_loses_nothing_and_the_next_copy_goes_on(when: str) -> None:
     for nth in range(N_WRITES):
@@ -84,6 +85,7 @@ def test_a_failure_of_any_call_to_the_destination_loses_nothing_and_the_next_cop
         assert steps_of(Store.open_backend(inner)) == set(STEPS), nth
 
 
+@pytest.mark.long
 def test_a_failure_of_any_call_to_the_source_loses_nothing_and_the_next_copy_goes_on() -> None:
     for nth in range(N_READS):
         source = make_source()
@@ -102,6 +104,7 @@ def test_a_failure_of_any_call_to_the_source_loses_nothing_and_the_next_copy_goe
         assert steps_of(destination) == set(STEPS), nth
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_death_at_any_call_leaves_what_loads_and_garbage(when: str) -> None:
     for nth in range(N_WRITES):

@@ -210,6 +210,7 @@ def test_digests_that_begin_alike_are_told_apart() -> None:
     assert inventory.find(np.concatenate([alike, alike + np.uint8(1)])).tolist() == [2, 0, 1, 0, -1, -1, -1, -1]
 
 
+@pytest.mark.long
 def test_learned_manifests_take_little_more_memory_than_the_census() -> None:
     universe = np.random.default_rng(0).integers(0, 256, (30_000, 32), dtype=np.uint8)
     census = Census(MemoryBackend())

@@ -72,6 +72,7 @@ def test_a_census_whose_spans_are_not_what_the_manifests_said_is_refused(store: 
         read_census("census/x", sealed(bytes(data)))
 
 
+@pytest.mark.long
 def test_no_census_however_made_ends_in_anything_but_our_errors(store: Store) -> None:
     for step, letters in enumerate(["ab", "bc", "cde"]):
         save(store, letters, step)

@@ -127,6 +127,7 @@ def test_shares_never_exceed_the_files(tmp_path: Path, database: bool, n_dropped
         assert 0 < found.needed_bytes <= found.disk_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", [False, True], ids=["files", "database"])
 def test_commands_report_the_bytes_of_files_with_their_own_records(
     tmp_path: Path, tensorcas: Tensorcas, database: bool
@@ -144,6 +145,7 @@ def test_commands_report_the_bytes_of_files_with_their_own_records(
     assert tensorcas("du", "--json", "--root", tmp_path).json["disk_bytes"] == bytes_below(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", [False, True], ids=["files", "database"])
 def test_an_optimization_reports_the_bytes_of_files(tmp_path: Path, database: bool) -> None:
     grow(tmp_path, database=database)

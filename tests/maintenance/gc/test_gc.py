@@ -299,6 +299,7 @@ def start_saver(store: Store) -> subprocess.Popen[str]:
     return saver
 
 
+@pytest.mark.long
 def test_a_living_process_is_waited_for(local_store: Store) -> None:
     saver = start_saver(local_store)
     report = plan_gc(local_store).execute()

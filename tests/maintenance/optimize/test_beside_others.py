@@ -103,6 +103,7 @@ def act_between(made: Store, nth: int, act: Callable[[Store], None]) -> None:
 ACTS = [save_one, drop_one, collect_all, drop_and_collect, optimize_too]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", ACTS)
 def test_an_optimization_loses_nothing_whatever_others_do_meanwhile(act: Callable[[Store], None]) -> None:
     made = half_done()
@@ -146,6 +147,7 @@ def n_changes(made: Store) -> int:
     return sum(call in CHANGES for call in counting.calls)
 
 
+@pytest.mark.long
 def test_optimization_after_a_dead_one_ends_in_the_same_store() -> None:
     made = half_done()
     n = n_changes(made)

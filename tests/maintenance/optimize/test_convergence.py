@@ -100,6 +100,7 @@ def test_chunk_that_takes_more_room_optimized_is_not_offered_again() -> None:
     assert_is_done(store)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_optimizations_end_whatever_is_saved_dropped_collected_and_copied_in_between(seed: int) -> None:
     draw = np.random.default_rng(seed)

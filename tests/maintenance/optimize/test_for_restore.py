@@ -137,6 +137,7 @@ def test_chunk_shared_with_a_deep_version_of_another_tensor_takes_one_base_at_mo
     assert verify(Store.open_backend(store.backend), full=True).problems == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_death_at_any_change_of_an_optimization_for_restore_loses_nothing(optimized: Store, when: When) -> None:
     counting = FaultyBackend(copy_of(optimized).backend)
@@ -244,6 +245,7 @@ def acted_on(optimized: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", ACTS)
 def test_optimization_for_restore_loses_nothing_whatever_others_do_meanwhile(
     acted_on: Store, act: Callable[[Store], None]

@@ -136,6 +136,7 @@ def test_relative_is_found_though_an_unrelated_model_has_its_names(store: Store)
     assert optimize(store).written_bytes == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", ["layers.#.weight", "model.layers.#"])
 def test_relative_is_found_behind_many_other_checkpoints(
     store: Store, names: str, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +157,7 @@ def test_relative_is_found_behind_many_other_checkpoints(
     assert verify(Store.open_backend(store.backend), full=True).problems == ()
 
 
+@pytest.mark.long
 def test_damaged_relative_behind_many_others_costs_only_bytes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize.WINDOW", 2)
     monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize._N_BEFORE", 1)
@@ -201,6 +203,7 @@ def all_load(store: Store, *, has_base: bool) -> bool:
     )
 
 
+@pytest.mark.long
 def test_relative_far_back_that_is_deleted_and_collected_at_any_call_loses_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +227,7 @@ def test_relative_far_back_that_is_deleted_and_collected_at_any_call_loses_nothi
     assert n_acted > 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_optimization_with_a_relative_far_back_resumes_after_a_death_at_any_change(
     store: Store, when: When, monkeypatch: pytest.MonkeyPatch

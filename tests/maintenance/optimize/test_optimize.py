@@ -275,6 +275,7 @@ def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_optimize, "TARGET_BYTES", 12 * CHUNK_BYTES)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_portions")
 def test_a_store_of_many_packs_is_done_a_portion_at_a_time_and_never_takes_the_room_of_two(store: Store) -> None:
     train(store, range(10))
@@ -330,6 +331,7 @@ def test_a_repair_of_an_optimized_store_finds_nothing_to_mend(store: Store, monk
     assert plan_repair(Store.open_backend(store.backend)).is_empty
 
 
+@pytest.mark.long
 def test_small_tensors_of_sparse_steps_stay_deltas(tmp_path: Path) -> None:
     store, draw = Store.init(tmp_path, database=False), np.random.default_rng(0)
     state = {"w": draw.standard_normal(1_200_000).astype(np.float32)}

@@ -30,6 +30,7 @@ def training(scale: float, n_steps: int, dtype: Any) -> list[dict[str, Any]]:
     return steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("scale", "dtype", "n_steps"),
     pairs_of([1e-7, 3e-7, 1e-6, 1e-5, 1e-4], [np.float32, ml_dtypes.bfloat16], [8, 12]),
@@ -96,6 +97,7 @@ def check_steps(root: Path, saved: Sequence[Mapping[str, Any]]) -> None:
         assert same(store.read_tensors(store.manifest(ref)), state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["fast", "balanced", "small"])
 @pytest.mark.parametrize("kind", HISTORIES)
 def test_an_optimized_history_takes_no_more_room_on_the_disk(kind: str, policy: str, tmp_path: Path) -> None:
@@ -108,6 +110,7 @@ def test_an_optimized_history_takes_no_more_room_on_the_disk(kind: str, policy: 
     assert optimize_on_disk(tmp_path) == (after, after)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.int16, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float64])
 def test_an_optimized_drift_of_each_dtype_takes_no_more_room_on_the_disk(dtype: Any, tmp_path: Path) -> None:
     scale = 1.0 if np.dtype(dtype).kind == "i" else 1e-4
@@ -118,6 +121,7 @@ def test_an_optimized_drift_of_each_dtype_takes_no_more_room_on_the_disk(dtype: 
     check_steps(tmp_path, saved)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sparse", "embedding", "drifting", "quantized"])
 def test_a_history_that_goes_on_after_each_optimization_never_takes_more_room(kind: str, tmp_path: Path) -> None:
     """Some steps are optimized already, and others are deltas against them."""
@@ -132,6 +136,7 @@ def test_a_history_that_goes_on_after_each_optimization_never_takes_more_room(ki
     check_steps(tmp_path, states)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pack_bytes", [256 << 10, 1 << 30])
 def test_rows_that_move_stay_deltas_though_their_bases_are_encoded_in_other_blocks(
     pack_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,6 +153,7 @@ def test_rows_that_move_stay_deltas_though_their_bases_are_encoded_in_other_bloc
     assert plan_optimize(Store.open(tmp_path)).n_chunks == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sparse", "embedding", "adam"])
 def test_a_history_with_dropped_steps_takes_no_more_room_when_optimized(kind: str, tmp_path: Path) -> None:
     states = list(HISTORIES[kind](np.random.default_rng(0)))
@@ -163,6 +169,7 @@ def test_a_history_with_dropped_steps_takes_no_more_room_when_optimized(kind: st
     assert not verify(Store.open(tmp_path), full=True).problems
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", HISTORIES)
 def test_an_optimized_history_in_a_database_takes_no_more_room_on_the_disk(kind: str, tmp_path: Path) -> None:
     saved = save_history(tmp_path, HISTORIES[kind](np.random.default_rng(0)), "balanced", database=True)

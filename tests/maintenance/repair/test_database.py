@@ -123,6 +123,7 @@ def test_lost_bytes_of_a_ref_are_named_and_cost_that_ref_alone(root: Path) -> No
     assert [problem.key for problem in verify(store, full=True).problems] == [key]
 
 
+@pytest.mark.long
 def test_lost_ref_keeps_its_chunks_until_it_is_given_up_or_restored(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "backup")
     key = key_of_step(5)
@@ -138,6 +139,7 @@ def test_lost_ref_keeps_its_chunks_until_it_is_given_up_or_restored(root: Path, 
     assert verify(Store.open(root), full=True).problems == ()
 
 
+@pytest.mark.long
 def test_damaged_rows_cost_nothing_if_their_records_are_whole(root: Path) -> None:
     key = key_of_step(5)
     change(root, "UPDATE blobs SET place = place + 1 WHERE key = ?", stored_key(key))
@@ -150,6 +152,7 @@ def test_damaged_rows_cost_nothing_if_their_records_are_whole(root: Path) -> Non
     assert verify(Store.open(root), full=True).problems == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("statement", "said", "lost"),
     [
@@ -175,6 +178,7 @@ def test_changed_commits_are_named_and_a_repair_loses_no_other_checkpoint(
     assert verify(Store.open(root), full=True).problems == ()
 
 
+@pytest.mark.long
 def test_older_database_that_was_put_back_is_named_and_repaired_with_its_loss(root: Path, tmp_path: Path) -> None:
     database, older = root / ".tensorcas/blobs.db", tmp_path / "older"
     end_of_process()
@@ -194,6 +198,7 @@ def test_older_database_that_was_put_back_is_named_and_repaired_with_its_loss(ro
     assert plan_repair(Store.open(root)).is_empty
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", ["index", "condemned", "refs", "manifests", "packs"])
 def test_saves_go_on_beside_a_damaged_listing_with_one_warning(
     root: Path, folder: str, caplog: pytest.LogCaptureFixture
@@ -216,6 +221,7 @@ def test_saves_go_on_beside_a_damaged_listing_with_one_warning(
     assert verify(Store.open(root), full=True).problems == ()
 
 
+@pytest.mark.long
 def test_saves_go_on_as_files_if_no_page_can_be_read(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     database = root / ".tensorcas/blobs.db"
     end_of_process()
@@ -235,6 +241,7 @@ def test_saves_go_on_as_files_if_no_page_can_be_read(root: Path, caplog: pytest.
     assert steps_of(root) == [7, 8]
 
 
+@pytest.mark.long
 def test_the_command_repairs_a_damaged_database(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = key_of_step(5)
     change(root, "UPDATE records SET data = zeroblob(9) WHERE number = ?", record_of(root, key))

@@ -91,6 +91,7 @@ def deaths(*, is_remote: bool = False) -> Iterator[tuple[int, When]]:
     yield n_changes - 1, "after"
 
 
+@pytest.mark.long
 def test_repair_after_a_dead_repair_ends_in_the_same_store() -> None:
     wreck, backup = wrecked(), healthy()
     for nth, when in list(deaths())[::2]:
@@ -114,6 +115,7 @@ def die_and_repair(wreck: Store, backup: Store, nth: int, when: When) -> None:
     check(store, backup)
 
 
+@pytest.mark.long
 def test_good_steps_load_after_a_repair_dies_at_any_call() -> None:
     wreck, backup = wrecked(), healthy()
     for nth, _ in deaths():

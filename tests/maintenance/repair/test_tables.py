@@ -64,6 +64,7 @@ def n_chunks(backend: Backend) -> int:
     return sum(len(read_pack_table(backend, name)) for name, _ in list_packs(backend))
 
 
+@pytest.mark.long
 def test_a_damaged_table_of_many_rows_gives_back_every_chunk() -> None:
     store = new_store()
     key = pack_key(put_many(store.backend, 70_000))

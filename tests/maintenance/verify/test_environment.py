@@ -88,6 +88,7 @@ def test_the_command_reports_a_missing_package_in_one_line(
     assert capsys.readouterr().err == "tensorcas: error: no pandas here\n"
 
 
+@pytest.mark.long
 def test_a_broken_pandas_is_not_met_at_all(root: Path, tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("raise ValueError('numpy.dtype size changed')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

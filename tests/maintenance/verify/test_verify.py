@@ -136,6 +136,7 @@ def test_damage_inside_a_chunk_is_seen_only_by_reading_it(store: Store) -> None:
     assert found_in(store) == ()
 
 
+@pytest.mark.long
 def test_every_flipped_byte_of_a_pack_is_seen_or_without_effect() -> None:
     store = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
     tensors = {"raw": noise(1, 100), "packed": np.zeros(3000), "text": np.arange(60)}

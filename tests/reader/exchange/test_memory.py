@@ -86,6 +86,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is told by Linux only")
 @pytest.mark.parametrize(("door", "kind"), CASES)
 def test_member_larger_than_memory_is_converted(door: str, kind: str, tmp_path: Path) -> None:
