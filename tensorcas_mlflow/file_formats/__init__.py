@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         WritePlan,
         Written,
         WrittenFile,
+        appearing_at,
         metadata_to_keep,
         plan_write,
     )
@@ -63,7 +64,7 @@ _NAMES = {
     "_safetensors": "SAFETENSORS_DTYPES",
     "_source": "ByteSource LocalFile MemorySource OpenSibling",
     "_tape": "DerivedBytes FilePart Learned More PlainBytes Readable Skeleton Tape Tensor",
-    "_write": "FORMATS_OUT FileHeader WritePlan Written WrittenFile metadata_to_keep plan_write",
+    "_write": "FORMATS_OUT FileHeader WritePlan Written WrittenFile appearing_at metadata_to_keep plan_write",
 }
 
 if not TYPE_CHECKING:
