@@ -1,4 +1,4 @@
-"""Import a checkpoint from safetensors, read one expert of it, and measure the changes of a training step.
+"""Import a checkpoint from a file of numpy, read one expert of it, and measure the changes of a training step.
 
 Install the package and run ``python examples/read_parts.py [FOLDER]``. The program writes only to FOLDER (default
 ``parts``), a new folder.
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import tensorcas_mlflow as tensorcas
-from tensorcas_mlflow.file_formats import ArrayTensors, open_listing, write
+from tensorcas_mlflow.file_formats import open_listing
 
 N_LAYERS, N_EXPERTS, WIDTH = 4, 8, 256
 
@@ -33,12 +33,12 @@ def mixture_of_experts() -> dict[str, np.ndarray]:
 def main(folder: Path) -> None:
     folder.mkdir()
     tensors = mixture_of_experts()
-    write(ArrayTensors(tensors), folder / "model.safetensors")
+    np.savez(folder / "model.npz", **tensors)
     tensors["model.layers.2.mlp.experts.5.up_proj.weight"] *= np.float32(1.01)
-    write(ArrayTensors(tensors), folder / "trained.safetensors")
+    np.savez(folder / "trained.npz", **tensors)
 
     store = tensorcas.TensorCasStore(folder / "store", run_id="moe")
-    for step, name in enumerate(("model.safetensors", "trained.safetensors")):
+    for step, name in enumerate(("model.npz", "trained.npz")):
         store.import_file(folder / name, step)
 
     with store.open(0) as before, store.open(1) as after:

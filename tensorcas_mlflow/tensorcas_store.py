@@ -235,9 +235,9 @@ class TensorCasStore:
             ConflictError: Something is there already.
             TensorCasError: The checkpoint is damaged, or the file cannot be written.
         """
-        from tensorcas_mlflow.reader import export_checkpoint
+        from tensorcas_mlflow.reader import plan_export
 
-        return export_checkpoint(
+        plan = plan_export(
             self.open(step),
             path,
             format=format,
@@ -246,8 +246,8 @@ class TensorCasStore:
             partitions=n_partitions,
             allow_left_out=allow_left_out,
             overwrite=overwrite,
-            progress=progress,
         )
+        return plan.execute(progress=progress)
 
     def load(
         self,

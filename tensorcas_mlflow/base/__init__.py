@@ -10,7 +10,7 @@ its modules, not names from here, so that a save does not wait for what it does 
 | `digest` | BLAKE3 digests, in bulk |
 | `tensors`, `dtypes`, `content_cuts` | specs, raw bytes, chunk boundaries, names of dtypes |
 | `sketch` | sampled words of a tensor, and their comparison |
-| `arrow`, `ubjson` | one table of an untrusted Arrow stream; XGBoost's binary JSON |
+| `ubjson` | XGBoost's binary JSON |
 | `files` | durable names, private mappings, process ids |
 | `text`, `progress` | sizes and counts in words, and the progress of a long call |
 

@@ -55,7 +55,10 @@ _NAME_OF: dict[DType, str] = {dtype: name for name, dtype in _BY_NAME.items()}
 @cache
 def _learn_ml_dtypes() -> None:
     """Add the dtypes of ml_dtypes to the tables. Checkpoints of numpy's own dtypes do not wait for its import."""
-    import ml_dtypes
+    try:
+        import ml_dtypes
+    except Exception as error:  # numpy raises a ValueError for a build for another numpy
+        raise ImportError(f"ml_dtypes cannot be imported here: {error}") from error
 
     found = {name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_DTYPES_NAMES if hasattr(ml_dtypes, name)}
     _NAME_OF.update({dtype: name for name, dtype in found.items()})

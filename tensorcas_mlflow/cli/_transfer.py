@@ -52,7 +52,7 @@ from tensorcas_mlflow.maintenance import (
     open_destination,
     read_source,
 )
-from tensorcas_mlflow.reader import import_checkpoint, open_ref, plan_convert, plan_export
+from tensorcas_mlflow.reader import import_checkpoint, open_ref, plan_export
 from tensorcas_mlflow.store import Store
 
 FAILED, KEPT = 1, 4
@@ -255,7 +255,7 @@ def export(options: Namespace) -> int:
 def convert(options: Namespace) -> int:
     """Write the tensors of a file into another file."""
     listing = open_listing(options.path, format=options.in_format)
-    plan = plan_convert(listing, options.out, allow_left_out=options.skip_unknown, **_choices(options))
+    plan = plan_export(listing, options.out, allow_left_out=options.skip_unknown, **_choices(options))
     if not is_json(options):
         _say_left_out(plan.left_out)
     source = {"source": os.path.abspath(options.path), "source_format": listing.format}

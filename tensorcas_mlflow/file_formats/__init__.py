@@ -48,14 +48,13 @@ if TYPE_CHECKING:
     )
     from tensorcas_mlflow.file_formats._write import (
         FORMATS_OUT,
-        ArrayTensors,
         FileHeader,
         WritePlan,
         Written,
         WrittenFile,
+        appearing_at,
         metadata_to_keep,
         plan_write,
-        write,
     )
 
 _NAMES = {
@@ -65,7 +64,7 @@ _NAMES = {
     "_safetensors": "SAFETENSORS_DTYPES",
     "_source": "ByteSource LocalFile MemorySource OpenSibling",
     "_tape": "DerivedBytes FilePart Learned More PlainBytes Readable Skeleton Tape Tensor",
-    "_write": "FORMATS_OUT ArrayTensors FileHeader WritePlan Written WrittenFile metadata_to_keep plan_write write",
+    "_write": "FORMATS_OUT FileHeader WritePlan Written WrittenFile appearing_at metadata_to_keep plan_write",
 }
 
 if not TYPE_CHECKING:

@@ -23,10 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.base.files import Settled, sync_folder
 from tensorcas_mlflow.base.progress import ByteProgress
-from tensorcas_mlflow.base.tensors import Spec, bytes_of
+from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.base.text import check_path, count_text, size_text
 from tensorcas_mlflow.errors import BackendError, ConflictError
 from tensorcas_mlflow.file_formats._formats import FORMATS
@@ -185,15 +184,20 @@ def plan_write(
     overwrite: bool = False,
     header: FileHeader | None = None,
 ) -> WritePlan:
-    """Plan what `write` would write, with the same arguments; read no tensor.
+    """Plan to write tensors into a file or folder of another format, bit for bit; read no tensor.
+
+    Equal tensors and metadata make equal files. Safetensors and bintensors store metadata, as texts; the other formats
+    store none.
 
     Args:
-        tensors: See `write`.
-        out: See `write`.
-        format: See `write`.
-        shard_bytes: See `write`.
-        partitions: See `write`.
-        overwrite: See `write`.
+        tensors: A listing, or an open checkpoint.
+        out: The file, or the folder for shards and partitions. It appears whole or not at all.
+        format: One of `FORMATS_OUT`; None to take it from the suffix.
+        shard_bytes: For safetensors: write a folder of shards with at most this size of tensors, and the index that
+            transformers reads.
+        partitions: For serverlessllm: the number of files; None for one.
+        overwrite: Whether to replace a file, or a folder that holds only files of such a write. A process that has the
+            old one open or mapped keeps it.
         header: The header of the file that the tensors come from, all and in order.
 
     Raises:
@@ -231,40 +235,6 @@ def plan_write(
         _tensors=tensors,
         _overwrite=replaceable,
     )
-
-
-def write(
-    tensors: Tensors,
-    out: str | os.PathLike[str],
-    *,
-    format: str | None = None,
-    shard_bytes: int | None = None,
-    partitions: int | None = None,
-    overwrite: bool = False,
-    progress: ByteProgress | None = None,
-) -> Written:
-    """Write tensors into a file or folder of another format, bit for bit, in one pass and with bounded memory.
-
-    Equal tensors and metadata make equal files. Safetensors and bintensors store metadata, as texts; the other formats
-    store none.
-
-    Args:
-        tensors: A listing, an open checkpoint, or arrays (`ArrayTensors`).
-        out: The file, or the folder for shards and partitions. It appears whole or not at all.
-        format: One of `FORMATS_OUT`; None to take it from the suffix.
-        shard_bytes: For safetensors: write a folder of shards with at most this size of tensors, and the index that
-            transformers reads.
-        partitions: For serverlessllm: the number of files; None for one.
-        overwrite: Whether to replace a file, or a folder that holds only files of such a write. A process that has the
-            old one open or mapped keeps it.
-        progress: Called with the number of tensor bytes written so far, and in all.
-
-    Raises:
-        ValueError: As `plan_write`; nothing is written.
-        TensorCasError: As `plan_write` and `WritePlan.execute`.
-    """
-    plan = plan_write(tensors, out, format=format, shard_bytes=shard_bytes, partitions=partitions, overwrite=overwrite)
-    return plan.execute(progress=progress)
 
 
 def format_of(out: Path, format: str | None, *, shard_bytes: int | None = None, partitions: int | None = None) -> str:
@@ -447,38 +417,3 @@ def _renameat2() -> Any:
     if function is not None:
         function.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
     return function
-
-
-_PIECE_BYTES = 16 << 20
-
-
-class ArrayTensors:
-    """Arrays by name, as a `Tensors` for `write`. They are views: do not change the arrays meanwhile."""
-
-    def __init__(self, arrays: Mapping[str, Array], *, metadata: Mapping[str, Any] | None = None) -> None:
-        """Describe arrays.
-
-        Args:
-            arrays: Arrays by name, in order.
-            metadata: Plain JSON values.
-
-        Raises:
-            ValueError: A manifest could not hold a name or dtype.
-        """
-        if SKELETON in arrays:
-            raise ValueError(f"{SKELETON!r} is not a tensor: leave it out")
-        self.metadata: Mapping[str, Any] = dict(metadata or {})
-        self.left_out: Mapping[str, str] = {}
-        self._arrays = dict(arrays)
-        self._specs = [Spec.of(name, array) for name, array in self._arrays.items()]
-
-    def specs(self) -> Sequence[Spec]:
-        """Describe the tensors, in order."""
-        return self._specs
-
-    def stream(self, names: Sequence[str]) -> Iterator[tuple[str, memoryview]]:
-        """Yield the arrays' bytes; see `Tensors.stream`. An array that is not in C order is copied."""
-        for name in names:
-            data = bytes_of(self._arrays[name])
-            for start in range(0, len(data), _PIECE_BYTES):
-                yield name, data[start : start + _PIECE_BYTES]

@@ -13,7 +13,7 @@ inventory, so it does not import `maintenance`.
 | `_outline`, `_summary` | layers and experts, and the tree of a checkpoint |
 | `_diff` | differences of two checkpoints |
 | `_lineage` | relatives of a model in its store |
-| `_exchange` | import, export and conversion |
+| `_exchange` | import and export |
 | `_rebuild` | models from tensors, under MLflow's rule for pickles |
 | `_frameworks` | the frameworks of tensors, besides numpy |
 | `_safe_open` | the methods of `safetensors.safe_open` |
@@ -25,15 +25,7 @@ from tensorcas_mlflow.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.reader._diff import CheckpointDiff, ValueChange, diff, measure_some
-    from tensorcas_mlflow.reader._exchange import (
-        PreparedImport,
-        convert,
-        export_checkpoint,
-        import_checkpoint,
-        plan_convert,
-        plan_export,
-        prepare_import,
-    )
+    from tensorcas_mlflow.reader._exchange import PreparedImport, import_checkpoint, plan_export, prepare_import
     from tensorcas_mlflow.reader._lineage import Lineage, Relation, lineage
     from tensorcas_mlflow.reader._open import open_listed, open_manifest, open_path, open_ref
     from tensorcas_mlflow.reader._outline import Naming
@@ -44,7 +36,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "_diff": "CheckpointDiff ValueChange diff measure_some",
-    "_exchange": "PreparedImport convert export_checkpoint import_checkpoint plan_convert plan_export prepare_import",
+    "_exchange": "PreparedImport import_checkpoint plan_export prepare_import",
     "_lineage": "Lineage Relation lineage",
     "_open": "open_listed open_manifest open_path open_ref",
     "_outline": "Naming",

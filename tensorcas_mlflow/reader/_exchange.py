@@ -22,7 +22,6 @@ from tensorcas_mlflow.file_formats import (
     TensorLocation,
     Tensors,
     WritePlan,
-    Written,
     left_out_parts,
     metadata_to_keep,
     plan_write,
@@ -123,7 +122,7 @@ def import_checkpoint(
 
     Args:
         store: The destination.
-        source: The file, from `formats.open_listing`. It must not change meanwhile; if it does, nothing is committed.
+        source: The file, from `file_formats.open_listing`. It must not change meanwhile; else nothing is committed.
         target: The name of the checkpoint.
         flavor: Name of the adapter for loading it; by default ``generic`` for formats of arrays (npz, npy, pickle,
             skops, xgboost) and ``pytorch`` for all others. A load needs a live model to fill, or returns the weights
@@ -276,11 +275,25 @@ def plan_export(
     overwrite: bool = False,
     allow_left_out: bool = False,
 ) -> WritePlan:
-    """Plan an `export_checkpoint` with the same arguments, without reading a tensor.
+    """Plan to write the tensors of an open checkpoint or of a listed file into a file or folder of another format.
+
+    The plan reads no tensor. Its `execute` checks each chunk against its digest. Only tensors are written; the skeleton
+    of a model is left out.
+
+    Args:
+        checkpoint: The tensors.
+        out: The file or folder; see `file_formats.plan_write`.
+        format: See `file_formats.plan_write`.
+        match: Write only tensors with names that match this pattern, as in `fnmatch`: ``*`` stands for any characters,
+            dots too.
+        shard_bytes: See `file_formats.plan_write`.
+        partitions: See `file_formats.plan_write`.
+        overwrite: See `file_formats.plan_write`.
+        allow_left_out: Whether to write the file without unsupported tensors.
 
     Raises:
-        ValueError: As `formats.plan_write`; or no name matches; or tensors would be left out, and ``allow_left_out`` is
-            False.
+        ValueError: As `file_formats.plan_write`; or no name matches; or tensors would be left out, and
+            ``allow_left_out`` is False.
         ConflictError: A file is there, and may not be replaced.
     """
     chosen = checkpoint if match is None else _Matching(checkpoint, match)
@@ -301,88 +314,6 @@ def plan_export(
         overwrite=overwrite,
         header=header,
     )
-
-
-def export_checkpoint(
-    checkpoint: Tensors,
-    out: str | os.PathLike[str],
-    *,
-    format: str | None = None,
-    match: str | None = None,
-    shard_bytes: int | None = None,
-    partitions: int | None = None,
-    overwrite: bool = False,
-    allow_left_out: bool = False,
-    progress: ByteProgress | None = None,
-) -> Written:
-    """Write the tensors of an open checkpoint into a file or folder of another format.
-
-    Each chunk is checked against its digest during the read. Only tensors are written; the skeleton of a model is left
-    out.
-
-    Args:
-        checkpoint: The checkpoint to write.
-        out: The file or folder; see `formats.write`.
-        format: See `formats.write`.
-        match: Write only tensors with names that match this pattern, as in `fnmatch`: ``*`` stands for any characters,
-            dots too.
-        shard_bytes: See `formats.write`.
-        partitions: See `formats.write`.
-        overwrite: See `formats.write`.
-        allow_left_out: Whether to write the file without unsupported tensors.
-        progress: See `formats.write`.
-
-    Raises:
-        ValueError: As `plan_export`; nothing is written.
-        TensorCasError: As `plan_export` and `formats.WritePlan.execute`.
-    """
-    plan = plan_export(
-        checkpoint,
-        out,
-        format=format,
-        match=match,
-        shard_bytes=shard_bytes,
-        partitions=partitions,
-        overwrite=overwrite,
-        allow_left_out=allow_left_out,
-    )
-    return plan.execute(progress=progress)
-
-
-def plan_convert(
-    source: Listing, out: str | os.PathLike[str], *, allow_left_out: bool = False, **options: Any
-) -> WritePlan:
-    """Plan a `convert` with the same arguments, without reading a tensor.
-
-    Raises:
-        ValueError: As `plan_export`, or tensors would be left out, and ``allow_left_out`` is False.
-        ConflictError: A file is there, and may not be replaced.
-    """
-    return plan_export(source, out, allow_left_out=allow_left_out, **options)
-
-
-def convert(
-    source: Listing,
-    out: str | os.PathLike[str],
-    *,
-    allow_left_out: bool = False,
-    progress: ByteProgress | None = None,
-    **options: Any,
-) -> Written:
-    """Write the tensors of a file into one of another format, without a store.
-
-    Args:
-        source: The file, from `formats.open_listing`.
-        out: The file or folder; see `formats.write`.
-        allow_left_out: Whether to convert the file without unsupported tensors.
-        progress: See `formats.write`.
-        options: ``format``, ``match``, ``shard_bytes``, ``partitions`` and ``overwrite``, as for `export_checkpoint`.
-
-    Raises:
-        ValueError: As `plan_convert`; nothing is written.
-        TensorCasError: As `plan_convert` and `formats.WritePlan.execute`.
-    """
-    return plan_convert(source, out, allow_left_out=allow_left_out, **options).execute(progress=progress)
 
 
 class _Matching:

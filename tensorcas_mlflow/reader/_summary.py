@@ -313,21 +313,18 @@ def table_of(contents: Contents, outline: Outline) -> pa.Table:
     """Describe tensors; see `CheckpointReader.table`."""
     import pyarrow as pa
 
-    from tensorcas_mlflow.base.arrow import array_of_numbers, array_of_texts, array_over
-
     specs, found = contents.specs, outline.assignment
     dtypes = [str(name) for name in specs.dtypes]
-    offsets = array_of_numbers(specs.shape_at, pa.int32())
     return pa.table(
         {
-            "name": array_over(specs.names),
-            "dtype": array_of_texts([dtypes[code] for code in specs.dtype.tolist()]),
-            "shape": pa.ListArray.from_arrays(offsets, array_of_numbers(specs.sides, pa.int64())),
-            "n_bytes": array_of_numbers(specs.n_bytes, pa.int64()),
-            "stack": array_of_texts([found.stacks[at] if at >= 0 else None for at in found.stack.tolist()]),
+            "name": pa.array(specs.names.to_list(), pa.utf8()),
+            "dtype": pa.array([dtypes[code] for code in specs.dtype.tolist()], pa.utf8()),
+            "shape": pa.ListArray.from_arrays(pa.array(specs.shape_at, pa.int32()), pa.array(specs.sides, pa.int64())),
+            "n_bytes": pa.array(specs.n_bytes, pa.int64()),
+            "stack": pa.array([found.stacks[at] if at >= 0 else None for at in found.stack.tolist()], pa.utf8()),
             "layer": _or_null(found.layer),
             "expert": _or_null(found.expert),
-            "digest": array_of_texts([None if known is None else known.hex() for known in contents.known_identities()]),
+            "digest": pa.array([known and known.hex() for known in contents.known_identities()], pa.utf8()),
         }
     )
 

@@ -22,7 +22,7 @@ from tensorcas_mlflow.layout.packs import _index, merge_segments, read_segment
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store import protocol as p
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
+from tests.faulty import FaultyBackend, SimulatedCrash
 from tests.python_calls import calls_of
 
 

@@ -13,8 +13,8 @@ import pytest
 import safetensors.numpy
 import torch
 
-from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.store import Store
+from tests.file_formats.arrays import ArrayTensors, write
 
 Tensorcas = Callable[..., Any]
 

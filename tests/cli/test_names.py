@@ -11,11 +11,11 @@ import mlflow
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.integration.directory import open_directory
 from tensorcas_mlflow.integration.directory._directory import _MlflowDirectory
 from tensorcas_mlflow.store import Store
 from tests.cli.conftest import Tensorcas
+from tests.file_formats.arrays import ArrayTensors, write
 from tests.tracking import active_experiment, empty_database, no_stray_settings
 
 __all__ = ["empty_database", "no_stray_settings"]

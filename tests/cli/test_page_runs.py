@@ -16,9 +16,9 @@ import torch
 from mlflow import MlflowClient
 
 from tensorcas_mlflow.cli._main import _commands
-from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
+from tests.file_formats.arrays import ArrayTensors, write
 from tests.tracking import empty_database, no_stray_settings
 
 __all__ = ["empty_database", "no_stray_settings"]

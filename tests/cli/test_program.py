@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tests.cli.conftest import save
+from tests.file_formats.arrays import ArrayTensors, write
 
 Tensorcas = Callable[..., Any]
 

@@ -12,9 +12,9 @@ import pytest
 
 import tensorcas_mlflow
 from tensorcas_mlflow.cli import main
-from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
+from tests.file_formats.arrays import ArrayTensors, write
 
 Tensorcas = Callable[..., Any]
 

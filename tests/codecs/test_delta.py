@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from tensorcas_mlflow.codecs import (
     choose_codings,
     choose_transform,
 )
+from tensorcas_mlflow.codecs._delta import _UNIT_WORDS
+from tensorcas_mlflow.codecs._words import WORDS
 from tensorcas_mlflow.errors import FormatError
 from tests.reference.both import decode
 from tests.reference.choose import CODECS
@@ -392,6 +395,31 @@ def test_a_delta_of_any_unit_restores_the_chunk(unit: int, data: st.DataObject) 
     raw = data.draw(st.binary(min_size=len(base), max_size=len(base)))
 
     assert decoded(DELTA.encode_as(raw, 2, base, Transform.GROUPED, unit=unit), base) == raw
+
+
+GROUPINGS = [
+    (width, unit, thresholds)
+    for width, unit in itertools.product(WORDS, WORDS)
+    for thresholds in ([], [7], [3, 200], [0, 1, 254, 255], [10 * at for at in range(1, 15)])
+    if (len(thresholds) + 1) ** unit <= 256 and width * unit <= 8
+]
+
+
+@pytest.mark.parametrize(("width", "unit", "thresholds"), GROUPINGS)
+def test_a_delta_of_any_groups_restores_the_chunk(
+    width: int, unit: int, thresholds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = rng.integers(0, 1 << 8 * width, 9_000, dtype=WORDS[width])
+    raw = (base + rng.integers(-9, 9, len(base)).astype(base.dtype)).tobytes()
+    monkeypatch.setattr("tests.reference.delta.thresholds_for", lambda _: thresholds)
+
+    stored = CODECS[DELTA.number].encode_as(raw, width, base, Transform.GROUPED, unit=unit)
+
+    assert decoded(stored, base.tobytes()) == raw
+
+
+def test_no_unit_of_a_delta_is_longer_than_eight_bytes() -> None:
+    assert all(width * unit <= 8 for width, unit in _UNIT_WORDS.items())
 
 
 @pytest.mark.parametrize("base", [None, b"", bytes(7), bytes(9)])

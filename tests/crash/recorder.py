@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tensorcas_mlflow.backends._database import _gate
-from tensorcas_mlflow.testing import SimulatedCrash
 from tests.crash import sqlite_calls
 from tests.crash.disk import Effect, Entry, Mark, Named, Node, Resized, Synced, SyncFailed, Wrote
+from tests.faulty import SimulatedCrash
 
 OF_THE_DEAD = 1 << 23
 """A process id that no process has, so that who looks finds the one that was recorded gone."""

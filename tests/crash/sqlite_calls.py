@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tensorcas_mlflow.testing import SimulatedCrash
 from tests.crash.disk import Effect, Named, Node, Resized, Synced, Wrote
+from tests.faulty import SimulatedCrash
 
 if TYPE_CHECKING:
     from tests.crash.recorder import Recorder

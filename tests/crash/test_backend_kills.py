@@ -15,9 +15,9 @@ from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, verify
 from tensorcas_mlflow.store import Store, _ingest, protocol
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
 from tests.crash.scenarios import source
 from tests.crash.world import CHUNK_BYTES, chunk, long_file
+from tests.faulty import FaultyBackend, SimulatedCrash
 
 Holds = dict[str, bytes]
 """Contents of a store by the key of the ref: the letters of a checkpoint's tensors, or a file's bytes."""

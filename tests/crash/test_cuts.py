@@ -18,12 +18,12 @@ from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.layout.packs import Payload, pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair
 from tensorcas_mlflow.store import Store, protocol
-from tensorcas_mlflow.testing import SimulatedCrash
 from tests.crash.cuts import Cuts
 from tests.crash.disk import Disk, Entry, Mark, Named, Plain, put_down
 from tests.crash.recorder import Fault, Recorder
 from tests.crash.scenarios import SCENARIOS, Scenario
 from tests.crash.world import CHUNK_BYTES, World, chunk, empty, long_file
+from tests.faulty import SimulatedCrash
 
 pytestmark = pytest.mark.usefixtures("store_of_files")
 """`test_database_cuts` cuts stores with a database."""

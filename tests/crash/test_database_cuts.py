@@ -11,13 +11,13 @@ import pytest
 
 from tensorcas_mlflow.backends import FolderBackend, damages_of, rebuild
 from tensorcas_mlflow.errors import BackendError, FormatError
-from tensorcas_mlflow.testing import SimulatedCrash
 from tests.crash.cuts import Cuts
 from tests.crash.disk import SyncFailed
 from tests.crash.recorder import Fault
 from tests.crash.scenarios import SCENARIOS, Scenario, first_save, two_saves
 from tests.crash.test_cuts import _ends, check_cuts, check_end, check_kills, check_second_cuts, recorded
 from tests.crash.world import World, empty, forget_stores
+from tests.faulty import SimulatedCrash
 
 
 @pytest.fixture(autouse=True)

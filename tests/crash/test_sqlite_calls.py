@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tensorcas_mlflow.testing import SimulatedCrash
 from tests.crash import sqlite_calls
 from tests.crash.disk import Disk, Entry, Mark, Named, Plain, Synced, Tree, fates, put_down
 from tests.crash.recorder import Fault, Recorder
 from tests.crash.world import empty
+from tests.faulty import SimulatedCrash
 
 DATABASE = "blobs.db"
 really_open = open

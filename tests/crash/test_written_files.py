@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcas_mlflow.file_formats import ArrayTensors, write
 from tests.crash.disk import Disk, Tree, fates
 from tests.crash.recorder import Recorder
+from tests.file_formats.arrays import ArrayTensors, write
 
 ARRAYS = {f"w{at}": np.full(50, at) for at in range(4)}
 KINDS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.layout.packs import Base, Payload, bases_of, is_delta
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs, read_pack_table, write_packs
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 
 CHUNK_BYTES = 4096
 

@@ -12,8 +12,8 @@ from tensorcas_mlflow.layout import Ref
 from tensorcas_mlflow.maintenance import VerifyReport, copy_refs, read_source, verify
 from tensorcas_mlflow.store import Store, _deltas
 from tensorcas_mlflow.store.protocol import read_pack_table
-from tensorcas_mlflow.testing import FaultyBackend
 from tests.deltas.made import CHUNK_BYTES, BadSectors, a_chunk, flip, lose, packs_of, put_pack, save_chunks
+from tests.faulty import FaultyBackend
 
 A, B, C, D, E = (a_chunk(seed) for seed in range(5))
 CHAIN = (A, B, C, D)

@@ -43,7 +43,7 @@ from sklearn.preprocessing import StandardScaler
 
 from tensorcas_mlflow.file_formats import FORMATS_IN, open_listing
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.reader import CheckpointReader, convert, diff, import_checkpoint, open_path, open_ref
+from tensorcas_mlflow.reader import CheckpointReader, diff, import_checkpoint, open_path, open_ref, plan_export
 from tensorcas_mlflow.store import PAYLOAD_FILE, Store, write_payload
 from tests.file_formats.hdf5_samples import arrays_in, hdf5_file, hdf5_of, hdf5_samples
 from tests.file_formats.samples import (
@@ -713,7 +713,7 @@ def converted(path: Path, folder: Path) -> CheckpointReader:
     for suffix in ("npz", "pt", "safetensors"):
         out = folder / f"all.{suffix}"
         try:
-            convert(listing, out, allow_left_out=True)
+            plan_export(listing, out, allow_left_out=True).execute()
         except ValueError as error:
             assert "cannot hold" in str(error)  # noqa: PT017 -- refused, and said so
             continue

@@ -21,7 +21,8 @@ import safetensors.torch
 import torch
 
 from tensorcas_mlflow.base.dtypes import parse_dtype
-from tensorcas_mlflow.file_formats import FORMATS_OUT, ArrayTensors, write
+from tensorcas_mlflow.file_formats import FORMATS_OUT
+from tests.file_formats.arrays import ArrayTensors, write
 
 PLAIN = [
     "bool",

@@ -19,8 +19,9 @@ import torch
 
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import BackendError, ConflictError, CorruptError
-from tensorcas_mlflow.file_formats import FORMATS_OUT, ArrayTensors, Tensors, plan_write, write
+from tensorcas_mlflow.file_formats import FORMATS_OUT, Tensors, plan_write
 from tensorcas_mlflow.file_formats import _zip as zips
+from tests.file_formats.arrays import ArrayTensors, write
 from tests.zygote import run_program
 
 FOLDERS = {"shards": {"shard_bytes": 100}, "serverlessllm": {"partitions": 2}}
@@ -197,11 +198,6 @@ def test_a_header_that_no_reader_takes_is_not_written(tmp_path: Path, format: st
     assert held(tmp_path) == {}
 
 
-def test_a_skeleton_is_no_tensor() -> None:
-    with pytest.raises(ValueError, match="is not a tensor"):
-        ArrayTensors({"__skeleton__": np.zeros(3, np.uint8)})
-
-
 # --- what was there
 
 
@@ -287,7 +283,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 import numpy as np
-from tensorcas_mlflow.file_formats import ArrayTensors, write
+from tests.file_formats.arrays import ArrayTensors, write
 
 def die(done, all):
     if done > all // 2:

@@ -12,8 +12,8 @@ from tensorcas_mlflow.backends import Backend, LocalBackend, MemoryBackend
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
 from tests.derived.made import check_loads
+from tests.faulty import FaultyBackend, SimulatedCrash
 from tests.forms.made import Family, collect, optimize
 
 MAKERS: dict[str, Callable[[Path], Backend]] = {

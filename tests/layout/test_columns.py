@@ -16,7 +16,7 @@ from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import Spec, chunk_begins, chunk_ends
 from tensorcas_mlflow.errors import FormatError, TensorNotFoundError
 from tensorcas_mlflow.layout.manifests import Manifest, Row, Specs
-from tensorcas_mlflow.layout.manifests._manifest_arrow import MANIFEST_SCHEMA
+from tests.layout.arrow_streams import arrow_stream
 
 CHUNK = 4096
 N_MANY = 20_000
@@ -47,14 +47,7 @@ def many(*, kind: str = "checkpoint", **columns: object) -> bytes:
         "cuts": pa.nulls(N_MANY, pa.list_(pa.int64())),
     }
     head = {"format": 1, "kind": kind, "chunk_bytes": CHUNK, "store": None, "flavor": None, "metadata": {}}
-    batch = pa.record_batch(
-        list((given | columns).values()),  # type: ignore[arg-type]
-        schema=MANIFEST_SCHEMA.with_metadata({b"tensorcas": json.dumps(head)}),
-    )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    return arrow_stream(given | columns, json.dumps(head))
 
 
 def names(**changed: str) -> pa.Array:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import tracemalloc
 
@@ -15,7 +14,6 @@ from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
 from tensorcas_mlflow.layout.manifests import Manifest, Row
-from tensorcas_mlflow.layout.manifests._manifest_arrow import stream_of
 
 CHUNK = 4096
 
@@ -267,28 +265,3 @@ def test_a_damaged_manifest_is_not_taken_for_one_of_a_later_release() -> None:
     with pytest.raises(FormatError, match="it hashes to") as caught:
         Manifest.from_blob(later, MANIFEST.digest)
     assert not isinstance(caught.value, NewerFormatError)
-
-
-def test_manifest_of_the_next_step_is_written_like_the_first_one_of_its_kind() -> None:
-    rows = [row("a", (5000,), 2), row("cut", (9000,), 4, [100, 5000, 9000]), row("empty", (0,), 0)]
-    manifest(rows).to_bytes()
-    changed = [dataclasses.replace(each, digests=each.digests[::-1].copy()) for each in rows]
-    later = manifest(changed)
-    said = json.loads(pa.ipc.open_stream(later.to_bytes()).schema.metadata[b"tensorcas"])
-    expected = stream_of(json.dumps(said, sort_keys=True, separators=(",", ":")), later.columns, max_bytes=1 << 30)
-
-    assert later.to_bytes() == expected
-    assert (Manifest.from_bytes(later.to_bytes()).digests == later.digests).all()
-
-
-def test_manifest_whose_name_repeats_its_digests_is_written_anew_at_the_next_step() -> None:
-    text = "0123456789abcdef" * 2
-    same = Row(
-        spec=Spec(name=text, dtype="uint8", shape=(1,)), cuts=None, digests=np.frombuffer(text.encode(), np.uint8)[None]
-    )
-    assert Manifest.from_bytes(manifest([same]).to_bytes()).names() == [text]
-    later = manifest([dataclasses.replace(same, digests=digests(1))])
-    read = Manifest.from_bytes(later.to_bytes())
-
-    assert read.names() == [text]
-    assert (read.digests == digests(1)).all()

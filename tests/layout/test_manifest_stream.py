@@ -1,4 +1,4 @@
-"""Reading of manifests' streams without pyarrow, against pyarrow."""
+"""Writing and reading of manifests' streams, against pyarrow."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from tensorcas_mlflow.adapter import SKELETON
-from tensorcas_mlflow.base.arrow import UNREADABLE
 from tensorcas_mlflow.base.digest import digest
 from tensorcas_mlflow.base.tensors import Spec, chunk_ends
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.layout.manifests import Columns, Manifest, Row
-from tensorcas_mlflow.layout.manifests._manifest import _columns_of
-from tensorcas_mlflow.layout.manifests._manifest_arrow import columns_in, said_in
-from tensorcas_mlflow.layout.manifests._manifest_stream import read_own
+from tensorcas_mlflow.layout.manifests._manifest_stream import read_columns, read_head
+from tests.layout.arrow_streams import MANIFEST_SCHEMA, arrow_stream
 
 CHUNK = 4096
 
@@ -48,48 +47,59 @@ ROWS = {
     ],
     "cut": [row("cut", (9000,), [100, 5000, 9000])],
     "bytes": [row(SKELETON, (5000,), dtype=None)],
+    "none": [],
 }
 STREAMS = {name: stream_of(rows, note=name) for name, rows in ROWS.items()}
 
 
-def facts(columns: Columns) -> list[Any]:
-    """Everything in columns, comparable."""
-    cuts = columns.cuts
-    of_cuts = [] if cuts is None else [cuts.given.tolist(), cuts.at.tolist(), cuts.values.tolist()]
-    return [
-        columns.names.to_list(),
-        [columns.dtypes[code] for code in columns.dtype.tolist()],
-        columns.shape_at.tolist(),
-        columns.sides.tolist(),
-        columns.chunk_at.tolist(),
-        columns.digests.tobytes(),
-        of_cuts,
-    ]
+def facts(columns: Columns) -> dict[str, list[Any]]:
+    """Return everything in columns, as pyarrow gives it."""
+    cuts, starts = columns.cuts, zip(columns.chunk_at[:-1], columns.chunk_at[1:], strict=True)
+    of_rows = [None if cuts is None else cuts.of(at) for at in range(len(columns))]
+    return {
+        "name": columns.names.to_list(),
+        "dtype": [columns.dtypes[code] for code in columns.dtype.tolist()],
+        "shape": [list(columns.shape(at)) for at in range(len(columns))],
+        "chunks": [[each.tobytes() for each in columns.digests[start:stop]] for start, stop in starts],
+        "cuts": [None if each is None else each.tolist() for each in of_rows],
+    }
 
 
-def read_by_arrow(stream: bytes) -> tuple[bytes, list[Any]] | None:
+def read_by_arrow(stream: bytes) -> tuple[bytes, dict[str, list[Any]]] | None:
     """Read a stream by pyarrow; None if it is refused."""
     try:
-        return said_in(stream), facts(columns_in(stream, None))
-    except (*UNREADABLE, FormatError):
+        table = pa.ipc.open_stream(stream).read_all()
+        table.validate(full=True)
+        assert table.schema.equals(MANIFEST_SCHEMA)
+        return table.schema.metadata[b"tensorcas"], table.to_pydict()
+    except (pa.ArrowException, OSError, ValueError):
         return None
 
 
-def read_without_arrow(stream: bytes) -> tuple[bytes, list[Any]] | None:
-    """Read a stream without pyarrow; None if that is left to pyarrow, or refused."""
-    own = read_own(stream)
+def read(stream: bytes, **options: Any) -> tuple[bytes, dict[str, list[Any]]] | None:
+    """Read a stream; None if it is refused."""
     try:
-        return None if own is None else (own.said, facts(_columns_of(own)))
+        said = read_head(stream)
+        return None if said is None else (said, facts(read_columns(stream, len(said), **options)))
     except FormatError:
         return None
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_stream_of_this_release_is_read_as_pyarrow_reads_it(name: str) -> None:
-    found = read_without_arrow(STREAMS[name])
+def test_stream_is_read_as_pyarrow_reads_it(name: str) -> None:
+    found = read(STREAMS[name])
 
     assert found is not None
     assert found == read_by_arrow(STREAMS[name])
+
+
+@pytest.mark.parametrize("name", sorted(ROWS.keys() - {"none"}))
+@pytest.mark.parametrize("note", ["", "x", "xy", "xyz", "xyzä"])
+def test_stream_is_the_one_that_pyarrow_writes(name: str, note: str) -> None:
+    stream = stream_of(ROWS[name], note=note)
+    columns = facts(Columns.of_rows(ROWS[name]))
+
+    assert arrow_stream(columns, read_head(stream)) == stream
 
 
 @pytest.mark.long
@@ -97,7 +107,7 @@ def test_stream_of_100_000_rows_is_read_as_pyarrow_reads_it() -> None:
     kinds = ["float32", "bfloat16", "int64"]
     stream = stream_of([row(f"model.layers.{n}.weight", (n % 3,), dtype=kinds[n % 7 % 3]) for n in range(100_000)])
 
-    assert read_without_arrow(stream) == read_by_arrow(stream)
+    assert read(stream) == read_by_arrow(stream)
 
 
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.long), 10])
@@ -108,7 +118,7 @@ def test_changed_bytes_never_read_as_other_contents_than_pyarrow_finds(name: str
     for at in changes.sample(range(len(stream)), len(stream) // share):
         for value in {stream[at] ^ 1 << changes.randrange(8), 0, 0xFF, changes.randrange(256)}:
             changed = stream[:at] + bytes([value]) + stream[at + 1 :]
-            found = read_without_arrow(changed)
+            found = read(changed)
             if found is not None:
                 n_read += 1
                 expected = read_by_arrow(changed)
@@ -118,16 +128,16 @@ def test_changed_bytes_never_read_as_other_contents_than_pyarrow_finds(name: str
     assert n_read
 
 
-def test_stream_cut_anywhere_is_left_to_pyarrow() -> None:
+def test_stream_cut_anywhere_is_refused() -> None:
     stream = STREAMS["mixed"]
 
     # The last eight bytes mark the end, and a stream may lack them.
-    assert [n for n in range(len(stream)) if read_own(stream[:n]) is not None] == [len(stream) - 8]
+    assert [n for n in range(len(stream)) if read(stream[:n]) is not None] == [len(stream) - 8]
 
 
-def test_more_rows_than_allowed_are_left_to_pyarrow() -> None:
-    assert read_own(STREAMS["alike"], max_rows=39) is None
-    assert read_own(STREAMS["alike"], max_rows=40) is not None
+def test_more_rows_than_allowed_are_refused() -> None:
+    assert read(STREAMS["alike"], max_rows=39) is None
+    assert read(STREAMS["alike"], max_rows=40) is not None
 
 
 def with_name_offset(row: int, offset: int) -> bytes:
@@ -139,14 +149,14 @@ def with_name_offset(row: int, offset: int) -> bytes:
     return stream[:at] + np.int32(offset).astype("<i4").tobytes() + stream[at + 4 :]
 
 
-def test_name_split_inside_of_a_character_is_left_to_pyarrow() -> None:
+def test_name_split_inside_of_a_character_is_refused() -> None:
     begin = sum(len(row.spec.name.encode()) for row in ROWS["mixed"][:5])
 
-    assert read_own(with_name_offset(4, begin)) is not None
-    assert read_own(with_name_offset(4, begin + 1)) is None
+    assert read(with_name_offset(4, begin)) is not None
+    assert read(with_name_offset(4, begin + 1)) is None
     assert read_by_arrow(with_name_offset(4, begin + 1)) is None
 
 
-def test_names_with_descending_offsets_are_left_to_pyarrow() -> None:
-    assert read_own(with_name_offset(0, 40)) is None
+def test_names_with_descending_offsets_are_refused() -> None:
+    assert read(with_name_offset(0, 40)) is None
     assert read_by_arrow(with_name_offset(0, 40)) is None

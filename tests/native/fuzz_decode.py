@@ -64,7 +64,7 @@ def fuzz_decode_payload(core: ModuleType, rng: np.random.Generator) -> None:
         if stored:
             stored[rng.integers(0, min(len(stored), 40))] = rng.integers(0, 256)
     base = [None, b"", chunk, rng.bytes(len(chunk) + 9)][rng.integers(0, 4)]
-    out = bytearray(max(0, len(chunk) + number(rng, (0, 0, -1, 1))))
+    out = bytearray(min(max(0, len(chunk) + number(rng, (0, 0, -1, 1))), 1 << 20))
 
     core.decode_payload(number(rng, (codec.number,)), stored[: number(rng, (len(stored),))], out, base)
 

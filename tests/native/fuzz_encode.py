@@ -10,7 +10,7 @@ import blake3
 import numpy as np
 
 from tensorcas_mlflow.chunk_io._decode import CHUNK, FILE, LINK, PART, READ
-from tensorcas_mlflow.codecs import DELTA, PLANES, codec_numbered
+from tensorcas_mlflow.codecs import DELTA, PLANES, Transform, codec_numbered
 from tensorcas_mlflow.layout.packs import ENTRY
 from tensorcas_mlflow.store._base_plans import NAMED
 from tensorcas_mlflow.store._encode import _ENCODING
@@ -81,7 +81,7 @@ def fuzz_encode_planes(core: ModuleType, rng: np.random.Generator) -> None:
 def fuzz_encode_delta(core: ModuleType, rng: np.random.Generator) -> None:
     raw, itemsize = chunk(rng), number(rng, WIDTHS)
     base = near(rng, raw)
-    transform, unit = number(rng, (0, 1, 2, 3)), number(rng, (1, 2, 4))
+    transform, unit = number(rng, tuple(Transform)), number(rng, (1, 2, 4))
     payload = core.encode_delta(raw, itemsize, base, transform, unit, codings(rng, itemsize), int(rng.integers(1, 3)))
 
     assert decoded(DELTA.number, payload, len(raw), base) == raw
@@ -95,7 +95,7 @@ def fuzz_choices(core: ModuleType, rng: np.random.Generator) -> None:
     assert len(of_planes) == width
     assert 0 <= core.estimate_share(raw, width, base) <= 1
     transform, unit = core.choose_transform(raw, width, base, of_planes, bool(rng.integers(0, 2)))
-    assert transform in (0, 1, 2, 3)
+    assert transform in tuple(Transform)
     assert unit in (1, 2, 4)
 
 

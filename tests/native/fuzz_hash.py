@@ -36,20 +36,6 @@ def fuzz_hash_each(core: ModuleType, rng: np.random.Generator) -> None:
     assert bytes(out) == b"".join(blake3.blake3(piece).digest() for piece in pieces)
 
 
-def fuzz_hash_spans(core: ModuleType, rng: np.random.Generator) -> None:
-    use_some_kernel(core, rng)
-    data = bytes_of(rng, 9_000)
-    ends = np.sort(rng.integers(-1 if rng.integers(0, 9) == 0 else 0, len(data) + 1, (rng.integers(0, 40), 2)), axis=1)
-    if rng.integers(0, 9) == 0 and ends.size:
-        ends.flat[rng.integers(0, ends.size)] = number(rng, (0,))
-    starts, stops = (np.ascontiguousarray(column, dtype="i8") for column in ends.T)
-    out = bytearray(32 * len(starts))
-    core.hash_spans(data, starts, stops, out, number(rng, (1, 2)))
-
-    pieces = [data[start:stop] for start, stop in ends]
-    assert bytes(out) == b"".join(blake3.blake3(piece).digest() for piece in pieces)
-
-
 def fuzz_check_stored(core: ModuleType, rng: np.random.Generator) -> None:
     use_some_kernel(core, rng)
     data = [bytes_of(rng, (0, 3_000, 2_500_000)[rng.integers(0, 3)]) for _ in range(2)]

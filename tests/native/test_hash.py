@@ -84,16 +84,6 @@ def test_threads_that_share_messages_return_their_digests(n_threads: int) -> Non
     assert of_core(pieces, n_threads) == of_package(pieces)
 
 
-def test_spans_of_one_buffer_have_the_digests_of_their_bytes() -> None:
-    starts = np.sort(rng.integers(0, len(DATA), 500))
-    stops = np.minimum(starts + rng.integers(0, 20_000, 500), len(DATA))
-    out = np.empty((500, 32), np.uint8)
-    core.hash_spans(DATA, starts, stops, out, 2)
-
-    expected = of_package([DATA[start:stop] for start, stop in zip(starts, stops, strict=True)])
-    assert [row.tobytes() for row in out] == expected
-
-
 def test_child_of_a_fork_hashes_with_threads_of_its_own() -> None:
     pieces = [DATA[at:] for at in range(3)]
     expected = of_core(pieces, 4)
@@ -103,14 +93,6 @@ def test_child_of_a_fork_hashes_with_threads_of_its_own() -> None:
 
     assert os.waitpid(child, 0)[1] == 0
     assert of_core(pieces, 4) == expected
-
-
-@pytest.mark.parametrize(
-    ("starts", "stops"), [([-1], [1]), ([2], [1]), ([0], [11]), ([11], [11]), ([1 << 62], [1 << 62]), ([0], [])]
-)
-def test_span_that_is_not_in_its_buffer_is_refused(starts: list[int], stops: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"a span is not in the buffer|number of rows"):
-        core.hash_spans(bytes(10), np.array(starts, "i8"), np.array(stops, "i8"), bytearray(32 * len(starts)), 1)
 
 
 @pytest.mark.parametrize("is_direct", [False, True], ids=["through the page cache", "past it"])

@@ -18,7 +18,7 @@ from tensorcas_mlflow.layout.packs import bases_of, is_delta, read_segment
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_repair, read_source
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import FORMAT, list_packs, new_format, read_condemned, read_pack_table, read_refs
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 from tests.forms.forming import SIDE, transposed
 from tests.protocol.interleave import Blobs, Program, Run, blobs_of, memory_of
 

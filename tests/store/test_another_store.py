@@ -16,7 +16,7 @@ from tensorcas_mlflow.errors import ConflictError, StoreNotFoundError, TensorCas
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, plan_optimize, read_source
 from tensorcas_mlflow.store import PendingSave, Store
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 
 CHUNK_BYTES = 4096
 TARGET = RefTarget(run_id="run", step=1)

@@ -18,7 +18,7 @@ from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store, protocol
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
+from tests.faulty import FaultyBackend, SimulatedCrash
 
 
 def model(step: int) -> dict[str, np.ndarray]:

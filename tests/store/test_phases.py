@@ -13,7 +13,7 @@ from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.layout.packs import pack_name
 from tensorcas_mlflow.maintenance import plan_gc
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 from tests.stored_bytes import bytes_below
 
 rng = np.random.default_rng(0)

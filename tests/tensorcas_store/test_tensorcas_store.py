@@ -26,7 +26,7 @@ from tensorcas_mlflow.errors import (
 )
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
+from tests.faulty import FaultyBackend, SimulatedCrash
 
 
 class Arrays:

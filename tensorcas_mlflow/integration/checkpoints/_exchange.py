@@ -154,7 +154,7 @@ def export_checkpoint(
         BackendError: The storage failed, or the file cannot be written.
     """
     with opened(source, step=step, name=name) as reader:
-        return reading.export_checkpoint(
+        plan = reading.plan_export(
             reader,
             path,
             format=format,
@@ -163,5 +163,5 @@ def export_checkpoint(
             partitions=n_partitions,
             allow_left_out=allow_left_out,
             overwrite=overwrite,
-            progress=progress,
         )
+        return plan.execute(progress=progress)

@@ -15,7 +15,8 @@ from mlflow.models.model import MLMODEL_FILE_NAME
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS
 
 from tensorcas_mlflow.base.text import check_path
-from tensorcas_mlflow.errors import BackendError, ConflictError
+from tensorcas_mlflow.errors import ConflictError
+from tensorcas_mlflow.file_formats import appearing_at
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._mlflow_errors import to_mlflow
 from tensorcas_mlflow.integration.models._folder import FLAVOR, STORE_KEY
@@ -49,7 +50,9 @@ def export_model(model_uri: str | os.PathLike[str], path: str | os.PathLike[str]
     """
     check_path(os.fspath(path))
     out = Path(path).absolute()
-    with _appearing_at(out) as folder, open_folder(os.fspath(model_uri)) as model:
+    _check_free(out)
+    appearing = appearing_at(out, overwrite=None, is_folder=True)
+    with appearing as folder, open_folder(os.fspath(model_uri)) as model:
         model.copy_to(folder)
         if FLAVOR in load_mlmodel(model).flavors:
             _bring_tensors(SavedModel(model), folder)
@@ -81,27 +84,6 @@ def _name_no_store(file: Path, manifest: Manifest) -> None:
         function.pop(pyfunc.MODEL_CONFIG, None)
     model.artifact_path = None
     model.save(os.fspath(file))
-
-
-@contextmanager
-def _appearing_at(out: Path) -> Iterator[Path]:
-    """Yield a new folder; move it to its place at the end of the block, or delete it if the block fails.
-
-    Raises:
-        MlflowException: Something is at the place already.
-        BackendError: The folder cannot be made.
-    """
-    _check_free(out)
-    staging = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
-    try:
-        staging.mkdir(parents=True)
-        yield staging
-        _check_free(out)
-        staging.rename(out)  # POSIX lets it replace an empty folder, and nothing else
-    except OSError as error:
-        raise BackendError("write", os.fspath(out), f"{type(error).__name__}: {error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _check_free(out: Path) -> None:

@@ -3,7 +3,7 @@
 | module | holds |
 |---|---|
 | `_manifest`, `_rows` | manifests, and their rows as columns |
-| `_manifest_stream`, `_manifest_arrow` | Arrow streams of manifests, without pyarrow and with it |
+| `_manifest_stream` | Arrow streams of manifests, without pyarrow |
 | `_derived`, `_forms` | rows that are functions of others; manifests that say how others are stored |
 | `_hints` | places of a manifest's chunks at its write, and sketches of its tensors |
 | `_tensors_file` | self-contained files |

@@ -71,17 +71,30 @@ def hint_bytes(packs: Sequence[str], pack: Any, entries: Entries, order: Any = N
     columns["offset"] = entries["offset"].astype(np.int64) - np.append(np.int64(0), ends[:-1])[: len(entries)]
     body = b"".join(_planes(columns[name].astype(dtype)) for name, dtype in _COLUMNS)
     packed = zstandard.ZstdCompressor(level=3).compress(head + body)
-    return packed + _FOOTER.pack(len(packed), digest(packed)[:_DIGEST_BYTES], MAGIC)
+    return _with_footer(packed, MAGIC)
+
+
+def _with_footer(data: bytes, magic: bytes) -> bytes:
+    return data + _FOOTER.pack(len(data), digest(data)[:_DIGEST_BYTES], magic)
+
+
+def _split(blob: bytes, magic: bytes) -> tuple[bytes, bytes]:
+    # This accepts any version: a reader skips versions unknown to this release.
+    if blob[-len(magic) : -1] != magic[:-1] or len(blob) < _FOOTER.size:
+        return blob, b""
+    at = len(blob) - _FOOTER.size - _FOOTER.unpack_from(blob, len(blob) - _FOOTER.size)[0]
+    return (blob, b"") if at < 0 else (blob[:at], blob[at:])
+
+
+def _content_of(data: bytes, magic: bytes) -> bytes | None:
+    """Return what a footer follows; None if it is damaged, or of another kind or version."""
+    content = data[: -_FOOTER.size]
+    return content if data and data == _with_footer(content, magic) else None
 
 
 def split_hints(blob: bytes) -> tuple[bytes, bytes]:
     """Split a manifest's blob into the manifest and its hints; the hints may be empty."""
-    # This accepts any version: `read_hints` skips versions unknown to this release.
-    if blob[-len(MAGIC) : -1] != MAGIC[:-1] or len(blob) < _FOOTER.size:
-        return blob, b""
-    n_bytes, _, _ = _FOOTER.unpack_from(blob, len(blob) - _FOOTER.size)
-    at = len(blob) - _FOOTER.size - n_bytes
-    return (blob, b"") if at < 0 else (blob[:at], blob[at:])
+    return _split(blob, MAGIC)
 
 
 def read_hints(data: bytes, digests: Digests) -> Hints | None:
@@ -91,11 +104,8 @@ def read_hints(data: bytes, digests: Digests) -> Hints | None:
         data: Hints from `split_hints`.
         digests: The chunks of their manifest, as they follow each other in it.
     """
-    if len(data) < _FOOTER.size:
-        return None
-    packed = data[: -_FOOTER.size]
-    n_packed, said, magic = _FOOTER.unpack(data[-_FOOTER.size :])
-    if magic != MAGIC or n_packed != len(packed) or digest(packed)[:_DIGEST_BYTES] != said:
+    packed = _content_of(data, MAGIC)
+    if packed is None:
         return None
     distinct, first, _ = unique_rows(digests)
     try:
@@ -153,18 +163,13 @@ def _from_planes(body: bytes, dtype: str, n: int, at: int) -> Any:
 def pack_hint_bytes(packs: Collection[str]) -> bytes:
     """Write the hints of a manifest with deltas: the packs that hold its chunks, and all bases behind them."""
     names = bytes.fromhex("".join(sorted(packs)[:_MOST_NAMED]))
-    return names + _FOOTER.pack(len(names), digest(names)[:_DIGEST_BYTES], PACKS_MAGIC)
+    return _with_footer(names, PACKS_MAGIC)
 
 
 def read_pack_hints(data: bytes) -> frozenset[str] | None:
     """Read the hints of a manifest with deltas; None if they are damaged, or of another kind."""
-    if len(data) < _FOOTER.size:
-        return None
-    names = data[: -_FOOTER.size]
-    n_bytes, said, magic = _FOOTER.unpack(data[-_FOOTER.size :])
-    if magic != PACKS_MAGIC or n_bytes != len(names) or digest(names)[:_DIGEST_BYTES] != said:
-        return None
-    if len(names) % _NAME_BYTES or len(names) > _MOST_NAMED * _NAME_BYTES:
+    names = _content_of(data, PACKS_MAGIC)
+    if names is None or len(names) % _NAME_BYTES or len(names) > _MOST_NAMED * _NAME_BYTES:
         return None
     return frozenset(names[at : at + _NAME_BYTES].hex() for at in range(0, len(names), _NAME_BYTES))
 
@@ -191,17 +196,12 @@ def sketch_bytes(words: Any) -> bytes:
     Args:
         words: Their words, shape ``(n, 32)``: a row for each of `sketched_rows`.
     """
-    data: bytes = words.astype("<u2").tobytes()
-    return data + _FOOTER.pack(len(data), digest(data)[:_DIGEST_BYTES], SKETCHES_MAGIC)
+    return _with_footer(words.astype("<u2").tobytes(), SKETCHES_MAGIC)
 
 
 def split_sketches(blob: bytes) -> tuple[bytes, bytes]:
     """Split a manifest's blob, without hints, into the manifest and its sketches; the sketches may be empty."""
-    # This accepts any version: `read_sketches` skips versions unknown to this release.
-    if blob[-len(SKETCHES_MAGIC) : -1] != SKETCHES_MAGIC[:-1] or len(blob) < _FOOTER.size:
-        return blob, b""
-    at = len(blob) - _FOOTER.size - _FOOTER.unpack_from(blob, len(blob) - _FOOTER.size)[0]
-    return (blob, b"") if at < 0 else (blob[:at], blob[at:])
+    return _split(blob, SKETCHES_MAGIC)
 
 
 def read_sketches(data: bytes, columns: Columns) -> tuple[Any, Any] | None:
@@ -216,13 +216,7 @@ def read_sketches(data: bytes, columns: Columns) -> tuple[Any, Any] | None:
     """
     from tensorcas_mlflow.base.sketch import N_WORDS, SKETCH_BYTES
 
-    if len(data) < _FOOTER.size:
-        return None
-    words = data[: -_FOOTER.size]
-    n_bytes, said, magic = _FOOTER.unpack(data[-_FOOTER.size :])
-    if magic != SKETCHES_MAGIC or n_bytes != len(words) or digest(words)[:_DIGEST_BYTES] != said:
-        return None
-    rows = sketched_rows(columns)
-    if len(rows) * SKETCH_BYTES != len(words):
+    words = _content_of(data, SKETCHES_MAGIC)
+    if words is None or len(rows := sketched_rows(columns)) * SKETCH_BYTES != len(words):
         return None
     return rows, np.frombuffer(words, "<u2").reshape(-1, N_WORDS)

@@ -19,12 +19,11 @@ from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.errors import FormatError, NewerFormatError, TensorNotFoundError
 from tensorcas_mlflow.layout._records import RefKind
 from tensorcas_mlflow.layout.manifests._hints import split_hints, split_sketches
-from tensorcas_mlflow.layout.manifests._manifest_stream import SCHEMA_KEY, read_own
+from tensorcas_mlflow.layout.manifests._manifest_stream import looks_like_stream, read_columns, read_head, write_stream
 from tensorcas_mlflow.layout.manifests._rows import ByName, Columns, Row, Rows
 
 if TYPE_CHECKING:
     from tensorcas_mlflow.layout.manifests._derived import Derivation
-    from tensorcas_mlflow.layout.manifests._manifest_stream import OwnStream
 
 VERSION = 1
 DERIVED_VERSION = 2
@@ -33,12 +32,6 @@ MAX_BYTES = 1 << 30
 """A manifest longer than this is refused; 10 million tensors need less."""
 COMPRESSED_BELOW = 64 * 1024
 """Longer streams are stored uncompressed, so readers need not decompress them."""
-
-_MAX_RECENT = 64
-_MAX_RECENT_ROWS = 4096
-_recent_streams: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}
-"""Recent small streams without their digests, by everything else they are made of: the next step of a training changes
-only digests, and building its stream again takes longer than hashing a small state."""
 
 
 def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
@@ -57,22 +50,7 @@ def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
         )
     except (TypeError, RecursionError) as error:
         raise ValueError(f"a checkpoint's metadata must be plain JSON values: {error}") from error
-    is_small = len(columns) <= _MAX_RECENT_ROWS
-    key = _key_without_digests(said, columns) if is_small else ()
-    digests = columns.digests.tobytes() if is_small else b""
-    if is_small and key in _recent_streams:
-        before, behind = _recent_streams[key]
-        return before + digests + behind
-    from tensorcas_mlflow.layout.manifests._manifest_arrow import stream_of
-
-    stream = stream_of(said, columns, max_bytes=MAX_BYTES)
-    # Names and metadata may hold any bytes, so the digests may seem to lie in several places.
-    if is_small and len(stream) < COMPRESSED_BELOW and digests and stream.count(digests) == 1:
-        if len(_recent_streams) >= _MAX_RECENT:
-            _recent_streams.clear()
-        before, _, behind = stream.partition(digests)
-        _recent_streams[key] = before, behind
-    return stream
+    return write_stream(said, columns, max_bytes=MAX_BYTES)
 
 
 def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, Any], Columns]:
@@ -88,12 +66,14 @@ def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, 
     Raises:
         FormatError: It is not a manifest, or contradicts itself.
         NewerFormatError: A later release wrote it.
-        Exception: One of `UNREADABLE`: it is no manifest at all.
+        Exception: One of `_UNREADABLE`: its head is no manifest's.
     """
     if len(data) > MAX_BYTES:
         raise FormatError(f"a manifest of {len(data)} bytes is too long")
-    own = read_own(data, max_rows=max_rows)
-    head = json.loads(_said_in(data) if own is None else own.said)
+    said = read_head(data)
+    if said is None:
+        raise FormatError("not a manifest")
+    head = json.loads(said)
     version = head["format"]
     if type(version) is not int:
         raise FormatError("a manifest has no version")
@@ -106,59 +86,13 @@ def read_stream(data: bytes, *, max_rows: int | None = None) -> tuple[dict[str, 
     chunk_bytes = head["chunk_bytes"]
     if type(chunk_bytes) is not int or not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
         raise FormatError("a manifest has an impossible chunk size")
-    columns = _columns_in(data, max_rows) if own is None else _columns_of(own)
+    columns = read_columns(data, len(said), max_rows=max_rows)
     columns.check_chunks(chunk_bytes)
     return head, columns
 
 
-def _columns_of(own: OwnStream) -> Columns:
-    return Columns(
-        names=own.names,
-        dtypes=own.dtypes,
-        dtype=own.dtype,
-        shape_offsets=own.shape_offsets,
-        sides=own.sides,
-        chunk_offsets=own.chunk_offsets,
-        digests=own.digests,
-        cuts=own.cuts,
-    )
-
-
-def _said_in(data: bytes) -> bytes:
-    from tensorcas_mlflow.layout.manifests._manifest_arrow import said_in
-
-    return said_in(data)
-
-
-def _columns_in(data: bytes, max_rows: int | None) -> Columns:
-    from tensorcas_mlflow.layout.manifests._manifest_arrow import columns_in
-
-    return columns_in(data, max_rows)
-
-
-def looks_like_stream(head: bytes) -> bool:
-    """Tell from a file's first 64 KiB whether it may be a manifest; `read_stream` decides."""
-    if head[:4] != b"\xff\xff\xff\xff" or SCHEMA_KEY not in head[:4096]:
-        return False
-    if 8 + int.from_bytes(head[4:8], "little") > len(head):
-        return True  # the schema, with the metadata in it, is longer
-    from tensorcas_mlflow.base.arrow import UNREADABLE, read_schema
-
-    try:
-        return SCHEMA_KEY in (read_schema(head).metadata or {})
-    except UNREADABLE:
-        return False
-
-
-def _key_without_digests(said: str, columns: Columns) -> tuple[Any, ...]:
-    """Return everything a stream is made of besides its digests: with equal keys and digests, streams are equal."""
-    names, cuts = columns.names, columns.cuts
-    arrays = [names.at, names.data, columns.dtype, columns.shape_at, columns.sides, columns.chunk_at]
-    if cuts is not None:
-        arrays += [cuts.given, cuts.at, cuts.values]
-    return said, columns.dtypes, *[each.tobytes() for each in arrays]
-
-
+_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
+"""Exceptions of json and of the constructor for a head that is no manifest's."""
 MAX_TEXT = 200
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_CHECKED_ROWS = 4096
@@ -506,12 +440,7 @@ class Manifest:
             )
         except FormatError:
             raise
-        except Exception as error:
-            from tensorcas_mlflow.base.arrow import UNREADABLE, check_is_of_bytes
-
-            if not isinstance(error, UNREADABLE):
-                raise
-            check_is_of_bytes(error)
+        except _UNREADABLE as error:
             raise FormatError(f"not a manifest: {error}") from error
         manifest.__dict__["stream"] = data
         return manifest

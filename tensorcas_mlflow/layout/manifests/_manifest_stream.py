@@ -1,217 +1,187 @@
-"""Reading of our own Arrow streams without pyarrow, whose import takes longer than reading a checkpoint.
+"""Arrow streams of manifests, written and read without pyarrow, whose import takes longer than reading a checkpoint.
 
-`read_own` knows one schema of a manifest and one way to lay it out: those of `_manifest_arrow`. It checks every offset
-before it reads there. It refuses nothing: of any other stream, damaged ones among them, it returns None, and pyarrow
-decides.
+Every manifest has the same columns. So the two messages before its rows are constants around some numbers and the head,
+and the constants are those that Arrow's own library writes. A reader compares them, checks every offset before it reads
+there, and refuses any other stream.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tensorcas_mlflow.base.digest import DIGEST_BYTES
-from tensorcas_mlflow.base.tensors import RowCuts
+from tensorcas_mlflow.base.tensors import RowCuts, offsets_of
 from tensorcas_mlflow.base.texts import Texts
+from tensorcas_mlflow.errors import FormatError
+from tensorcas_mlflow.layout.manifests._rows import Columns
 
-SCHEMA_KEY = b"tensorcas"
-_CONTINUATION = 0xFFFFFFFF
-_END = b"\xff\xff\xff\xff\0\0\0\0"
-_VERSION = 4
-"""Number of Arrow's metadata version 5."""
-_SCHEMA, _RECORD_BATCH = 1, 3
-_INT, _UTF8, _LIST, _FIXED = 2, 5, 12, 15
-"""Numbers of Arrow's types and messages (``Schema.fbs``, ``Message.fbs``)."""
-_COLUMNS = (("name", _UTF8), ("dtype", _UTF8), ("shape", _INT), ("chunks", _FIXED), ("cuts", _INT))
-"""Each column with its type; for a column of lists, with that of its items."""
-_N_NODES, _N_BUFFERS = 8, 18
-_MOST_COLUMNS = 16
+_CONTINUATION = b"\xff\xff\xff\xff"
+_MESSAGE = struct.Struct("<4sI")
+"""What stands before a message: a mark, and its size."""
+_END = _CONTINUATION + bytes(4)
+_SCHEMA = struct.Struct("<44sI24sI4sI")
+"""A schema's message up to its head: constants, and the places of the columns and of the key, and the head's size."""
+_HEAD_AT = _MESSAGE.size + _SCHEMA.size
+_SCHEMA_BEGIN = (
+    bytes.fromhex("1000000000000a000e000600050008000a000000000104001000000000000a000c000000040008000a000000"),
+    bytes.fromhex("04000000010000000c00000008000c000400080008000000"),
+    bytes.fromhex("04000000"),
+)
+_KEY = b"\x09\0\0\0tensorcas\0\0\0"
+_COLUMNS = bytes.fromhex(
+    "05000000680100002c010000c40000006400000004000000bcfeffff0000010c140000001c00000004000000"
+    "0100000014000000040000006375747300000000b0feffffe8feffff00000102100000001800000004000000"
+    "00000000040000006974656d0000000048ffffff000000014000000018ffffff0000010c140000001c000000"
+    "040000000100000014000000060000006368756e6b7300000cffffff44ffffff0000010f100000001c000000"
+    "0400000000000000040000006974656d0000060008000400060000002000000074ffffff0000010c14000000"
+    "1c00000004000000010000001400000005000000736861706500000068ffffffa0ffffff0000010210000000"
+    "200000000400000000000000040000006974656d0000000008000c0008000700080000000000000140000000"
+    "d8ffffff0000010510000000180000000400000000000000050000006474797065000000c8ffffff10001400"
+    "0800060007000c00000010001000000000000105100000001c0000000400000000000000040000006e616d65"
+    "000000000400040004000000"
+)
+"""The columns ``name``, ``dtype``, ``shape``, ``chunks`` and ``cuts`` (``docs/format.md``, Manifests)."""
+_BATCH = struct.Struct("<32sq24sqIi36qIi16q")
+"""A batch's message: constants, the size of its body, the rows, the place and size of each buffer, and each column's
+and item's number of values and of nulls."""
+_BATCH_BEGIN = (
+    bytes.fromhex("14000000000000000c0016000600050008000c000c0000000003040018000000"),
+    bytes.fromhex("00000a0018000c00040008000a0000003c01000010000000"),
+)
+_N_BUFFERS, _N_NODES = 18, 8
 _BLOCK_BYTES = 1 << 15
 
 
-class OwnStream(NamedTuple):
-    """Contents of a manifest's stream."""
+def write_stream(said: str, columns: Columns, *, max_bytes: int) -> bytes:
+    """Write a stream.
 
-    said: bytes
-    """The head, as JSON."""
-    names: Texts
-    dtypes: tuple[str | None, ...]
-    """The distinct dtypes."""
-    dtype: Any
-    """For each row the number of its dtype."""
-    shape_offsets: Any
-    sides: Any
-    chunk_offsets: Any
-    digests: Any
-    cuts: RowCuts | None
+    Args:
+        said: The head, as JSON.
+        columns: The rows.
+        max_bytes: Bound of the stream.
+
+    Raises:
+        ValueError: It is too long to be read again.
+    """
+    n, n_chunks = len(columns), len(columns.digests)
+    if n_chunks >= 1 << 31:
+        raise ValueError(f"a checkpoint of {n_chunks} chunks is too large: create a store with larger chunks")
+    names, cuts = (
+        columns.names,
+        columns.cuts or RowCuts(np.zeros(n, bool), np.zeros(n + 1, np.int64), np.empty(0, np.int64)),
+    )
+    has_dtype = np.array([name is not None for name in columns.dtypes], dtype=bool)[columns.dtype]
+    dtypes = [(name or "").encode() for name in columns.dtypes]
+    dtype_at = offsets_of(np.array([*map(len, dtypes)], dtype=np.int64)[columns.dtype])
+    of_rows = b"".join(map(dtypes.__getitem__, columns.dtype.tolist()))
+    buffers = (
+        *(b"", _bytes(names.at, "<i4"), _bytes(names.data, "u1")),
+        *(_bits(has_dtype), _bytes(dtype_at, "<i4"), of_rows),
+        *(b"", _bytes(columns.shape_at, "<i4"), b"", _bytes(columns.sides, "<i8")),
+        *(b"", _bytes(columns.chunk_at, "<i4"), b"", _bytes(columns.digests, "u1")),
+        *(_bits(cuts.given), _bytes(cuts.at, "<i4"), b"", _bytes(cuts.values, "<i8")),
+    )
+    places: list[int] = []
+    body: list[bytes] = []
+    n_body = 0
+    for buffer in buffers:
+        places += n_body, len(buffer)
+        body += buffer, bytes(-len(buffer) % 8)
+        n_body += len(buffer) + -len(buffer) % 8
+    no_dtype, no_cuts = n - np.count_nonzero(has_dtype), n - np.count_nonzero(cuts.given)
+    counts = (n, 0, n, no_dtype, n, 0, len(columns.sides), 0, n, 0, n_chunks, 0, n, no_cuts, len(cuts.values), 0)
+    head = said.encode()
+    text = head.ljust(_padded(len(head)), b"\0")
+    one, two, three = _SCHEMA_BEGIN
+    schema = _SCHEMA.pack(one, 56 + len(text), two, 12 + len(text), three, len(head)) + text + _KEY + _COLUMNS
+    schema += bytes(-len(schema) % 8)
+    one, two = _BATCH_BEGIN
+    batch = _BATCH.pack(one, n_body, two, n, 0, _N_BUFFERS, *places, 0, _N_NODES, *counts)
+    before = [message for each in (schema, batch) for message in (_MESSAGE.pack(_CONTINUATION, len(each)), each)]
+    n_bytes = sum(map(len, before)) + n_body + len(_END)
+    if n_bytes > max_bytes:
+        raise ValueError(f"a manifest of {n_bytes} bytes is too long to be read again")
+    return b"".join([*before, *body, _END])
 
 
-def read_own(stream: Any, *, max_rows: int | None = None) -> OwnStream | None:
-    """Read a stream laid out as this release writes it; None for any other.
+def _bytes(values: Any, dtype: str) -> bytes:
+    return np.asarray(values, dtype).tobytes()
+
+
+def _bits(given: Any) -> bytes:
+    return b"" if given.all() else np.packbits(given, bitorder="little").tobytes()
+
+
+def looks_like_stream(begin: bytes) -> bool:
+    """Tell from a file's first 64 KiB whether it may be a manifest; `read_head` and `read_columns` decide."""
+    n_head = _head_size(begin)
+    return n_head is not None and (_HEAD_AT + n_head >= len(begin) - len(_KEY) or read_head(begin) is not None)
+
+
+def read_head(stream: bytes) -> bytes | None:
+    """Return the head of a stream, as JSON, also of one with the columns of a later release; None if it has none."""
+    n_head = _head_size(stream)
+    if n_head is None or stream[_HEAD_AT + _padded(n_head) :][: len(_KEY)] != _KEY:
+        return None
+    return stream[_HEAD_AT : _HEAD_AT + n_head]
+
+
+def _head_size(stream: bytes) -> int | None:
+    if len(stream) < _HEAD_AT or stream[:4] != _CONTINUATION:
+        return None
+    one, _, two, to_key, three, n_head = _SCHEMA.unpack_from(stream, _MESSAGE.size)
+    return n_head if (one, two, three, to_key) == (*_SCHEMA_BEGIN, 12 + _padded(n_head)) else None
+
+
+def _padded(n_head: int) -> int:
+    """Return the size of a head with the zero bytes behind it."""
+    return n_head + 4 - n_head % 4
+
+
+def read_columns(stream: bytes, n_head: int, *, max_rows: int | None = None) -> Columns:
+    """Return the rows of a stream.
 
     Args:
         stream: The bytes.
-        max_rows: Maximum number of rows.
+        n_head: Size of the head.
+        max_rows: Maximum number of rows; more are refused before they are read.
+
+    Raises:
+        FormatError: The stream has other columns or is damaged, or contradicts itself.
     """
-    data = memoryview(stream)
     try:
-        schema, at, _ = _message(data, 0, _SCHEMA)
-        batch, body_at, body_bytes = _message(data, at, _RECORD_BATCH)
-        body = data[body_at : body_at + body_bytes]
-        if len(body) != body_bytes or data[body_at + body_bytes :] not in (b"", _END):
-            return None
-        said = _said(schema)
-        _check_columns(schema)
-        return _contents(said, batch, body, max_rows)
-    except (struct.error, ValueError):
-        return None
+        return _columns(memoryview(stream), _padded(n_head), max_rows)
+    except (struct.error, ValueError) as error:
+        raise FormatError(f"not a manifest: {error}") from None
 
 
-class _StrangeError(ValueError):
-    """A stream laid out in another way."""
-
-
-class _Table:
-    """A table of a flatbuffer. No read leaves the buffer."""
-
-    def __init__(self, data: memoryview, at: int) -> None:
-        self._data = data
-        self._at = at
-        vtable = at - _read("<i", data, at)
-        self._places = struct.unpack(f"<{(_read('<H', data, vtable) - 4) // 2}H", _slice(data, vtable, 4))
-
-    def _place(self, field: int) -> int:
-        place = self._places[field] if field < len(self._places) else 0
-        return self._at + place if place else 0
-
-    def has(self, field: int) -> bool:
-        return self._place(field) > 0
-
-    def number(self, field: int, form: str) -> int:
-        place = self._place(field)
-        return _read(form, self._data, place) if place else 0
-
-    def _target(self, field: int) -> int:
-        place = self._place(field)
-        if not place:
-            raise _StrangeError
-        return place + _read("<I", self._data, place)
-
-    def table(self, field: int) -> _Table:
-        return _Table(self._data, self._target(field))
-
-    def text(self, field: int) -> bytes:
-        at = self._target(field)
-        return bytes(self._data[at + 4 : at + 4 + _read("<I", self._data, at)])
-
-    def tables(self, field: int) -> list[_Table]:
-        at = self._target(field)
-        places = range(at + 4, at + 4 + 4 * min(_read("<I", self._data, at), _MOST_COLUMNS), 4)
-        return [_Table(self._data, place + _read("<I", self._data, place)) for place in places]
-
-    def pairs(self, field: int, n: int) -> list[tuple[int, int]]:
-        """Return the structs of a vector of ``n``, two numbers each."""
-        at = self._target(field)
-        if _read("<I", self._data, at) != n:
-            raise _StrangeError
-        numbers = struct.unpack_from(f"<{2 * n}q", self._data, at + 4)
-        return list(zip(numbers[::2], numbers[1::2], strict=True))
-
-
-def _read(form: str, data: memoryview, at: int) -> int:
-    if at < 0:  # struct would count from the end
-        raise _StrangeError
-    number: int = struct.unpack_from(form, data, at)[0]
-    return number
-
-
-def _slice(data: memoryview, vtable: int, begin: int) -> memoryview:
-    size = _read("<H", data, vtable)
-    found = data[vtable + begin : vtable + size - size % 2]
-    if size < begin or len(found) != size - size % 2 - begin:
-        raise _StrangeError
-    return found
-
-
-def _message(data: memoryview, at: int, kind: int) -> tuple[_Table, int, int]:
-    """Return the header of a message, the place of its body, and the body's size."""
-    continuation, size = struct.unpack_from("<Ii", data, at)
-    head = data[at + 8 : at + 8 + max(size, 0)]
-    if continuation != _CONTINUATION or len(head) != size:
-        raise _StrangeError
-    message = _Table(head, _read("<I", head, 0))
-    body_bytes = message.number(3, "<q")
-    if message.number(0, "<h") != _VERSION or message.number(1, "<B") != kind or body_bytes < 0:
-        raise _StrangeError
-    return message.table(2), at + 8 + size, body_bytes
-
-
-def _said(schema: _Table) -> bytes:
-    """Check the number of columns of a schema, and return the head in its metadata."""
-    fields, metadata = schema.tables(1), schema.tables(2)
-    if schema.number(0, "<h") != 0 or len(fields) != len(_COLUMNS) or len(metadata) != 1:
-        raise _StrangeError
-    if metadata[0].text(0) != SCHEMA_KEY:
-        raise _StrangeError
-    return metadata[0].text(1)
-
-
-def _check_columns(schema: _Table) -> None:
-    for field, (name, kind) in zip(schema.tables(1), _COLUMNS, strict=True):
-        if kind == _UTF8:
-            _check_field(field, name, kind)
-        else:
-            _check_field(field, name, _LIST)
-            children = field.tables(5)
-            if len(children) != 1:
-                raise _StrangeError
-            _check_field(children[0], "item", kind, 8 if kind == _INT else DIGEST_BYTES)
-
-
-def _check_field(field: _Table, name: str, kind: int, n_bytes: int = 0) -> None:
-    is_known = (
-        field.text(0) == name.encode()
-        and field.number(1, "<B") == 1
-        and field.number(2, "<B") == kind
-        and not field.has(4)
-        and not field.has(6)
-    )
-    about = field.table(3)
-    if kind == _INT:
-        is_known &= about.number(0, "<i") == 8 * n_bytes and about.number(1, "<B") == 1  # signed
-    elif kind == _FIXED:
-        is_known &= about.number(0, "<i") == n_bytes
-    if not is_known:
-        raise _StrangeError
-
-
-def _contents(said: bytes, batch: _Table, body: memoryview, max_rows: int | None) -> OwnStream:
-    n = batch.number(0, "<q")
-    if n <= 0 or (max_rows is not None and n > max_rows) or batch.has(3) or batch.has(4):
-        raise _StrangeError
-    nodes, places = batch.pairs(1, _N_NODES), batch.pairs(2, _N_BUFFERS)
-    buffers = _buffers(body, places)
-    names, dtypes, shapes, sides, chunks, digests, cuts, cut_values = nodes
-    if any(length != n for length, _ in (names, dtypes, shapes, chunks, cuts)):
-        raise _StrangeError
-    for (_, n_nulls), validity in (
-        (names, buffers[0]),
-        (shapes, buffers[6]),
-        (sides, buffers[8]),
-        (chunks, buffers[10]),
-        (digests, buffers[12]),
-        (cut_values, buffers[16]),
-    ):
-        if n_nulls or len(validity):
-            raise _StrangeError
-    shape_at = _offsets(buffers[7], n, sides[0])
-    chunk_at = _offsets(buffers[11], n, digests[0])
-    different, dtype = _dtypes(_texts(buffers[4], buffers[5], n), _validity(buffers[3], n, dtypes[1]))
-    return OwnStream(
-        said=said,
+def _columns(stream: memoryview, n_text: int, max_rows: int | None) -> Columns:
+    n_schema = _SCHEMA.size + n_text + len(_KEY) + len(_COLUMNS)
+    n_schema += -n_schema % 8
+    begin, at = _HEAD_AT + n_text + len(_KEY), _MESSAGE.size + n_schema
+    _need(_SCHEMA.unpack_from(stream, _MESSAGE.size)[1] == 56 + n_text, "its columns are elsewhere")
+    _need(stream[begin : begin + len(_COLUMNS)] == _COLUMNS, "it has other columns")
+    sizes = [_MESSAGE.unpack_from(stream, each) for each in (0, at)]
+    _need(sizes == [(_CONTINUATION, n_schema), (_CONTINUATION, _BATCH.size)], "it is not one plain record batch")
+    one, n_body, two, n, _, n_buffers, *numbers = _BATCH.unpack_from(stream, at + _MESSAGE.size)
+    places, n_nodes, counts = numbers[: 2 * _N_BUFFERS], numbers[2 * _N_BUFFERS + 1], numbers[2 * _N_BUFFERS + 2 :]
+    _need((one, two, n_buffers, n_nodes) == (*_BATCH_BEGIN, _N_BUFFERS, _N_NODES), "its rows are laid out otherwise")
+    body = stream[at + _MESSAGE.size + _BATCH.size :]
+    _need(0 <= n_body <= len(body) and body[n_body:] in (b"", _END), "it has another length")
+    if max_rows is not None and n > max_rows:
+        raise FormatError(f"a manifest of {n} rows, more than {max_rows}")
+    buffers = [body[at : at + size] for at, size in zip(places[::2], places[1::2], strict=True)]
+    _need(min(places) >= 0 and [*map(len, buffers)] == places[1::2], "a column is not in it")
+    n_nulls = counts[1::2]
+    _need(n >= 0 and all(counts[at] == n for at in (0, 2, 4, 8, 12)), "its columns have different lengths")
+    _need(not any(n_nulls[at] for at in (0, 2, 3, 4, 5, 7)), "it leaves out a required value")
+    _need(not any(len(buffers[at]) for at in (0, 6, 8, 10, 12, 16)), "it leaves out a required value")
+    shape_at, chunk_at = _offsets(buffers[7], n, counts[6]), _offsets(buffers[11], n, counts[10])
+    different, dtype = _dtypes(_texts(buffers[4], buffers[5], n), _validity(buffers[3], n, n_nulls[1]))
+    return Columns(
         names=_texts(buffers[1], buffers[2], n),
         dtypes=different,
         dtype=dtype,
@@ -219,16 +189,13 @@ def _contents(said: bytes, batch: _Table, body: memoryview, max_rows: int | None
         sides=_numbers(buffers[9], "<i8", int(shape_at[-1])),
         chunk_offsets=chunk_at,
         digests=_numbers(buffers[13], "u1", int(chunk_at[-1]) * DIGEST_BYTES).reshape(-1, DIGEST_BYTES),
-        cuts=_cuts(buffers[15], buffers[17], n, _validity(buffers[14], n, cuts[1]), cut_values[0]),
+        cuts=_cuts(buffers[15], buffers[17], n, _validity(buffers[14], n, n_nulls[6]), counts[14]),
     )
 
 
-def _buffers(body: memoryview, places: Sequence[tuple[int, int]]) -> list[memoryview]:
-    """Return the buffers at places in a body, each with a size."""
-    buffers = [body[at : at + size] if min(at, size) >= 0 else body[:0] for at, size in places]
-    if any(len(buffer) != size for buffer, (_, size) in zip(buffers, places, strict=True)):
-        raise _StrangeError
-    return buffers
+def _need(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise ValueError(otherwise)
 
 
 def _numbers(buffer: memoryview, dtype: str, n: int) -> Any:
@@ -240,21 +207,18 @@ def _numbers(buffer: memoryview, dtype: str, n: int) -> Any:
 
 def _offsets(buffer: memoryview, n: int, n_items: int) -> Any:
     at = _numbers(buffer, "<i4", n + 1)
-    if at[0] != 0 or at[-1] != n_items or not (at[1:] >= at[:-1]).all():
-        raise _StrangeError
+    _need(at[0] == 0 and at[-1] == n_items and bool((at[1:] >= at[:-1]).all()), "its offsets are not in order")
     return at
 
 
 def _texts(offsets: memoryview, data: memoryview, n: int) -> Texts:
     at = _numbers(offsets, "<i4", n + 1)
     found = np.frombuffer(data, np.uint8)[: max(int(at[-1]), 0)]
-    if at[0] != 0 or len(found) != at[-1] or not (at[1:] >= at[:-1]).all():
-        raise _StrangeError
+    _offsets(offsets, n, len(found))
     if len(found) and found.max() >= 128:
         str(found.data, "utf-8")  # UnicodeDecodeError is a ValueError
         starts = at[at < len(found)]
-        if (found[starts] & 0xC0 == 0x80).any():
-            raise _StrangeError  # a text starts inside of a character
+        _need(not (found[starts] & 0xC0 == 0x80).any(), "a text starts inside of a character")
     return Texts(at, found)
 
 
@@ -263,8 +227,7 @@ def _validity(bits: memoryview, n: int, n_nulls: int) -> Any:
     if n_nulls == 0 and len(bits) == 0:
         return None
     given = np.unpackbits(_numbers(bits, "u1", (n + 7) // 8), count=n, bitorder="little").astype(bool)
-    if n - np.count_nonzero(given) != n_nulls:
-        raise _StrangeError
+    _need(n - np.count_nonzero(given) == n_nulls, "a column has another number of values")
     return given
 
 
@@ -272,9 +235,9 @@ def _dtypes(texts: Texts, given: Any) -> tuple[tuple[str | None, ...], Any]:
     """Return the distinct dtypes, and for each row the number of its dtype."""
     if given is None:
         steps = np.diff(texts.at)
-        n_bytes = int(steps[0])
+        n_bytes = int(steps[0]) if len(steps) else 0
         # Most checkpoints have one dtype, and one comparison costs less than a lookup of each.
-        if (steps == n_bytes).all() and repeats(texts.data, n_bytes):
+        if len(steps) and (steps == n_bytes).all() and _repeats(texts.data, n_bytes):
             return (texts[0],), np.broadcast_to(np.intp(0), len(texts))
         different, codes = texts.distinct()
         return tuple(different), np.array(codes, dtype=np.intp)
@@ -285,7 +248,7 @@ def _dtypes(texts: Texts, given: Any) -> tuple[tuple[str | None, ...], Any]:
     return (tuple(different) if len(rows) == len(texts) else (*different, None)), numbers
 
 
-def repeats(data: Any, n_bytes: int) -> bool:
+def _repeats(data: Any, n_bytes: int) -> bool:
     """Tell whether bytes repeat their first ``n_bytes`` throughout."""
     pattern = np.tile(data[:n_bytes], -(-_BLOCK_BYTES // max(1, n_bytes)))
     blocks = range(0, len(data), len(pattern) or 1)
@@ -296,8 +259,7 @@ def _cuts(offsets: memoryview, values: memoryview, n: int, given: Any, n_values:
     at = _offsets(offsets, n, n_values)
     if given is None:
         given = np.ones(n, dtype=bool)
-    if np.diff(at)[~given].any():
-        raise _StrangeError
+    _need(not np.diff(at)[~given].any(), "it has cuts of a row that has none")
     if not given.any():
         return None
     return RowCuts(given=given, at=at.astype(np.int64), values=_numbers(values, "<i8", n_values))

@@ -239,7 +239,7 @@ static int decode_groups(Areas *areas, unsigned inner, size_t width, const uint8
         total += sizes[group] = u32_at(stored + n_groups + 4 * group);
     if (total != n_stored)
         return CHUNK_MALFORMED;
-    if (tc_count_units(base, n_words, width, thresholds, n_groups - 1, unit, areas->classes, &of_class) != TC_FITS)
+    if (!tc_count_units(base, n_words, width, thresholds, n_groups - 1, unit, areas->classes, &of_class))
         return CHUNK_MALFORMED; /* there are more classes than a byte tells apart */
     tc_count_groups(&of_class, n_groups, unit, lengths);
     int is_split = inner == PLANES;

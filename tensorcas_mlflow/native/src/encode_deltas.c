@@ -389,7 +389,7 @@ size_t tc_encode_delta(TcWorker *worker, const uint8_t *raw, size_t n_bytes, siz
         }
     } else {
         uint8_t *planes = out + at + 1 + 4 * width;
-        tc_split(raw, n_words, width, base, NULL, 1, 1, planes);
+        tc_split(raw, n_words, width, base, planes);
         at += tc_put_planes(worker, planes, n_words, n_words, width, codings, effort, NULL, out + at);
     }
     memcpy(out + at, raw + n_words * width, n_tail);

@@ -84,7 +84,7 @@ static void note_sample(TcWorker *worker, AllAlike *alike, const uint8_t *raw, s
     if (frame == NULL)
         return;
     alike->n_samples[tc_log2_of(itemsize)]++;
-    tc_split(raw, n_words, itemsize, NULL, NULL, 1, 1, planes);
+    tc_split(raw, n_words, itemsize, NULL, planes);
     for (size_t place = 0; place < itemsize; place++) {
         TcAlike *mine = &alike->planes[tc_log2_of(itemsize)][place];
         const uint8_t *plane = planes + place * n_words;

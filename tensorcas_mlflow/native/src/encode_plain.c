@@ -34,7 +34,7 @@ static size_t split_sample(const uint8_t *words, const uint8_t *base, size_t n_h
     size_t n_sampled = tc_stretches_of(words, n_have, width, n_words, sample);
     if (base != NULL)
         tc_stretches_of(base, n_have, width, n_words, of_base);
-    tc_split(sample, n_sampled, width, base == NULL ? NULL : of_base, NULL, 1, 1, planes);
+    tc_split(sample, n_sampled, width, base == NULL ? NULL : of_base, planes);
     return n_sampled;
 }
 
@@ -136,7 +136,7 @@ size_t tc_encode_planes(TcWorker *worker, const uint8_t *raw, size_t n_bytes, si
         tc_choose_codings(worker, raw, NULL, n_words, width, PLANE_SAMPLE_WORDS, chosen);
         codings = chosen;
     }
-    tc_split(raw, n_words, width, NULL, NULL, 1, 1, out + head);
+    tc_split(raw, n_words, width, NULL, out + head);
     size_t size = tc_put_planes(worker, out + head, n_words, n_words, width, codings, effort, alike, out);
     memcpy(out + size, raw + n_words * width, n_bytes - n_words * width);
     return size + n_bytes - n_words * width;

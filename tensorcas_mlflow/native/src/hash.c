@@ -92,7 +92,7 @@ static int hash_all(Batch *batch, size_t count, size_t n_threads) {
     return 1;
 }
 
-/* Hash the columns of a batch without the interpreter's lock; free them. */
+/* Hash the messages of a batch without the interpreter's lock. */
 static PyObject *finish(Batch *batch, size_t count, Py_ssize_t n_threads) {
     TcWatch watch;
     tc_leave(&watch);
@@ -100,15 +100,6 @@ static PyObject *finish(Batch *batch, size_t count, Py_ssize_t n_threads) {
     if (!tc_come_back(&watch))
         return NULL;
     return has_memory ? Py_NewRef(Py_None) : PyErr_NoMemory();
-}
-
-static int allocate(Batch *batch, size_t count) {
-    batch->data = malloc((count + 1) * sizeof *batch->data);
-    batch->n_bytes = malloc((count + 1) * sizeof *batch->n_bytes);
-    if (batch->data != NULL && batch->n_bytes != NULL)
-        return 1;
-    PyErr_NoMemory();
-    return 0;
 }
 
 /* hash_each(pieces, out, n_threads): the digest of each buffer of a list or tuple. */
@@ -128,9 +119,10 @@ static PyObject *hash_each(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "the output has not 32 bytes for each buffer");
         goto done;
     }
-    if (!allocate(&batch, (size_t)count))
-        goto done;
-    if ((views = malloc(((size_t)count + 1) * sizeof *views)) == NULL) {
+    batch.data = malloc(((size_t)count + 1) * sizeof *batch.data);
+    batch.n_bytes = malloc(((size_t)count + 1) * sizeof *batch.n_bytes);
+    views = malloc(((size_t)count + 1) * sizeof *views);
+    if (batch.data == NULL || batch.n_bytes == NULL || views == NULL) {
         PyErr_NoMemory();
         goto done;
     }
@@ -149,46 +141,6 @@ done:
     free(batch.data);
     free(batch.n_bytes);
     Py_XDECREF(pieces);
-    PyBuffer_Release(&out);
-    return result;
-}
-
-/* hash_spans(data, starts, stops, out, n_threads): the digest of each span of one buffer; columns of int64. */
-static PyObject *hash_spans(PyObject *module, PyObject *args) {
-    Py_buffer data, starts, stops, out;
-    Py_ssize_t n_threads;
-    PyObject *result = NULL;
-    Batch batch = {0};
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*y*y*w*n:hash_spans", &data, &starts, &stops, &out, &n_threads))
-        return NULL;
-    size_t count = (size_t)starts.len / sizeof(int64_t);
-    if ((size_t)starts.len != count * sizeof(int64_t) || stops.len != starts.len ||
-        (size_t)out.len % TC_DIGEST != 0 || (size_t)out.len / TC_DIGEST != count) {
-        PyErr_SetString(PyExc_ValueError, "the columns of starts, stops and digests have not the same number of rows");
-        goto done;
-    }
-    if (!allocate(&batch, count))
-        goto done;
-    for (size_t number = 0; number < count; number++) {
-        int64_t start, stop;
-        memcpy(&start, (const uint8_t *)starts.buf + number * sizeof start, sizeof start);
-        memcpy(&stop, (const uint8_t *)stops.buf + number * sizeof stop, sizeof stop);
-        if (start < 0 || stop < start || stop > data.len) {
-            PyErr_SetString(PyExc_ValueError, "a span is not in the buffer");
-            goto done;
-        }
-        batch.data[number] = (const uint8_t *)data.buf + start;
-        batch.n_bytes[number] = (size_t)(stop - start);
-    }
-    batch.out = out.buf;
-    result = finish(&batch, count, n_threads);
-done:
-    free(batch.data);
-    free(batch.n_bytes);
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&starts);
-    PyBuffer_Release(&stops);
     PyBuffer_Release(&out);
     return result;
 }
@@ -557,7 +509,6 @@ static PyObject *use_hash_kernel(PyObject *module, PyObject *args) {
 PyMethodDef tc_hash_methods[] = {
     {"digest", digest, METH_O, NULL},
     {"hash_each", hash_each, METH_VARARGS, NULL},
-    {"hash_spans", hash_spans, METH_VARARGS, NULL},
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
     {"check_stored", check_stored, METH_VARARGS, NULL},
     {"hash_kernels", hash_kernels, METH_NOARGS, NULL},

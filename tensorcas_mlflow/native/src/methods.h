@@ -6,7 +6,6 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-extern PyMethodDef tc_word_methods[];   /* words.c */
 extern PyMethodDef tc_hash_methods[];   /* hash.c */
 extern PyMethodDef tc_decode_methods[]; /* decode.c */
 extern PyMethodDef tc_encode_methods[]; /* encode_methods.c */

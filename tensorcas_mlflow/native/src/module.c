@@ -2,7 +2,7 @@
 #include "frames.h"
 #include "methods.h"
 
-static PyMethodDef *const TABLES[] = {tc_word_methods, tc_hash_methods, tc_decode_methods, tc_encode_methods,
+static PyMethodDef *const TABLES[] = {tc_hash_methods,   tc_decode_methods, tc_encode_methods,
                                       tc_header_methods, tc_cut_methods,    tc_deflate_methods};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_core", NULL, -1, NULL, NULL, NULL, NULL, NULL};

@@ -4,16 +4,12 @@
  * memory that releases the interpreter's lock and takes it again, so threads mostly wait for each other. Here a chunk is one
  * pass without the lock.
  *
- * The functions for Python check their arguments against the lengths of the buffers first, those of words.h all the rest. So
- * neither the content of a chunk nor a mistake of a caller can make these loops touch other memory, as long as no other thread
- * writes to the buffers meanwhile. The buffers belong to one thread.
+ * The content of a chunk cannot make these loops touch other memory, as long as no other thread writes to the buffers
+ * meanwhile: classes are those that tc_count_units has made of the base.
  */
-#include "methods.h"
-
 #include "join.h"
 #include "words.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -183,11 +179,11 @@ static void count_classes_of_streams(const uint8_t *classes, size_t n_units, TcC
         of_class->counts[TC_STREAMS - 1][classes[at]]++;
 }
 
-TcWords tc_count_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
-                       size_t unit, uint8_t *classes, TcCounts *of_class) {
+int tc_count_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
+                   size_t unit, uint8_t *classes, TcCounts *of_class) {
     size_t n_groups = n_thresholds + 1, n_classes = count_classes(n_groups, unit);
     if (!is_power(width) || n_classes == 0 || n_words % unit != 0)
-        return TC_DOES_NOT_FIT;
+        return 0;
     uint8_t magnitudes[BLOCK_WORDS], groups[BLOCK_WORDS], pairs[BLOCK_WORDS / 2], fours[BLOCK_WORDS / 4];
     size_t n_units = n_words / unit, units_of_block = BLOCK_WORDS / unit;
     for (size_t begin = 0; begin < n_units; begin += units_of_block) {
@@ -212,7 +208,7 @@ TcWords tc_count_units(const uint8_t *base, size_t n_words, size_t width, const 
             join_numbers(fours, n_here / 8, values * values * values * values, numbers);
     }
     count_classes_of_streams(classes, n_units, of_class);
-    return TC_FITS;
+    return 1;
 }
 
 void tc_count_groups(const TcCounts *of_class, size_t n_groups, size_t unit, size_t *lengths) {
@@ -221,15 +217,6 @@ void tc_count_groups(const TcCounts *of_class, size_t n_groups, size_t unit, siz
         for (size_t place = 0, rest = number; place < unit; place++, rest /= n_groups)
             for (size_t stream = 0; stream < TC_STREAMS; stream++)
                 lengths[rest % n_groups] += of_class->counts[stream][number];
-}
-
-TcWords tc_number_units(const uint8_t *base, size_t n_words, size_t width, const uint8_t *thresholds, size_t n_thresholds,
-                        size_t unit, uint8_t *classes, size_t *lengths) {
-    TcCounts of_class;
-    TcWords status = tc_count_units(base, n_words, width, thresholds, n_thresholds, unit, classes, &of_class);
-    if (status == TC_FITS)
-        tc_count_groups(&of_class, n_thresholds + 1, unit, lengths);
-    return status;
 }
 
 void tc_begin_order(const TcCounts *of_class, size_t n_groups, size_t unit, TcCursors *cursors) {
@@ -247,33 +234,6 @@ void tc_begin_order(const TcCounts *of_class, size_t n_groups, size_t unit, TcCu
                 next[group] += of_class->counts[stream][number];
             }
         }
-}
-
-/* Compute the places of the words; return 0 if a class does not belong to so many groups. */
-static int begin_order(Order *order, const uint8_t *classes, size_t n_words, size_t n_groups, size_t unit) {
-    TcCounts of_class;
-    order->n_words = n_words;
-    order->unit = unit;
-    order->classes = classes;
-    if (classes == NULL)
-        return 1;
-    count_classes_of_streams(classes, n_words / unit, &of_class);
-    for (size_t number = count_classes(n_groups, unit); number < TC_MOST_CLASSES; number++)
-        for (size_t stream = 0; stream < TC_STREAMS; stream++)
-            if (of_class.counts[stream][number] != 0)
-                return 0;
-    tc_begin_order(&of_class, n_groups, unit, &order->cursors);
-    return 1;
-}
-
-/* Check what tc_split and tc_join have in common, and compute the places of the words. */
-static int prepare(Order *order, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
-                   size_t n_groups, size_t unit) {
-    if (!is_power(width) || n_words > UINT32_MAX)
-        return 0;
-    if (classes != NULL && (base == NULL || count_classes(n_groups, unit) == 0 || n_words % unit != 0))
-        return 0;
-    return begin_order(order, classes, n_words, n_groups, unit);
 }
 
 /* Split words; `grouped` is room for all of them if there are classes. */
@@ -296,119 +256,7 @@ void tc_split_units(const uint8_t *words, size_t n_words, size_t width, const ui
     split_words(&order, words, width, base, grouped, planes);
 }
 
-TcWords tc_split(const uint8_t *words, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
-                 size_t n_groups, size_t unit, uint8_t *planes) {
-    Order order;
-    if (!prepare(&order, n_words, width, base, classes, n_groups, unit))
-        return TC_DOES_NOT_FIT;
-    uint8_t *grouped = NULL;
-    if (classes != NULL && (grouped = malloc(n_words * width + 1)) == NULL)
-        return TC_NO_MEMORY;
-    split_words(&order, words, width, base, grouped, planes);
-    free(grouped);
-    return TC_FITS;
+void tc_split(const uint8_t *words, size_t n_words, size_t width, const uint8_t *base, uint8_t *planes) {
+    Order order = {.n_words = n_words};
+    split_words(&order, words, width, base, NULL, planes);
 }
-
-TcWords tc_join(const uint8_t *planes, size_t n_words, size_t width, const uint8_t *base, const uint8_t *classes,
-                size_t n_groups, size_t unit, uint8_t *words) {
-    Order order;
-    if (!prepare(&order, n_words, width, base, classes, n_groups, unit))
-        return TC_DOES_NOT_FIT;
-    const uint8_t *of_width[8];
-    for (size_t place = 0; place < width; place++)
-        of_width[place] = planes + place * n_words;
-    if (classes == NULL) {
-        tc_join_planes(of_width, n_words, width, base == NULL ? TC_WORDS : TC_SUMS, base, words);
-        return TC_FITS;
-    }
-    uint8_t *grouped = malloc(n_words * width + 1);
-    if (grouped == NULL)
-        return TC_NO_MEMORY;
-    tc_join_planes(of_width, n_words, width, TC_DIFFERENCES, NULL, grouped);
-    tc_ungroup(grouped, n_words, width, base, classes, unit, &order.cursors, words);
-    free(grouped);
-    return TC_FITS;
-}
-
-static PyObject *refuse(TcWords why) {
-    if (why == TC_NO_MEMORY)
-        return PyErr_NoMemory();
-    PyErr_SetString(PyExc_ValueError, "buffers, words and units do not fit each other");
-    return NULL;
-}
-
-static PyObject *number_units(PyObject *module, PyObject *args) {
-    Py_buffer base, thresholds, classes;
-    Py_ssize_t width, unit;
-    PyObject *result = NULL;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*ny*nw*:number_units", &base, &width, &thresholds, &unit, &classes))
-        return NULL;
-    TcWords done = TC_DOES_NOT_FIT;
-    size_t lengths[TC_MOST_CLASSES];
-    if (width >= 1 && is_power((size_t)width) && unit >= 1 && is_power((size_t)unit) && base.len % width == 0 &&
-        base.len % (width * unit) == 0 && classes.len == base.len / (width * unit)) {
-        Py_BEGIN_ALLOW_THREADS;
-        done = tc_number_units(base.buf, (size_t)(base.len / width), (size_t)width, thresholds.buf,
-                               (size_t)thresholds.len, (size_t)unit, classes.buf, lengths);
-        Py_END_ALLOW_THREADS;
-    }
-    if (done != TC_FITS)
-        result = refuse(done);
-    else if ((result = PyList_New(thresholds.len + 1)) != NULL)
-        for (Py_ssize_t group = 0; result != NULL && group <= thresholds.len; group++) {
-            PyObject *length = PyLong_FromSize_t(lengths[group]);
-            if (length == NULL || PyList_SetItem(result, group, length) < 0)
-                Py_CLEAR(result);
-        }
-    PyBuffer_Release(&base);
-    PyBuffer_Release(&thresholds);
-    PyBuffer_Release(&classes);
-    return result;
-}
-
-/* Split or join: (words, planes, width, base or None, classes or None, n_groups, unit). The output buffer is writable. */
-static PyObject *convert(PyObject *args, int splits) {
-    Py_buffer words, planes, base = {0}, classes = {0};
-    Py_ssize_t width, n_groups, unit;
-    const char *format = splits ? "y*w*nz*z*nn:split" : "w*y*nz*z*nn:join";
-    if (!PyArg_ParseTuple(args, format, &words, &planes, &width, &base, &classes, &n_groups, &unit))
-        return NULL;
-    TcWords done = TC_DOES_NOT_FIT;
-    int fits = width >= 1 && is_power((size_t)width) && words.len % width == 0 && planes.len == words.len &&
-               (base.buf == NULL || base.len == words.len);
-    if (fits && classes.buf != NULL)
-        fits = unit >= 1 && is_power((size_t)unit) && n_groups >= 1 && words.len % (width * unit) == 0 &&
-               classes.len == words.len / (width * unit);
-    if (fits) {
-        size_t n_words = (size_t)(words.len / width);
-        Py_BEGIN_ALLOW_THREADS;
-        done = splits ? tc_split(words.buf, n_words, (size_t)width, base.buf, classes.buf, (size_t)n_groups,
-                                 (size_t)unit, planes.buf)
-                      : tc_join(planes.buf, n_words, (size_t)width, base.buf, classes.buf, (size_t)n_groups,
-                                (size_t)unit, words.buf);
-        Py_END_ALLOW_THREADS;
-    }
-    PyBuffer_Release(&words);
-    PyBuffer_Release(&planes);
-    PyBuffer_Release(&base);
-    PyBuffer_Release(&classes);
-    return done == TC_FITS ? Py_NewRef(Py_None) : refuse(done);
-}
-
-static PyObject *split(PyObject *module, PyObject *args) {
-    (void)module;
-    return convert(args, 1);
-}
-
-static PyObject *join(PyObject *module, PyObject *args) {
-    (void)module;
-    return convert(args, 0);
-}
-
-PyMethodDef tc_word_methods[] = {
-    {"number_units", number_units, METH_VARARGS, NULL},
-    {"split", split, METH_VARARGS, NULL},
-    {"join", join, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};

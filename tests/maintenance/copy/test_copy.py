@@ -17,7 +17,7 @@ from tensorcas_mlflow.errors import WrongStoreError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import _copy_refs, copy_refs, plan_copy, plan_gc, read_source, verify
 from tensorcas_mlflow.store import Store, protocol
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 from tests.maintenance.copy.copying import (
     assert_steps_load,
     blobs,

@@ -10,7 +10,7 @@ from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.maintenance import copy_refs, plan_copy, read_source, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 from tests.maintenance.copy.copying import assert_steps_load, copy, damage, new_store, payloads, save, save_steps, state
 
 

@@ -15,7 +15,7 @@ from tensorcas_mlflow.layout.packs import MAX_DEPTH, bases_of, is_delta
 from tensorcas_mlflow.maintenance import _copy_refs, copy_refs, plan_gc, plan_optimize, read_source, verify
 from tensorcas_mlflow.store import Store, _batch, _save
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs, parse_intent, read_pack_table
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 from tests.maintenance.copy.copying import CHUNK_BYTES, copy
 
 N = 30_000

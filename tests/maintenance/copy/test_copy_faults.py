@@ -16,7 +16,7 @@ from tensorcas_mlflow.backends import MemoryBackend
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, read_source
 from tensorcas_mlflow.store import Store, protocol
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
+from tests.faulty import FaultyBackend, SimulatedCrash
 from tests.maintenance.copy.copying import assert_steps_load, copy, new_store, payloads, save_steps
 
 STEPS = (1, 2)

@@ -16,7 +16,7 @@ from tensorcas_mlflow.layout.packs import ENTRY
 from tensorcas_mlflow.maintenance import Census, census_bytes, inventory_of_manifests, merge_inventories
 from tensorcas_mlflow.maintenance._gc_survey import Survey, survey
 from tensorcas_mlflow.store import Store
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 from tests.maintenance.gc.censuses import always_worth_it, census_of, inventory_in
 from tests.maintenance.gc.collecting import CHUNK_BYTES, keys, loads, plan_now, save, tensors
 

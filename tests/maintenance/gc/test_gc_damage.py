@@ -13,7 +13,7 @@ from tensorcas_mlflow.layout.packs import pack_key
 from tensorcas_mlflow.maintenance import plan_gc, plan_repair, store_stats, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, intent_bytes, list_packs
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 from tests.maintenance.gc.collecting import (
     CHUNK_BYTES,
     everything,

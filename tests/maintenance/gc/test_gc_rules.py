@@ -18,7 +18,7 @@ from tensorcas_mlflow.layout.packs import pack_name
 from tensorcas_mlflow.maintenance import GcPlan, plan_gc
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
+from tests.faulty import FaultyBackend, SimulatedCrash
 from tests.maintenance.gc.collecting import (
     CHUNK_BYTES,
     everything,

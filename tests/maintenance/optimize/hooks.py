@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tensorcas_mlflow.backends import Backend, Token
 from tensorcas_mlflow.base.digest import Buffer
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 
 T = TypeVar("T")
 

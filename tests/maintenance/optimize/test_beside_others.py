@@ -13,7 +13,7 @@ from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.maintenance import plan_optimize, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, parse_intent
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
+from tests.faulty import FaultyBackend, SimulatedCrash
 from tests.maintenance.optimize.hooks import AfterPuts, Interrupted
 from tests.maintenance.optimize.trainings import (
     base_packs,

@@ -16,7 +16,7 @@ from tensorcas_mlflow.maintenance import OptimizeReport, _optimize, plan_optimiz
 from tensorcas_mlflow.maintenance._optimize import restored_fast
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import declare
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
+from tests.faulty import FaultyBackend, SimulatedCrash
 from tests.maintenance.optimize import test_beside_others
 from tests.maintenance.optimize.test_beside_others import ACTS, CHANGES, When, act_between, copy_of, n_calls
 from tests.maintenance.optimize.trainings import (

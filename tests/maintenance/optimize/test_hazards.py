@@ -16,7 +16,7 @@ from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.layout.packs import PackWriter, Payload, bases_of, is_delta, pack_key
 from tensorcas_mlflow.maintenance import plan_optimize, verify
 from tensorcas_mlflow.store import Policy, Store
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 from tests.maintenance.optimize.hooks import Interrupted
 from tests.maintenance.optimize.trainings import CHUNK_BYTES, collect, loads, new_store, optimize, state, tables, train
 

@@ -15,7 +15,7 @@ from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_relatives import Relatives
 from tensorcas_mlflow.maintenance._optimize_tracks import places_of
 from tensorcas_mlflow.store import Store, _bases, _sketching
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash, When
+from tests.faulty import FaultyBackend, SimulatedCrash, When
 from tests.maintenance.optimize.hooks import Interrupted
 from tests.maintenance.optimize.test_beside_others import CHANGES, copy_of
 from tests.maintenance.optimize.trainings import CHUNK_BYTES, collect, flip, n_bytes_of, optimize, same

@@ -14,7 +14,7 @@ from tensorcas_mlflow.layout.packs import pack_key
 from tensorcas_mlflow.maintenance import open_damaged_backend, plan_gc, plan_repair, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import list_packs
-from tensorcas_mlflow.testing import FaultyBackend, SimulatedCrash
+from tests.faulty import FaultyBackend, SimulatedCrash
 from tests.maintenance.repair.damaging import (
     flip,
     flip_chunk,

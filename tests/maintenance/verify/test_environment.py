@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-import pyarrow as pa
 import pytest
 import zstandard
 
+from tensorcas_mlflow.base.dtypes import _learn_ml_dtypes
 from tensorcas_mlflow.cli import main
 from tensorcas_mlflow.errors import BackendError, StarvedError
 from tensorcas_mlflow.layout import RefTarget
@@ -44,13 +45,22 @@ def filled(root: Path, *, database: bool) -> Path:
     return root
 
 
+def break_ml_dtypes(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next import of ml_dtypes fail."""
+    (folder / "ml_dtypes.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "ml_dtypes")
+    _learn_ml_dtypes.cache_clear()
+
+
 @pytest.fixture
-def left_to_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every manifest one that only pyarrow reads, as one of a later layout is."""
-    monkeypatch.setattr("tensorcas_mlflow.layout.manifests._manifest.read_own", lambda data, max_rows=None: None)
+def root_of_rare(tmp_path: Path) -> Path:
+    """A store with a checkpoint of a dtype that only ml_dtypes has."""
+    with Store.init(tmp_path / "root").write_checkpoint({"w": np.zeros(9, ml_dtypes.int4)}) as pending:
+        pending.commit(RefTarget(run_id="run", step=0))
+    return tmp_path / "root"
 
 
-@pytest.mark.usefixtures("left_to_pyarrow")
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize(
     "code",
@@ -58,34 +68,21 @@ def left_to_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["a value", "an import"],
 )
 def test_a_package_that_cannot_be_imported_is_no_damage(
-    root: Path, look: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root_of_rare: Path, look: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "broken_of_pyarrow.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    open_stream = pa.ipc.open_stream
-
-    def importing(*arguments: Any) -> Any:
-        import broken_of_pyarrow  # noqa: F401
-
-        return open_stream(*arguments)
-
-    monkeypatch.setattr(pa.ipc, "open_stream", importing)
+    break_ml_dtypes(code, tmp_path, monkeypatch)
 
     with pytest.raises(ImportError):
-        LOOKS[look](Store.open(root))
+        LOOKS[look](Store.open(root_of_rare))
 
 
-@pytest.mark.usefixtures("left_to_pyarrow")
 def test_the_command_reports_a_missing_package_in_one_line(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root_of_rare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def importing(*arguments: Any) -> Any:
-        raise ImportError("no pandas here")
+    break_ml_dtypes("raise ImportError('no such build')", tmp_path, monkeypatch)
 
-    monkeypatch.setattr(pa.ipc, "open_stream", importing)
-
-    assert main(["verify", "--root", str(root)]) == 1
-    assert capsys.readouterr().err == "tensorcas: error: no pandas here\n"
+    assert main(["verify", "--root", str(root_of_rare)]) == 1
+    assert capsys.readouterr().err == "tensorcas: error: ml_dtypes cannot be imported here: no such build\n"
 
 
 @pytest.mark.long
@@ -97,21 +94,6 @@ def test_a_broken_pandas_is_not_met_at_all(root: Path, tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "no problem found" in done.stdout
-
-
-@pytest.mark.usefixtures("left_to_pyarrow")
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("error", [MemoryError("no"), pa.ArrowMemoryError("no")])
-def test_too_little_memory_is_no_damage(
-    root: Path, look: str, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def starving(*arguments: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(pa.ipc, "open_stream", starving)
-
-    with pytest.raises(MemoryError):
-        LOOKS[look](Store.open(root))
 
 
 @pytest.mark.parametrize("look", LOOKS)

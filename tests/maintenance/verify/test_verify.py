@@ -19,7 +19,7 @@ from tensorcas_mlflow.layout.packs._pack import FOOTER_BYTES
 from tensorcas_mlflow.maintenance import Problem, VerifyReport, plan_gc, verify
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import condemned_bytes, list_packs, read_pack_table
-from tensorcas_mlflow.testing import FaultyBackend
+from tests.faulty import FaultyBackend
 
 CHUNK_BYTES = 4096
 

@@ -14,7 +14,7 @@ import torch
 
 from tensorcas_mlflow.errors import ConflictError, CorruptChunkError
 from tensorcas_mlflow.layout import Ref, RefTarget
-from tensorcas_mlflow.reader import convert, export_checkpoint, open_listed, open_ref, plan_convert, plan_export
+from tensorcas_mlflow.reader import open_listed, open_ref, plan_export
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.reader.exchange.listings import listing_of
@@ -41,7 +41,7 @@ def saved(store: Store, arrays: dict[str, Any]) -> Ref:
 
 def test_a_checkpoint_is_written_with_all_its_tensors(store: Store, tmp_path: Path) -> None:
     with open_ref(store, saved(store, ARRAYS)) as reader:
-        written = export_checkpoint(reader, tmp_path / "m.safetensors")
+        written = plan_export(reader, tmp_path / "m.safetensors").execute()
 
     found = safetensors.numpy.load_file(tmp_path / "m.safetensors")
     assert written.n_tensors == 4
@@ -55,7 +55,7 @@ def test_export_of_a_saved_module_writes_tensors_that_torch_loads(tmp_path: Path
     with TensorCasStore(tmp_path / "store", "r") as runs:
         runs.save(module, 1)
         with runs.open(1) as reader:
-            export_checkpoint(reader, tmp_path / "m.pt")
+            plan_export(reader, tmp_path / "m.pt").execute()
 
     loaded = torch.load(tmp_path / "m.pt", weights_only=True)
     assert loaded.keys() == module.state_dict().keys()
@@ -65,9 +65,9 @@ def test_export_of_a_saved_module_writes_tensors_that_torch_loads(tmp_path: Path
 
 def test_only_tensors_whose_names_match_are_written(store: Store, tmp_path: Path) -> None:
     with open_ref(store, saved(store, ARRAYS)) as reader:
-        export_checkpoint(reader, tmp_path / "m.npz", match="*.attn.*")
+        plan_export(reader, tmp_path / "m.npz", match="*.attn.*").execute()
         with pytest.raises(ValueError, match="no tensor has a name like"):
-            export_checkpoint(reader, tmp_path / "none.npz", match="attn")
+            plan_export(reader, tmp_path / "none.npz", match="attn").execute()
 
     with np.load(tmp_path / "m.npz") as found:
         assert sorted(found.files) == ["layers.0.attn.w", "layers.1.attn.w"]
@@ -78,7 +78,7 @@ def test_nothing_is_left_of_an_export_that_meets_damage(store: Store, tmp_path: 
     ref = saved(store, ARRAYS)
     flip_in_packs(store.backend)
     with open_ref(store, ref) as reader, pytest.raises(CorruptChunkError):
-        export_checkpoint(reader, tmp_path / "m.safetensors")
+        plan_export(reader, tmp_path / "m.safetensors").execute()
 
     assert sorted(os.listdir(tmp_path)) == ["store"]
 
@@ -95,7 +95,7 @@ def test_a_plan_reads_no_tensor(store: Store, tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from tensorcas_mlflow.reader import export_checkpoint
+from tensorcas_mlflow.reader import plan_export
 from tensorcas_mlflow.reader import open_listed, open_ref
 from tensorcas_mlflow.store import Store
 
@@ -104,7 +104,7 @@ def die(done, n_all):
 
 store = Store.open(sys.argv[1])
 with open_ref(store, store.checkpoints()[0]) as reader:
-    export_checkpoint(reader, sys.argv[2], overwrite=True, progress=die)
+    plan_export(reader, sys.argv[2], overwrite=True).execute(progress=die)
 """
 
 
@@ -118,13 +118,12 @@ def test_an_export_that_is_killed_leaves_the_file_that_was_there(store: Store, t
     assert out.read_bytes() == b"what was there"
 
 
-# --- convert
-
-
 def test_a_file_is_converted_without_a_store(tmp_path: Path) -> None:
     listing = listing_of(tmp_path / "f", ARRAYS, metadata={"n": 1}, deflated=("head",), transposed=("layers.0.mlp.w",))
     told: list[tuple[int, int]] = []
-    written = convert(listing, tmp_path / "m.safetensors", progress=lambda done, n_all: told.append((done, n_all)))
+    written = plan_export(listing, tmp_path / "m.safetensors").execute(
+        progress=lambda done, n_all: told.append((done, n_all))
+    )
 
     found = safetensors.numpy.load_file(tmp_path / "m.safetensors")
     assert {name: value.tobytes() for name, value in found.items()} == {
@@ -134,29 +133,21 @@ def test_a_file_is_converted_without_a_store(tmp_path: Path) -> None:
     assert told[-1][0] == told[-1][1]
 
 
-def test_conversion_names_the_parts_it_would_leave_out_unless_allowed(tmp_path: Path) -> None:
-    listing = listing_of(tmp_path / "f", ARRAYS, left_out={"q": "Q4_K"})
-    with pytest.raises(ValueError, match=r"'q' \(Q4_K\)"):
-        plan_convert(listing, tmp_path / "m.npz")
-
-    assert plan_convert(listing, tmp_path / "m.npz", allow_left_out=True).result.n_tensors == 4
-    assert plan_convert(listing, tmp_path / "m.npz", match="*w").result.n_tensors == 3
-
-
 def test_export_names_the_parts_it_would_leave_out_unless_allowed(tmp_path: Path) -> None:
     reader = open_listed(listing_of(tmp_path / "f", ARRAYS, left_out={"q": "Q4_K"}), label="f")
     with pytest.raises(ValueError, match=r"'q' \(Q4_K\)"):
-        export_checkpoint(reader, tmp_path / "m.npz")
+        plan_export(reader, tmp_path / "m.npz")
 
     assert not (tmp_path / "m.npz").exists()
-    assert export_checkpoint(reader, tmp_path / "m.npz", allow_left_out=True).n_tensors == 4
+    assert plan_export(reader, tmp_path / "m.npz", allow_left_out=True).result.n_tensors == 4
+    assert plan_export(reader, tmp_path / "m.npz", match="*w").result.n_tensors == 3
 
 
 def test_a_file_can_be_converted_in_its_own_place(tmp_path: Path) -> None:
     listing = listing_of(tmp_path / "m.npz", ARRAYS)
     with pytest.raises(ConflictError):
-        convert(listing, tmp_path / "m.npz")
-    convert(listing, tmp_path / "m.npz", overwrite=True)
+        plan_export(listing, tmp_path / "m.npz").execute()
+    plan_export(listing, tmp_path / "m.npz", overwrite=True).execute()
 
     with np.load(tmp_path / "m.npz") as found:
         assert found["layers.0.attn.w"].tobytes() == ARRAYS["layers.0.attn.w"].tobytes()

@@ -15,7 +15,7 @@ from tensorcas_mlflow.errors import AdapterError, BackendError, CheckpointExists
 from tensorcas_mlflow.file_formats import LocalFile
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.maintenance import verify
-from tensorcas_mlflow.reader import export_checkpoint, import_checkpoint, open_ref
+from tensorcas_mlflow.reader import import_checkpoint, open_ref, plan_export
 from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.tensorcas_store import TensorCasStore
 from tests.reader.exchange.listings import listing_of
@@ -144,8 +144,8 @@ def test_a_checkpoint_remembers_what_its_import_left_out(store: Store, tmp_path:
     assert (list(reader), dict(reader.left_out)) == (["q.scale"], left_out)
     assert "and 2 tensors of unsupported types (Q4_K, quint8)" in str(reader.summary())
     with pytest.raises(ValueError, match=r"2 tensors cannot be taken .*'q\.weight' \(Q4_K\)"):
-        export_checkpoint(reader, tmp_path / "x.safetensors")
-    export_checkpoint(reader, tmp_path / "x.safetensors", allow_left_out=True)
+        plan_export(reader, tmp_path / "x.safetensors").execute()
+    plan_export(reader, tmp_path / "x.safetensors", allow_left_out=True).execute()
     assert (tmp_path / "x.safetensors").exists()
 
 
@@ -214,7 +214,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from tensorcas_mlflow.reader import export_checkpoint, import_checkpoint
+from tensorcas_mlflow.reader import import_checkpoint, plan_export
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.store import Store
 from tests.reader.exchange.listings import listing_of

@@ -11,7 +11,7 @@ import safetensors.numpy
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import BackendError, FormatError, TensorNotFoundError
 from tensorcas_mlflow.file_formats import open_listing
-from tensorcas_mlflow.reader import CheckpointReader, convert
+from tensorcas_mlflow.reader import CheckpointReader, plan_export
 from tests.reader.checkpoints import same
 from tests.reader.exchange.doors import DOORS, Door
 
@@ -47,7 +47,7 @@ def door(request: pytest.FixtureRequest) -> Door:
 @pytest.mark.parametrize("partitions", [1, 4, 8])
 def test_a_model_comes_back_from_any_number_of_partitions(door: Door, tmp_path: Path, partitions: int) -> None:
     safetensors.numpy.save_file(gpt2(2), tmp_path / "source.safetensors")
-    convert(open_listing(tmp_path / "source.safetensors"), tmp_path / "model", partitions=partitions)
+    plan_export(open_listing(tmp_path / "source.safetensors"), tmp_path / "model", partitions=partitions).execute()
 
     reader = door(tmp_path / "model")
 
@@ -75,7 +75,7 @@ def test_partitions_without_an_index_are_no_model(tmp_path: Path) -> None:
 
 def test_an_index_without_its_partitions_is_no_model(tmp_path: Path) -> None:
     safetensors.numpy.save_file(gpt2(1), tmp_path / "source.safetensors")
-    convert(open_listing(tmp_path / "source.safetensors"), tmp_path / "model", partitions=2)
+    plan_export(open_listing(tmp_path / "source.safetensors"), tmp_path / "model", partitions=2).execute()
     (tmp_path / "model" / "tensor.data_1").unlink()
 
     with pytest.raises((FormatError, BackendError), match=r"tensor\.data_1"):

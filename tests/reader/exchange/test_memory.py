@@ -20,7 +20,7 @@ ALLOWED_BYTES = 128 << 20
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from tensorcas_mlflow.reader import convert, export_checkpoint, import_checkpoint
+from tensorcas_mlflow.reader import import_checkpoint, plan_export
 from tensorcas_mlflow.file_formats import open_listing
 from tensorcas_mlflow.reader import open_ref
 from tensorcas_mlflow.layout import RefTarget
@@ -30,14 +30,14 @@ def imported(path, folder):
     import_checkpoint(Store.init(folder / "store"), open_listing(path), RefTarget(run_id="r", step=1))
 
 def converted(path, folder):
-    convert(open_listing(path), folder / "out.npz")
+    plan_export(open_listing(path), folder / "out.npz").execute()
 
 def exported(path, folder):
     store = Store.init(folder / "store")
     with store.write_file(path) as pending:
         ref = pending.commit(RefTarget(path=path.name))
     with open_ref(store, ref) as reader:
-        export_checkpoint(reader, folder / "out.npz")
+        plan_export(reader, folder / "out.npz").execute()
 
 def data_bytes():
     status = Path("/proc/self/status").read_text()

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import SKELETON
-from tensorcas_mlflow.file_formats import ArrayTensors, open_listing, write
+from tensorcas_mlflow.file_formats import open_listing
 from tensorcas_mlflow.layout import RefTarget
-from tensorcas_mlflow.reader import convert, export_checkpoint, import_checkpoint, open_path, open_ref
+from tensorcas_mlflow.reader import import_checkpoint, open_path, open_ref, plan_export
 from tensorcas_mlflow.store import Store
+from tests.file_formats.arrays import ArrayTensors, write
 
 KINDS: dict[str, dict[str, Any]] = {
     "safetensors": {"format": "safetensors"},
@@ -44,7 +45,7 @@ def test_a_checkpoint_comes_back_from_each_format_with_its_digest(tmp_path: Path
     with store.write_checkpoint(given, flavor="test") as pending:
         before = pending.commit(RefTarget(run_id="r", step=1))
     with open_ref(store, before) as reader:
-        export_checkpoint(reader, tmp_path / "out", **KINDS[kind])
+        plan_export(reader, tmp_path / "out", **KINDS[kind]).execute()
         digest = reader.tensors_digest()
     packs = [info.key for info in store.backend.list("packs")]
     after = import_checkpoint(store, open_listing(tmp_path / "out"), RefTarget(run_id="r", step=2))
@@ -60,8 +61,8 @@ def test_a_file_comes_back_from_a_walk_through_all_formats_bit_for_bit(tmp_path:
     write(ArrayTensors(arrays("npz")), tmp_path / "first.safetensors")
     here = tmp_path / "first.safetensors"
     for name, options in KINDS.items():
-        convert(open_listing(here), tmp_path / name, **options)
+        plan_export(open_listing(here), tmp_path / name, **options).execute()
         here = tmp_path / name
-    convert(open_listing(here), tmp_path / "last.safetensors")
+    plan_export(open_listing(here), tmp_path / "last.safetensors").execute()
 
     assert (tmp_path / "last.safetensors").read_bytes() == (tmp_path / "first.safetensors").read_bytes()

@@ -16,7 +16,7 @@ import torch
 from tensorcas_mlflow.file_formats import open_listing
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.layout.manifests import KEPT_HEADER
-from tensorcas_mlflow.reader import convert, export_checkpoint, import_checkpoint, open_ref
+from tensorcas_mlflow.reader import import_checkpoint, open_ref, plan_export
 from tensorcas_mlflow.store import Store
 from tests.reader.exchange.doors import DOORS
 
@@ -67,7 +67,7 @@ def test_safetensors_file_comes_back_byte_for_byte(tmp_path: Path, name: str, do
     expected = open_listing(tmp_path / "m.safetensors").metadata
     with DOORS[door](tmp_path / "m.safetensors") as reader:
         assert reader.metadata == expected
-        export_checkpoint(reader, tmp_path / "back.safetensors")
+        plan_export(reader, tmp_path / "back.safetensors").execute()
 
     assert (tmp_path / "back.safetensors").read_bytes() == data
 
@@ -77,7 +77,7 @@ def test_safetensors_file_comes_back_byte_for_byte(tmp_path: Path, name: str, do
 def test_bintensors_file_comes_back_byte_for_byte(tmp_path: Path, metadata: Any, door: str) -> None:
     (tmp_path / "m.bt").write_bytes(bytes(bintensors.numpy.save(STATE, metadata)))
     with DOORS[door](tmp_path / "m.bt") as reader:
-        export_checkpoint(reader, tmp_path / "back.bt")
+        plan_export(reader, tmp_path / "back.bt").execute()
 
     assert (tmp_path / "back.bt").read_bytes() == (tmp_path / "m.bt").read_bytes()
 
@@ -85,7 +85,7 @@ def test_bintensors_file_comes_back_byte_for_byte(tmp_path: Path, metadata: Any,
 @pytest.mark.parametrize("name", FILES)
 def test_safetensors_file_is_converted_byte_for_byte(tmp_path: Path, name: str) -> None:
     (tmp_path / "m.safetensors").write_bytes(FILES[name]())
-    convert(open_listing(tmp_path / "m.safetensors"), tmp_path / "back.safetensors")
+    plan_export(open_listing(tmp_path / "m.safetensors"), tmp_path / "back.safetensors").execute()
 
     assert (tmp_path / "back.safetensors").read_bytes() == (tmp_path / "m.safetensors").read_bytes()
 
@@ -107,7 +107,7 @@ def test_header_that_an_export_writes_anyway_is_not_kept(tmp_path: Path) -> None
 def test_some_tensors_or_another_format_have_a_header_of_their_own(tmp_path: Path, options: dict[str, Any]) -> None:
     (tmp_path / "m.safetensors").write_bytes(by_hand())
     with DOORS["imported"](tmp_path / "m.safetensors") as reader:
-        export_checkpoint(reader, tmp_path / "out.safetensors", **options)
+        plan_export(reader, tmp_path / "out.safetensors", **options).execute()
 
     with DOORS["where it lies"](tmp_path / "out.safetensors") as reader:
         assert {name: array.tobytes() for name, array in reader.items()} == {
@@ -122,7 +122,7 @@ def test_kept_header_of_other_tensors_is_ignored(tmp_path: Path, kept: Any) -> N
         save.write()
         ref = save.commit(RefTarget(run_id="r", step=1))
     with open_ref(store, ref) as reader:
-        export_checkpoint(reader, tmp_path / "out.safetensors")
+        plan_export(reader, tmp_path / "out.safetensors").execute()
 
     assert safetensors.numpy.load_file(tmp_path / "out.safetensors")["w"].tobytes() == STATE["z"].tobytes()
 
