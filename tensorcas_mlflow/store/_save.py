@@ -286,6 +286,9 @@ class _Lookahead:
 _log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 4
+_MOST_AT_ONCE_BYTES = 8 << 20
+"""So many new bytes are encoded before the backend writes any. Payloads of a larger save are encoded while the backend
+draws them, so memory stays bounded."""
 _ENTRY_BYTES = 256
 """More than a chunk takes in a pack besides its payload."""
 _NOTHING = NoSource((), 1)
@@ -349,8 +352,8 @@ class PendingSave:
         self._intent: WrittenIntent | None = None
         self._condemned = Condemnation(lists=(), generation=None)
         self._lock = threading.Lock()
-        self._missing: Mask | None = None
-        """Flags the distinct chunks to write; None once all are in the store."""
+        self._new: Any | None = None
+        """Chunks to write: for each its first place, over all rows; ascending. None once all are in the store."""
         self._has_manifest = False
         self._put_keys: list[str] = []
         """Blobs of this save."""
@@ -359,7 +362,7 @@ class PendingSave:
         except BaseException:
             self.abandon()
             raise
-        self.n_new_bytes = int(self._source.sizes[self._new_chunks()].sum())
+        self.n_new_bytes = int(self._source.sizes[self._new].sum())
         """Size of the chunks missing from the store."""
 
     def __enter__(self) -> PendingSave:
@@ -485,7 +488,7 @@ class PendingSave:
                 new = np.sort(self._first[missing & (self._first >= 0)])
                 self._moved = MovedParts.of(self._catalog, self._parents.store.chunks, self._source, new)
         self._declare(self._catalog.known_manifest(self.manifest.digest))
-        self._missing = probe(
+        missing = probe(
             self._backend,
             self._catalog,
             self._unique,
@@ -496,7 +499,8 @@ class PendingSave:
             look_again=self._look_again,
             is_fresh=self._is_fresh,
         )
-        if self.manifest.derived and (self._first[self._missing] < 0).any():
+        self._new = np.sort(self._first[missing])
+        if self.manifest.derived and (self._new < 0).any():
             self._begin_in_full()
 
     def _recut(self, new: Any, parents: Parents) -> bool:
@@ -542,21 +546,26 @@ class PendingSave:
 
     def _write(self, watch: CountBytes | None = None) -> None:
         """Take steps 4 and 5: afterwards everything the save relies on exists, and stays as long as the intent does."""
-        if self._missing is None and self._has_manifest:
+        if self._new is None and self._has_manifest:
             return
         # In a remote store a manifest's blob has hints of its chunks' places, known only after the packs are written.
         is_together = not self._backend.is_remote
-        if self._missing is not None:
-            payloads = self._payloads()
+        if self._new is not None:
+            sizes = self._source.sizes[self._new]
+            payloads = self._payloads(self._new)
             if watch is not None:
-                payloads = self._watched(payloads, watch)
-            self._put(payloads, with_manifest=is_together and not self._has_manifest)
-            self._missing = None
+                payloads = _watched(payloads, sizes, watch)
+            n_bytes = int(sizes.sum())
+            if n_bytes <= _MOST_AT_ONCE_BYTES:
+                payloads = iter(list(payloads))
+            n_stored_bytes = self._put(payloads, with_manifest=is_together and not self._has_manifest)
+            if n_stored_bytes and self._chooser is not None:
+                self._chooser.note_share(n_stored_bytes / n_bytes)
+            self._new = None
         if not self._has_manifest:
             self._put(iter(()), with_manifest=True)
 
-    def _payloads(self) -> Iterator[PayloadGroup]:
-        new = self._new_chunks()
+    def _payloads(self, new: Any) -> Iterator[PayloadGroup]:
         if self._moved is None:
             return self._encoded(new)
         is_moved = np.isin(new, self._moved.chunks)
@@ -576,15 +585,8 @@ class PendingSave:
             self._source, new, self._policy, self._plan, self._chooser, keep=keep, leaves_text=leaves_text
         )
 
-    def _watched(self, payloads: Iterator[PayloadGroup], watch: CountBytes) -> Iterator[PayloadGroup]:
-        sizes = self._source.sizes[self._new_chunks()]
-        begin = 0
-        for group in payloads:
-            yield group
-            watch(int(sizes[begin : begin + len(group.entries)].sum()))
-            begin += len(group.entries)
-
-    def _put(self, payloads: Iterator[PayloadGroup], *, with_manifest: bool) -> None:
+    def _put(self, payloads: Iterator[PayloadGroup], *, with_manifest: bool) -> int:
+        """Write packs, and the manifest; return the size of the packs."""
         key = f"manifests/{self._manifest_name}"
         if with_manifest and self._parents is not None:
             is_step = self._parents.is_step
@@ -605,16 +607,7 @@ class PendingSave:
             self.n_stored_bytes += len(beside[key])
         n_bytes = publish(self._catalog, packs, self._condemned)
         self.n_stored_bytes += n_bytes
-        if packs and self._chooser is not None:
-            self._chooser.note_share(n_bytes / int(self._source.sizes[self._new_chunks()].sum()))
-
-    def _new_chunks(self) -> Any:
-        """Return the chunks to write: for each its first place, counted over all rows; ascending."""
-        if self._missing is None:
-            return np.empty(0, dtype=np.intp)
-        new = self._first[self._missing]
-        new.sort()
-        return new
+        return n_bytes
 
     def _declare(self, known: str | None) -> None:
         """Create the intent, and only then read the condemned lists.
@@ -645,3 +638,11 @@ class PendingSave:
         if key not in seen and self._backend.stat(key) is not None:
             seen.add(key)
         return key in seen
+
+
+def _watched(payloads: Iterator[PayloadGroup], sizes: Any, watch: CountBytes) -> Iterator[PayloadGroup]:
+    begin = 0
+    for group in payloads:
+        yield group
+        watch(int(sizes[begin : begin + len(group.entries)].sum()))
+        begin += len(group.entries)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tensorcas_mlflow.backends import MemoryBackend
+from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.errors import BackendError, ConflictError, FencedError
 from tensorcas_mlflow.layout import RefTarget
 from tensorcas_mlflow.layout.packs import pack_name
@@ -51,6 +53,22 @@ def test_beginning_a_save_writes_no_chunk_and_knows_what_is_new(store: Store) ->
         save.commit(target(1))
 
     assert np.array_equal(read(store, 1), weights)
+
+
+@pytest.mark.parametrize(("n_mib", "is_before"), [(1, True), (9, False)])
+def test_save_of_up_to_eight_mib_is_encoded_before_the_backend_writes(n_mib: int, is_before: bool) -> None:
+    events: list[str] = []
+
+    class Noting(MemoryBackend):
+        def put_all(self, blobs: Iterable[tuple[str, Iterable[Buffer]]]) -> None:
+            events.append("put")
+            super().put_all(blobs)
+
+    weights = rng.normal(size=n_mib << 17)
+    with Store.init_backend(Noting(), chunk_bytes=1 << 16).begin_checkpoint({"w": weights}) as save:
+        save.write(watch=lambda _: events.append("encoded"))
+
+    assert (events.index("encoded") < events.index("put")) == is_before
 
 
 def test_begun_save_counts_no_stored_chunk_as_new(store: Store) -> None:

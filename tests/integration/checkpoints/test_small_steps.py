@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tensorcas_mlflow.integration.checkpoints import _log
-from tests.python_calls import calls_of
+from tests.python_calls import calls_of, depths_of_ours
 
 N_WARM = 12
 MOST_CALLS = 1_420
@@ -17,6 +17,10 @@ MOST_CALLS = 1_420
 MOST_CALLS_OF_ANY = 1_570
 """The same of the dearest step. After one in three, the choices of codings are made anew."""
 MOST_CALLS_IN_BACKGROUND = 350
+MOST_MODULES = 58
+"""Modules of our packages that a warm step passes."""
+MOST_FRAMES = 25
+"""Frames of our packages that are open at once: no encoder runs inside a generator that the backend draws."""
 
 
 @pytest.fixture
@@ -31,15 +35,19 @@ def steps(net: torch.nn.Module, *functions: str, blocking: bool) -> list[int]:
     counts = []
     with mlflow.start_run():
         for step in range(N_WARM + 16):
-            with torch.no_grad():
-                for weights in net.parameters():
-                    weights += 1e-3 * torch.randn_like(weights)
-            mlflow.tensorcas.wait()
+            change(net)
             with calls_of(*functions) as calls:
                 mlflow.tensorcas.log_checkpoint(net, step=step, blocking=blocking)
             counts.append(len(calls))
         mlflow.tensorcas.wait()
     return counts
+
+
+def change(net: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for weights in net.parameters():
+            weights += 1e-3 * torch.randn_like(weights)
+    mlflow.tensorcas.wait()
 
 
 def test_warm_step_of_a_small_net_makes_few_python_calls(net: torch.nn.Module) -> None:
@@ -61,3 +69,18 @@ def test_background_step_costs_its_caller_less_than_a_third_of_the_calls(net: to
 @pytest.mark.long
 def test_step_asks_the_database_twelve_times_at_most(net: torch.nn.Module) -> None:
     assert max(steps(net, "Database.read", "Database.write", blocking=True)[N_WARM:]) <= 12
+
+
+def test_warm_step_passes_few_modules_and_opens_few_frames(net: torch.nn.Module) -> None:
+    warm: list[dict[str, int]] = []
+    with mlflow.start_run():
+        for step in range(N_WARM + 16):
+            change(net)
+            with depths_of_ours() as depths:
+                mlflow.tensorcas.log_checkpoint(net, step=step)
+            if step >= N_WARM:
+                warm.append(depths)
+        mlflow.tensorcas.wait()
+
+    assert max(map(len, warm)) <= MOST_MODULES
+    assert max(max(depths.values()) for depths in warm) <= MOST_FRAMES
