@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import pytest
@@ -98,8 +99,9 @@ class FaultyBackend(Backend):
     def files(self) -> Iterator[FoundFile]:
         return self.inner.files()
 
-    def delete(self, key: str) -> None:
-        self._call("delete", key, lambda: self.inner.delete(key))
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._call("delete", key, partial(self.inner.delete, key))
 
     def missing(self, keys: Iterable[str]) -> set[str]:
         return self._call("missing", ".", lambda: self.inner.missing(keys))
@@ -647,6 +649,14 @@ class BackendConformance(ConcurrencyConformance):
         backend.delete("b/c")
 
         assert backend.stat("a") is None
+
+    def test_delete_removes_all_that_are_there_and_nothing_else(self, backend: Backend) -> None:
+        for key in ("a/x", "a/y", "a/z", "a/large", "b/x"):
+            backend.put_new(key, [bytes(1 << 20) if key == "a/large" else b"1"])
+        backend.delete("a/x", "a/none", "a/large", "b/x", "a/x", "a/y")
+        backend.delete()
+
+        assert [info.key for prefix in ("a", "b") for info in backend.list(prefix)] == ["a/z"]
 
     def test_sweep_touches_no_blob(self, backend: Backend) -> None:
         backend.put_new("a/x", [b"1"])

@@ -431,10 +431,9 @@ class Catalog:
             self._backend.put_new(segment_key(name), [segment_bytes(merge_tables(tables))])
             self._segments.add(name)
             # Packs published meanwhile are not in this segment.
+            self._backend.delete(*filter(None, map(self._loose.get, loose)))
             for pack in loose:
-                marker = self._loose.pop(pack)
-                if marker is not None:
-                    self._backend.delete(marker)
+                del self._loose[pack]
         merge_segments(self._backend, to_merge(list_segments(self._backend), most_bytes=_MOST_MERGED_BYTES))
 
     def _index(self) -> Iterator[BlobInfo]:

@@ -314,9 +314,10 @@ class _Dying(MemoryBackend):
         self._live()
         return super().put_new(key, pieces, durable=durable)
 
-    def delete(self, key: str) -> None:
-        self._live()
-        super().delete(key)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._live()
+            super().delete(key)
 
 
 @pytest.mark.parametrize("n_changes", range(4))

@@ -709,8 +709,7 @@ def merge_segments(backend: Backend, keys: Sequence[str], there: Set[str] | None
     # A name is never used again, so a pack that is missing now is gone for good.
     if not there.isdisjoint(name for source in sources for name in source.packs):
         backend.put_new(segment_key(new_name()), merged_pieces(sources, there))
-    for key in keys:
-        backend.delete(key)
+    backend.delete(*keys)
 
 
 def to_merge(segments: Iterable[BlobInfo], *, most_bytes: int) -> list[str]:
