@@ -247,8 +247,12 @@ class Catalog:
                 self._seen = (generation, set())
             return self._seen[1]
 
-    def publish(self, name: str, entries: Entries) -> None:
-        """Add a pack of this process to the index, for other processes and for itself."""
+    def publish(self, name: str, entries: Entries, *, is_marked: bool = False) -> None:
+        """Add a pack of this process to the index, for other processes and for itself.
+
+        Args:
+            is_marked: Whether it was put together with its marker.
+        """
         if self._backend.is_carrier:
             # Other processes would have to fetch the whole pack for its table. So the table gets a blob of its own,
             # named after the pack.
@@ -257,7 +261,7 @@ class Catalog:
             self._segments.add(name)
         elif self._backend.is_remote:
             self._loose[name] = None
-        else:
+        elif not is_marked:
             mark_loose(self._backend, name)
         self.add(name, entries)
 
