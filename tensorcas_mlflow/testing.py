@@ -545,6 +545,14 @@ class BackendConformance(ConcurrencyConformance):
 
         assert backend.stat("a") is None
 
+    def test_delete_removes_all_that_are_there_and_nothing_else(self, backend: Backend) -> None:
+        for key in ("a/x", "a/y", "a/z", "a/large", "b/x"):
+            backend.put_new(key, [bytes(1 << 20) if key == "a/large" else b"1"])
+        backend.delete("a/x", "a/none", "a/large", "b/x", "a/x", "a/y")
+        backend.delete()
+
+        assert [info.key for prefix in ("a", "b") for info in backend.list(prefix)] == ["a/z"]
+
     def test_sweep_touches_no_blob(self, backend: Backend) -> None:
         backend.put_new("a/x", [b"1"])
         backend.sweep(0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Literal, TypeVar
 
 from tensorcas_mlflow.backends import Backend, BlobInfo, Children, FoundFile, Token
@@ -93,8 +94,9 @@ class FaultyBackend(Backend):
     def files(self) -> Iterator[FoundFile]:
         return self.inner.files()
 
-    def delete(self, key: str) -> None:
-        self._call("delete", key, lambda: self.inner.delete(key))
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._call("delete", key, partial(self.inner.delete, key))
 
     def missing(self, keys: Iterable[str]) -> set[str]:
         return self._call("missing", ".", lambda: self.inner.missing(keys))

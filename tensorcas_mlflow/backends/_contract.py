@@ -270,8 +270,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def delete(self, key: str) -> None:
-        """Remove a blob; a missing one is no error. A crash of the machine may bring it back, whole; see `settle`."""
+    def delete(self, *keys: str) -> None:
+        """Remove blobs; a missing one is no error. A crash of the machine may bring one back, whole; see `settle`.
+
+        A database removes its own in one transaction. If the call fails, any of the others may be gone.
+        """
 
     def settle(self, prefix: str) -> None:
         """Make durable everything created, replaced and removed below a prefix, by any process.

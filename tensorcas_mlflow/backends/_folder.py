@@ -339,17 +339,21 @@ class FolderBackend(LocalBackend):
                 raise
             # Other keys never come back, so the file was written for want of a row.
 
-    def delete(self, key: str) -> None:
-        if not self._may_write_rows(key):
-            super().delete(key)
-            return
-        if key in self._held:
-            self._flush()
-        if os.path.lexists(self._path(key)):
-            self._remove_below(key)
-            super().delete(key)
-        else:
-            self._write("delete", key, lambda change: _remove(change, key), durable=False)
+    def delete(self, *keys: str) -> None:
+        rows: list[str] = []
+        for key in keys:
+            if not self._may_write_rows(key):
+                super().delete(key)
+                continue
+            if key in self._held:
+                self._flush()
+            if os.path.lexists(self._path(key)):
+                self._remove_below(key)
+                super().delete(key)
+            else:
+                rows.append(key)
+        if rows:
+            self._write("delete", rows[0], lambda change: [_remove(change, key) for key in rows], durable=False)
 
     # --- reading
 

@@ -442,9 +442,10 @@ class LocalBackend(Backend):
                 is_alone = stack.enter_context(_alone_in(self._path("format"), waits=False))
             yield is_alone
 
-    def delete(self, key: str) -> None:
-        with _translated("delete", key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(self._path(key))
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            with _translated("delete", key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(self._path(key))
 
     def freed_by(self, deleted: Mapping[str, int], *, older_than_s: float) -> int:
         left = sum(size for _, size in self._left_behind(older_than_s))

@@ -91,9 +91,10 @@ class MemoryBackend(Backend):
         with self._lock:
             return iter([FoundFile(key, len(data)) for key, (data, _, _) in self._blobs.items()])
 
-    def delete(self, key: str) -> None:
-        with self._lock:
-            self._blobs.pop(check_key(key), None)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            with self._lock:
+                self._blobs.pop(check_key(key), None)
 
     def _set(self, key: str, data: bytes) -> Token:
         token = str(next(self._versions))

@@ -83,8 +83,8 @@ class MeteredBackend(Backend):
         self.tally.add(0)
         return self.inner.files()
 
-    def delete(self, key: str) -> None:
-        self.inner.delete(key)
+    def delete(self, *keys: str) -> None:
+        self.inner.delete(*keys)
 
     def settle(self, prefix: str) -> None:
         self.inner.settle(prefix)

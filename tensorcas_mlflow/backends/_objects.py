@@ -244,7 +244,11 @@ class ObjectBackend(Backend):
     def files(self) -> Iterator[FoundFile]:
         return (FoundFile(info.path, info.size) for info in self._bucket.walk(""))
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._delete(key)
+
+    def _delete(self, key: str) -> None:
         if _comes_never_again(check_key(key)):
             self._bucket.delete(key)
             return

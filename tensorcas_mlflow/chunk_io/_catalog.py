@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -65,9 +64,7 @@ _MOST_MERGED_BYTES = 32 << 20
 _BYTES_PER_TABLE = 256 << 10
 """A request for the table of another process's pack is worth so many bytes that a save need not write."""
 _BYTES_PER_LOCAL_TABLE = 64 << 10
-"""The same for a read from a local disk."""
-_N_LOCAL_TABLES = 1
-"""So many tables a save reads from a local disk in any case."""
+"""The same for a read from a local disk. What saves leave unread is for the process that folds the packs."""
 _MAX_HINTS = 4
 _MOST_HINTED_LISTED = 500
 _MAX_LATEST = 8
@@ -78,14 +75,6 @@ _LATE_S = 3600.0
 that list new packs meanwhile. A later pack is found after a failed lookup."""
 _MAX_MANIFESTS = 4096
 """Bound of remembered names of manifests; beyond it all are forgotten, and an equal save writes its own copy."""
-
-
-def _drawn_fold_at() -> int:
-    """Draw the number of loose packs at which a process reads the tables of all: from one to three times that above.
-
-    It differs between processes, so that mostly one of them folds the packs, and the others read its segment.
-    """
-    return _FOLD_AT + _FOLD_AT * os.urandom(1)[0] // 128
 
 
 def _warn(text: str, error: Exception) -> None:
@@ -114,9 +103,10 @@ class Catalog:
         self._packs: set[str] = set()
         self._segments: set[str] = set()
         self._loose: dict[str, str | None] = {}
-        """Packs outside of shared segments, by name, each with the key of its own index blob if it has one."""
+        """Packs outside of shared segments, by name, each with the key of its own index blob if it has one. Of a local
+        store some are unread."""
         self._listed: set[str] = set()
-        """Names of the blobs of the index in the last listing, all read; empty after one that was not."""
+        """Names of the blobs of the index in the last listing, all segments read; empty after one that was not."""
         self._gone: set[str] = set()
         self._unreadable: set[str] = set()
         """Packs with damaged tables."""
@@ -135,8 +125,6 @@ class Catalog:
         self._newest = ""
         """Name of the newest pack listed in a remote store."""
         self._seen: tuple[Generation | None, set[str]] = (None, set())
-        self._folds_all_at = _drawn_fold_at()
-        """Number of loose packs at which this process reads the tables of all."""
 
     def copied(self, backend: Backend) -> Catalog:
         """Return a catalog with the same knowledge, reading through another backend of the same blobs."""
@@ -165,7 +153,7 @@ class Catalog:
             if self._backend.is_remote:
                 return self._read_new_packs(None if n_bytes is None else 1 + n_bytes // _BYTES_PER_TABLE)
             # The first reading of a process finds what there was before, and others write only meanwhile.
-            most = _N_LOCAL_TABLES + n_bytes // _BYTES_PER_LOCAL_TABLE if n_bytes is not None and self._listed else None
+            most = n_bytes // _BYTES_PER_LOCAL_TABLE if n_bytes is not None and self._listed else None
             # Another process may fold segments during the reading: the rows of a deleted one are in a new one.
             for _ in range(_MAX_LISTINGS):
                 if self._read_index(most):
@@ -247,8 +235,12 @@ class Catalog:
                 self._seen = (generation, set())
             return self._seen[1]
 
-    def publish(self, name: str, entries: Entries) -> None:
-        """Add a pack of this process to the index, for other processes and for itself."""
+    def publish(self, name: str, entries: Entries, *, is_marked: bool = False) -> None:
+        """Add a pack of this process to the index, for other processes and for itself.
+
+        Args:
+            is_marked: Whether it was put together with its marker.
+        """
         if self._backend.is_carrier:
             # Other processes would have to fetch the whole pack for its table. So the table gets a blob of its own,
             # named after the pack.
@@ -257,7 +249,7 @@ class Catalog:
             self._segments.add(name)
         elif self._backend.is_remote:
             self._loose[name] = None
-        else:
+        elif not is_marked:
             mark_loose(self._backend, name)
         self.add(name, entries)
 
@@ -408,7 +400,6 @@ class Catalog:
         with self._lock:
             if len(self._loose) < _FOLD_AT:
                 return
-            self._folds_all_at = _drawn_fold_at()
             try:
                 with self._backend.alone() as is_alone:
                     if is_alone:
@@ -426,15 +417,15 @@ class Catalog:
             self._read_index(0)
         if len(self._loose) >= _FOLD_AT:
             loose = sorted(self._loose)
+            self._load_packs(dict.fromkeys(loose))
             tables = [only_packs(table, set(loose)) for table in self._tables]
             name = new_name()
             self._backend.put_new(segment_key(name), [segment_bytes(merge_tables(tables))])
             self._segments.add(name)
             # Packs published meanwhile are not in this segment.
+            self._backend.delete(*filter(None, map(self._loose.get, loose)))
             for pack in loose:
-                marker = self._loose.pop(pack)
-                if marker is not None:
-                    self._backend.delete(marker)
+                del self._loose[pack]
         merge_segments(self._backend, to_merge(list_segments(self._backend), most_bytes=_MOST_MERGED_BYTES))
 
     def _index(self) -> Iterator[BlobInfo]:
@@ -446,8 +437,7 @@ class Catalog:
         """List the index once; return whether all segments in the listing still existed when read.
 
         Args:
-            most: Read the tables of so many loose packs at most; a later call reads others. If there
-                are enough loose packs for a segment, all are read, so that they can be folded.
+            most: Read the tables of so many loose packs at most, or of the only one that is unread; None for all.
         """
         try:
             listed = set(self._backend.list_dir("index").blobs)
@@ -458,7 +448,6 @@ class Catalog:
         for gone in self._listed - listed:
             self._loose.pop(gone.partition(".")[0], None)
             self._forget_segment(gone.partition(".")[0])
-        loose: list[str] = []
         is_whole = True
         # Each of many small saves adds one marker, so most of the listing is known.
         for file in sorted(listed - self._listed):
@@ -467,17 +456,13 @@ class Catalog:
             if not is_blob_key(key):
                 continue
             if ending == "loose":
-                loose.append(name)
+                self._loose[name] = key
             elif name not in self._segments and not self._load_segment(name, key):
                 is_whole = False
             elif name in self._packs:
                 self._loose[name] = key
-        if most is not None and len(self._loose) + len(loose) < self._folds_all_at:
-            unread = list(filter(self._is_new, loose))[most:]
-            listed.difference_update(f"{name}.loose" for name in unread)
-            loose = [name for name in loose if f"{name}.loose" in listed]
-        self._loose.update((name, f"index/{name}.loose") for name in loose)
-        self._load_packs(dict.fromkeys(loose))
+        unread = sorted(set(self._loose).difference(self._packs, self._gone, self._unreadable))
+        self._load_packs(dict.fromkeys(unread[:most] if len(unread) > 1 else unread))
         self._listed = listed if is_whole else set()
         if self._has_bad_segments:
             self._load_packs(dict(list_packs(self._backend)))

@@ -194,7 +194,7 @@ def put_packs(
     beside: Iterable[tuple[str, bytes]],
     keep: KeepPack | None = None,
 ) -> dict[str, PackWriter]:
-    """Write chunks into new packs needed only by a later commit; see `Backend.put_all`.
+    """Write chunks into new packs needed only by a later commit, in a database with their markers; see `put_all`.
 
     Args:
         beside: Other new blobs, by key, that need not wait for the packs.
@@ -209,6 +209,8 @@ def put_packs(
         for name, writer, pieces in _new_packs(backend, payloads):
             packs[name] = writer
             yield pack_key(name), pieces if keep is None else keep(name, pieces)
+            if backend.has_database:
+                yield f"index/{name}.loose", []
         for key, blob in beside:
             yield key, [blob]
 
@@ -239,12 +241,14 @@ def _noted(payloads: Iterator[Packed], note: Callable[[Packed], None]) -> Iterat
         yield payload
 
 
-def publish(catalog: Catalog, packs: Mapping[str, PackWriter], condemned: Condemnation) -> int:
-    """Add written packs to the index, and return their size."""
+def publish(
+    catalog: Catalog, packs: Mapping[str, PackWriter], condemned: Condemnation, *, is_marked: bool = False
+) -> int:
+    """Add written packs to the index, and return their size; see `Catalog.publish`."""
     seen = catalog.seen(condemned.generation)
     for name, writer in packs.items():
         seen.add(pack_key(name))
-        catalog.publish(name, writer.entries())
+        catalog.publish(name, writer.entries(), is_marked=is_marked)
     return sum(writer.n_bytes for writer in packs.values())
 
 
@@ -605,7 +609,7 @@ class PendingSave:
             self._catalog.know_manifest(self.manifest.digest, self._manifest_name)
             self._has_manifest = True
             self.n_stored_bytes += len(beside[key])
-        n_bytes = publish(self._catalog, packs, self._condemned)
+        n_bytes = publish(self._catalog, packs, self._condemned, is_marked=self._backend.has_database)
         self.n_stored_bytes += n_bytes
         return n_bytes
 

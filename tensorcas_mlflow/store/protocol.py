@@ -180,8 +180,7 @@ def tidy_index(backend: Backend, packs: Set[str]) -> None:
             backend.delete(info.key)
     # Listed after the index: packs in the index existed before, so a pack missing now is gone for good.
     there = {name for name, _ in list_packs(backend)}
-    for name in sorted(loose - there):
-        backend.delete(f"index/{name}.loose")
+    backend.delete(*(f"index/{name}.loose" for name in sorted(loose - there)))
     chosen = dict.fromkeys(to_merge(segments, most_bytes=MAX_SEGMENT_BYTES))
     for info, names in segments.items():
         n_gone = len(names) - len(there.intersection(names))

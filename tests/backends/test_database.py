@@ -118,6 +118,22 @@ def test_blobs_of_a_commit_are_seen_by_others_together_with_it(tmp_path: Path) -
     assert (other.get("packs/1"), other.get("refs/@1"), other.stat("intents/1")) == (b"pack", b"ref", None)
 
 
+def test_deletion_of_many_blobs_waits_for_other_writers_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FolderBackend(folder)
+    begun: list[bool] = []
+    write = _database.Database.write
+
+    def noted(self: _database.Database, act: Callable[[Change], Any], *, durable: bool) -> Any:
+        begun.append(durable)
+        return write(self, act, durable=durable)
+
+    monkeypatch.setattr(_database.Database, "write", noted)
+    backend.delete("packs/a", "packs/none", "manifests/a", "packs/b")
+
+    assert begun == [False]
+    assert {info.key for info in FolderBackend(folder).list("manifests")} == {"manifests/b"}
+
+
 def test_work_that_one_does_alone_keeps_no_commit_waiting(folder: Path) -> None:
     one, other = FolderBackend(folder), FolderBackend(folder)
     one.put_new("format", [b"{}"])

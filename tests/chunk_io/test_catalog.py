@@ -472,21 +472,16 @@ def test_segment_merged_by_another_process_during_a_search_hides_no_chunk(
     assert reader.catalog.find(digests).found.all()
 
 
-def test_small_save_into_a_folder_reads_a_few_tables_however_many_others_write() -> None:
+def test_small_save_into_a_folder_reads_no_table_however_many_others_write() -> None:
     backend = _Counted()
-    writers = [Store.init_backend(backend, chunk_bytes=4096), *(Store.open_backend(backend) for _ in range(15))]
-    for at, writer in enumerate(writers):
-        save(writer, at)
-    counts = []
-    for number in range(1, 4):
+    writers = [Store.init_backend(backend, chunk_bytes=4096), *(Store.open_backend(backend) for _ in range(14))]
+    for number in range(4):
         for at, writer in enumerate(writers):
-            backend.n_reads = 0
             save(writer, 100 * number + at)
-            counts.append(backend.n_reads)
+        if number == 1:
+            backend.n_reads = 0
 
-    # Whoever finds enough packs for a segment reads the tables of all, once, and the others read the segment.
-    assert sorted(counts)[len(counts) // 2] <= _catalog._N_LOCAL_TABLES
-    assert sum(counts) <= len(writers) * len(counts) // 2
+    assert backend.n_reads == 0
 
 
 def test_large_save_into_a_folder_shares_what_others_have_just_written() -> None:
@@ -505,18 +500,23 @@ def test_large_save_into_a_folder_shares_what_others_have_just_written() -> None
     assert again.n_new_bytes == 0
 
 
-def test_tables_that_a_save_has_left_unread_are_read_by_later_ones() -> None:
-    first = Store.init_backend(MemoryBackend(), chunk_bytes=4096)
-    second = Store.open_backend(first.backend)
-    save(first, 0)
-    save(second, 100)
-    for seed in range(1, 3 * _catalog._N_LOCAL_TABLES + 1):
-        save(first, seed)
-    catalog = second.catalog
-    left = []
-    for _ in range(4):
-        catalog.refresh(n_bytes=0)
-        left.append(len(set(packs_of(first)) - catalog._packs))
+def test_tables_that_saves_have_left_unread_are_read_once_by_the_process_that_folds_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_catalog, "_FOLD_AT", 40)
+    backend = _Counted()
+    writers = [Store.init_backend(backend, chunk_bytes=4096), *(Store.open_backend(backend) for _ in range(3))]
+    for at in range(8):
+        save(writers[at % 4], at)
+    backend.n_reads = 0
+    n_reads = []
+    while not segments_of(writers[0]):
+        for at, writer in enumerate(writers):
+            save(writer, 100 * len(n_reads) + at + 100)
+        n_reads.append(backend.n_reads)
+    [segment] = segments_of(writers[0])
 
-    assert left[0] > 0
-    assert left[-1] == 0
+    assert n_reads[-2] == 0
+    assert len(read_segment(segment, backend.get(segment)).packs) >= 40
+    assert n_reads[-1] <= 40  # besides, it has the tables of its own packs
+    assert writers[0].catalog.find(writers[0].manifest(writers[0].checkpoints()[0]).digests).found.all()

@@ -47,10 +47,11 @@ class Counting(MemoryBackend):
             raise BackendError("write", key, "no room")
         return super().put_new(key, *args, **settings)
 
-    def delete(self, key: str) -> None:
-        if "delete" in self.refuses and key.startswith(REF_TABLES):
-            raise BackendError("delete", key, "no answer")
-        super().delete(key)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            if "delete" in self.refuses and key.startswith(REF_TABLES):
+                raise BackendError("delete", key, "no answer")
+            super().delete(key)
 
 
 def save(store: Store, step: int, *, value: int = 0, run: str = "run") -> None:

@@ -49,11 +49,12 @@ def key_of(step: int) -> str:
 class _Witness(FaultyBackend):
     """Backend of a repairer: it notes the existing refs before each deletion of a pack."""
 
-    def delete(self, key: str) -> None:
-        if key.startswith("packs/"):
-            there = sorted(info.key for info in self.inner.list("refs"))
-            self.inner.put_new(f"{WITNESS}/{uuid.uuid4().hex}", ["\n".join(there).encode()])
-        super().delete(key)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            if key.startswith("packs/"):
+                there = sorted(info.key for info in self.inner.list("refs"))
+                self.inner.put_new(f"{WITNESS}/{uuid.uuid4().hex}", ["\n".join(there).encode()])
+            super().delete(key)
 
 
 def open_store(backend: Backend) -> Store:

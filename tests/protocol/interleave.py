@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -326,8 +326,9 @@ class WatchedBackend(Backend):
     def files(self) -> Iterator[FoundFile]:
         return self._run.memory.files()
 
-    def delete(self, key: str) -> None:
-        self._call("delete", key, lambda: self._run.memory.delete(key), key)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._call("delete", key, partial(self._run.memory.delete, key), key)
 
 
 def _as_it_is(data: bytes) -> bytes:

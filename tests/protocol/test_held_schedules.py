@@ -81,9 +81,9 @@ class HoldingBackend(WatchedBackend):
         self._flush()
         return super().withdraw(key, token)
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
         self._flush()
-        super().delete(key)
+        super().delete(*keys)
 
 
 def two_saves() -> Cast:

@@ -97,14 +97,14 @@ class DeletesItsVoids(ObjectBackend):
 class DeletesItsBlobs(ObjectBackend):
     """A deletion that asks for whatever is there to be removed."""
 
-    def delete(self, key: str) -> None:
+    def _delete(self, key: str) -> None:
         self._bucket.delete(key)
 
 
 class DeletesUntilNothingIsThere(ObjectBackend):
     """A deletion that looks again after its request, and takes what has come meanwhile for what it was to delete."""
 
-    def delete(self, key: str) -> None:
+    def _delete(self, key: str) -> None:
         while (info := self.stat(key)) is not None and not self._void(key, info.token):
             pass
 
@@ -112,7 +112,7 @@ class DeletesUntilNothingIsThere(ObjectBackend):
 class DeletesWhatItHasSeen(ObjectBackend):
     """A deletion that takes other white space at the end for another blob."""
 
-    def delete(self, key: str) -> None:
+    def _delete(self, key: str) -> None:
         if (info := self.stat(key)) is not None:
             self._void(key, info.token)
 

@@ -193,18 +193,18 @@ class ListGoesFirst(WatchedBackend):
             self._own = key
         return super().put_new(key, pieces, durable=durable)
 
-    def delete(self, key: str) -> None:
-        if self._own and key.startswith("packs/"):
+    def delete(self, *keys: str) -> None:
+        if self._own and any(key.startswith("packs/") for key in keys):
             super().delete(self._own)
-        super().delete(key)
+        super().delete(*keys)
 
 
 class AllListsGo(WatchedBackend):
     """A view of a collector that, when it is done, removes all lists whatever has become of what is on them."""
 
-    def delete(self, key: str) -> None:
-        super().delete(key)
-        if key.startswith("condemned/"):
+    def delete(self, *keys: str) -> None:
+        super().delete(*keys)
+        if any(key.startswith("condemned/") for key in keys):
             for info in list(super().list("condemned")):
                 super().delete(info.key)
 

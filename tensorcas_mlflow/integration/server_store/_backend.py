@@ -272,10 +272,10 @@ class CarrierBackend(Backend):
                 else:
                     yield FoundFile(path, entry.size)
 
-    def delete(self, key: str) -> None:
-        path = _path(key)
-        self._shelf.delete(path)
-        self._forget(path)
+    def delete(self, *keys: str) -> None:
+        for path in map(_path, keys):
+            self._shelf.delete(path)
+            self._forget(path)
 
     # --- inside
 

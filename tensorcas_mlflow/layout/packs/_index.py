@@ -32,7 +32,6 @@ from tensorcas_mlflow.layout.packs._pack import (
     as_rows,
     has_depth,
     is_delta,
-    list_packs,
     pack_key,
 )
 
@@ -689,12 +688,12 @@ def _ranges(n_rows: int) -> Iterator[tuple[int, int]]:
 
 
 def merge_segments(backend: Backend, keys: Sequence[str], there: Set[str] | None = None) -> None:
-    """Replace segments by one with the rows of the packs that exist.
+    """Replace segments by one with their rows.
 
     Args:
         backend: The backend of the index.
         keys: The segments.
-        there: The packs that exist, listed after the segments; None to list them.
+        there: The packs that exist, listed after the segments: the rows of others are left out. None to keep all rows.
 
     Raises:
         BlobNotFoundError: Another process has replaced one of them.
@@ -704,13 +703,12 @@ def merge_segments(backend: Backend, keys: Sequence[str], there: Set[str] | None
     if not keys:
         return
     sources = [open_segment(backend, key) for key in keys]
-    if there is None:
-        there = {name for name, _ in list_packs(backend)}
+    named = {name for source in sources for name in source.packs}
     # A name is never used again, so a pack that is missing now is gone for good.
-    if not there.isdisjoint(name for source in sources for name in source.packs):
-        backend.put_new(segment_key(new_name()), merged_pieces(sources, there))
-    for key in keys:
-        backend.delete(key)
+    kept = named if there is None else named & there
+    if kept:
+        backend.put_new(segment_key(new_name()), merged_pieces(sources, kept))
+    backend.delete(*keys)
 
 
 def to_merge(segments: Iterable[BlobInfo], *, most_bytes: int) -> list[str]:
