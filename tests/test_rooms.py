@@ -72,7 +72,9 @@ def sizes() -> dict[str, dict[str, int]]:
     for room in lazy_rooms():
         found.setdefault(room, {})["names"] = len(" ".join(import_module(room)._NAMES.values()).split())
     backend = import_module("tensorcas_mlflow.backends").Backend
-    found["tensorcas_mlflow.backends"]["methods"] = sum(not name.startswith("_") for name in vars(backend))
+    found["tensorcas_mlflow.backends"]["methods"] = sum(
+        not name.startswith("_") and callable(each) for name, each in vars(backend).items()
+    )
     return found
 
 

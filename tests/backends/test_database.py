@@ -134,6 +134,7 @@ def test_deletion_of_many_blobs_waits_for_other_writers_once(folder: Path, monke
     assert {info.key for info in FolderBackend(folder).list("manifests")} == {"manifests/b"}
 
 
+@pytest.mark.long
 def test_work_that_one_does_alone_keeps_no_commit_waiting(folder: Path) -> None:
     one, other = FolderBackend(folder), FolderBackend(folder)
     one.put_new("format", [b"{}"])
@@ -652,6 +653,7 @@ def test_log_that_is_removed_under_a_process_is_an_error_and_loses_nothing(folde
         FolderBackend(folder).get("refs/@c")
 
 
+@pytest.mark.long
 def test_older_database_that_is_put_back_is_named(folder: Path, tmp_path: Path) -> None:
     FolderBackend(folder).settle("refs")
     shutil.copy2(folder / NAME, tmp_path / NAME)
@@ -698,6 +700,7 @@ def test_older_database_is_no_whole_one_while_a_writer_looks_again(
     assert [type(each) for each in found] == [DamagedError]
 
 
+@pytest.mark.long
 def test_log_of_another_state_is_named(folder: Path, tmp_path: Path) -> None:
     """An older database beside a newer log, as a backup that is copied over a store leaves it."""
     backend = FolderBackend(folder)

@@ -113,6 +113,7 @@ def test_error_of_a_call_is_raised_as_it_is(engine: Engine) -> None:
     assert "fail_at" in caught.value.__notes__[0]
 
 
+@pytest.mark.long
 def test_error_that_cannot_be_sent_is_told_in_words(engine: Engine) -> None:
     with pytest.raises(RuntimeError, match="ObstinateError: 5 and 5"):
         list(engine.map(fail_obstinately, [5]))
@@ -184,6 +185,7 @@ def test_result_that_cannot_be_sent_is_an_error() -> None:
         list(LocalProcesses(1).map(make_a_function, [1]))
 
 
+@pytest.mark.long
 def test_no_process_is_left_when_a_caller_stops() -> None:
     results = LocalProcesses(2).map(process_of, range(100))
     _, (process, _) = next(results)

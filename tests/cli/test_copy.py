@@ -76,6 +76,7 @@ def test_a_second_copy_finds_everything_there(tensorcas: Tensorcas, store: Store
     }
 
 
+@pytest.mark.long
 def test_copy_dry_run_prints_what_would_move_and_makes_nothing(
     tensorcas: Tensorcas, store: Store, backup: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_copy_dry_run_prints_what_would_move_and_makes_nothing(
     assert 0 < found["plan"]["bytes"] < held
 
 
+@pytest.mark.long
 def test_copy_keeps_what_differs_at_the_destination_and_exits_with_4(
     tensorcas: Tensorcas, store: Store, backup: Path
 ) -> None:
@@ -147,6 +149,7 @@ def laid(tmp_path: Path) -> Store:
     return store
 
 
+@pytest.mark.long
 def test_copy_of_a_run_takes_its_models_and_their_plain_files(tensorcas: Tensorcas, laid: Store, backup: Path) -> None:
     done = tensorcas("copy", laid.uri, backup, "--run", RUN)
 

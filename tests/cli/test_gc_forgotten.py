@@ -178,6 +178,7 @@ def test_gc_refuses_a_named_folder_without_anything_of_mlflow(host: Host, gc: Gc
     assert host.kept() == {run_id}
 
 
+@pytest.mark.long
 def test_gc_asks_all_tracking_stores_that_share_a_folder(host: Host, gc: Gc, other_uri: str) -> None:
     other = Host(other_uri, host.root)
     mine, theirs = host.experiment("shared"), other.experiment("shared")

@@ -187,6 +187,7 @@ def test_an_interrupt_exits_with_130_without_a_traceback(store: Store) -> None:
     assert len(store.checkpoints()) == 6
 
 
+@pytest.mark.long
 def test_a_closed_output_pipe_is_no_error(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     with store.write_checkpoint({f"layer.{n}.weight": np.float32(n) for n in range(5000)}) as pending:
@@ -261,6 +262,7 @@ def test_json_holds_exact_names_in_ascii(tensorcas: Tensorcas, hostile: Store) -
     assert shown.json["checkpoint"]["metrics"] == {HOSTILE: 1.0}
 
 
+@pytest.mark.long
 def test_an_ascii_terminal_is_no_error(tmp_path: Path) -> None:
     store = Store.init(tmp_path)
     with store.write_checkpoint({"größe": np.ones(1)}, flavor="ü") as pending:

@@ -133,6 +133,7 @@ def test_a_pipe_does_not_wait_for_the_library_of_the_terminal(root: Path) -> Non
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.long
 def test_a_narrow_terminal_shows_every_number(root: Path) -> None:
     _, told = at_terminal("show", "train", "--root", root, columns=40, NO_COLOR="1")
 
@@ -255,6 +256,7 @@ def test_completion_knows_every_command_and_option(shell: str) -> None:
         assert word in script
 
 
+@pytest.mark.long
 def test_bash_completes_commands(tmp_path: Path) -> None:
     (tmp_path / "script").write_text(run_program(PROGRAM, "completion", "bash", check=True).stdout)
     ask = f"source {tmp_path}/script; COMP_WORDS=(tensorcas op); COMP_CWORD=1; _shtab_tensorcas; echo ${{COMPREPLY[@]}}"

@@ -102,6 +102,7 @@ def settled(server: Server, run: str) -> list[str]:
     return [file["path"] for file in listing.get("files", []) if not file["is_dir"]]
 
 
+@pytest.mark.long
 def test_an_upload_that_breaks_off_leaves_nothing_to_be_seen(
     proxy: Server, eager_client: Client, run: str, tmp_path: Path
 ) -> None:

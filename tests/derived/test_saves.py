@@ -39,6 +39,7 @@ from tests.derived.made import (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_other_names", [False, True])
 @pytest.mark.parametrize(
     ("stored", "copied"),
@@ -54,12 +55,14 @@ def test_copy_in_another_dtype_is_derived(
     assert share_taken(in_another_process(store), renamed(copy) if has_other_names else copy) < 0.01
 
 
+@pytest.mark.long
 def test_copy_in_another_dtype_is_derived_in_the_same_process(store: Store) -> None:
     save(store, model(0))
 
     assert share_taken(store, as_bfloat16(model(0))) < 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_other_names", [False, True])
 def test_transposed_matrices_are_derived(
     store: Store, in_another_process: InAnotherProcess, has_other_names: bool
@@ -83,6 +86,7 @@ def test_convolutions_in_another_order_of_axes_are_derived(
     assert share_taken(in_another_process(store), renamed(turned) if has_other_names else turned) < 0.01
 
 
+@pytest.mark.long
 def test_transposed_copy_in_another_dtype_is_derived(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
     turned = {name: np.ascontiguousarray(array.T) for name, array in as_bfloat16(model(0)).items()}
@@ -152,6 +156,7 @@ def test_gguf_file_with_one_other_bit_is_stored(store: Store, in_another_process
     check_loads_file(again, ref, bytes(data))
 
 
+@pytest.mark.long
 def test_gguf_file_in_other_dtypes_is_derived(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
 
@@ -173,6 +178,7 @@ def test_gguf_file_stored_in_batches_is_derived(store: Store, in_another_process
     assert share_taken_by_file(in_another_process(store), gguf_file(renamed(model(0)))) < 0.02
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_batches")
 def test_safetensors_file_stored_in_batches_is_derived(store: Store, in_another_process: InAnotherProcess) -> None:
     save(store, model(0))
@@ -181,6 +187,7 @@ def test_safetensors_file_stored_in_batches_is_derived(store: Store, in_another_
     assert share_taken_by_file(in_another_process(store), data) < 0.01
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("place", ["first", "last"])
 def test_tensor_that_differs_in_a_batch_is_stored(
@@ -195,6 +202,7 @@ def test_tensor_that_differs_in_a_batch_is_stored(
     assert 0.05 < share < 0.3  # the tensor is a fifth of the file
 
 
+@pytest.mark.long
 def test_file_is_derived_from_a_file(store: Store, in_another_process: InAnotherProcess) -> None:
     save_file(store, safetensors.numpy.save(model(0)), "fp32.safetensors")
     data = safetensors.numpy.save(as_bfloat16(model(0)))
@@ -250,6 +258,7 @@ def flushed_subnormals() -> Iterator[None]:
     torch.set_flush_denormal(False)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("flushed_subnormals")
 def test_copy_without_subnormals_is_read_by_a_process_that_keeps_them(
     store: Store, in_another_process: InAnotherProcess
@@ -272,6 +281,7 @@ def test_model_without_relatives_is_not_derived(store: Store, in_another_process
     check_loads(store, ref, as_bfloat16(model(1)))
 
 
+@pytest.mark.long
 def test_derived_copy_loads_after_its_inputs_checkpoint_is_dropped(
     store: Store, in_another_process: InAnotherProcess
 ) -> None:
@@ -368,6 +378,7 @@ def test_changed_derived_tensor_of_a_series_is_the_next_base(
         check_loads(store, ref, tensors)
 
 
+@pytest.mark.long
 def test_stored_copy_is_found_by_a_later_save_of_the_same_tensors(
     store: Store, in_another_process: InAnotherProcess
 ) -> None:

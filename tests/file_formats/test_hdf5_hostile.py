@@ -76,6 +76,7 @@ def check_stored(data: bytes) -> int:
     return len(fresh.manifest(ref).derived)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_file_with_a_changed_byte_comes_back_from_a_store(name: str, libver: str) -> None:

@@ -733,6 +733,7 @@ DOORS = {
 LONG = {("hdf5", name) for name in FILES["hdf5"] if name.endswith(", 1.10")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "name"),
     [pytest.param(*each, id=", ".join(each), marks=pytest.mark.long if each in LONG else ()) for each in CASES],

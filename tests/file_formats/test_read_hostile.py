@@ -188,6 +188,7 @@ def test_bytes_hidden_behind_a_bintensors_header_are_refused_where_the_library_l
     refuse(polyglot, ".bt", "goes on")
 
 
+@pytest.mark.long
 def test_bytes_behind_the_tensors_are_refused_in_every_format_but_hdf5(refuse: Refuse) -> None:
     others = {name: data for name, data in files().items() if Path(name).suffix != ".h5"}
     assert len(others) > 20

@@ -230,6 +230,7 @@ def test_nothing_in_a_file_is_run(read: Read, tmp_path: Path) -> None:
     assert not (tmp_path / "was here").exists()
 
 
+@pytest.mark.long
 def test_torch_is_not_imported(tmp_path: Path) -> None:
     path = tmp_path / "file.pt"
     path.write_bytes(torch_file({"w": torch.ones(2)}))

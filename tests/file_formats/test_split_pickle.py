@@ -349,6 +349,7 @@ def test_a_hostile_pickle_comes_back_bit_for_bit_at_little_cost(body: bytes) -> 
     assert peak < 120 * len(data) + (8 << 20)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", [3, 4, 5])
 def test_a_damaged_pickle_comes_back_bit_for_bit(protocol: int) -> None:
     whole = pickle.dumps({"model": PIPELINE, "tensor": torch.arange(3000)}, protocol)

@@ -294,6 +294,7 @@ write(ArrayTensors(arrays), sys.argv[1], progress=die, **eval(sys.argv[2]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [{"format": "torch"}, {"shard_bytes": 20_000}], ids=["file", "folder"])
 def test_leftovers_of_a_killed_writer_are_hidden_and_removed_by_the_next_writer(
     tmp_path: Path, kind: dict[str, Any]

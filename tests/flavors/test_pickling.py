@@ -116,6 +116,7 @@ def test_a_reducer_registered_later_with_copyreg_is_used() -> None:
         del copyreg.dispatch_table[Odd]
 
 
+@pytest.mark.long
 def test_classes_and_functions_of_main_travel_by_value() -> None:
     program = """
 import sys

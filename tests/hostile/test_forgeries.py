@@ -132,6 +132,7 @@ def stream(*, compression: Literal["zstd"] | None = None, **columns: Any) -> byt
     return sink.getvalue().to_pybytes()
 
 
+@pytest.mark.long
 def test_a_manifest_is_not_unpacked() -> None:
     name = pa.array(["w" * 64 * MIB], NAMES)
     bomb = stream(compression="zstd", name=name)

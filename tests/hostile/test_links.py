@@ -110,6 +110,7 @@ def test_target_of_a_linked_store_folder_stays_unchanged(folder: str, root: Path
         assert "is a symbolic link" in said[act], act
 
 
+@pytest.mark.long
 def test_target_of_a_link_in_the_place_of_a_database_stays_unchanged(tmp_path: Path) -> None:
     saved(tmp_path / "ours", database=True)
     saved(tmp_path / "theirs", database=True)

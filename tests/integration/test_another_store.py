@@ -129,6 +129,7 @@ def test_stream_whose_store_goes_away_midway_is_refused(
             repository.log_artifact_from_stream(Source(), "file.bin", "a")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["cas_experiment", "plain_experiment"])
 def test_model_logged_after_its_store_was_replaced_loads(
     kind: str, request: pytest.FixtureRequest, happen: Callable[[], None]

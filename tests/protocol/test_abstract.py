@@ -116,6 +116,7 @@ def two_of_each() -> State:
     return kept(), (writer(0), writer(1), *greedy, Deletion(9), Deletion(0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cast", [one_of_each, delta, two_copies, delta_of_another], ids=lambda cast: cast.__name__)
 def test_no_state_of_the_abstract_protocol_has_lost_anything(cast: Cast) -> None:
     found = Machine().visit(cast())

@@ -99,6 +99,7 @@ def test_a_blob_that_is_put_where_another_is_withdrawn_is_not_lost(start: str) -
     assert_holds(Play(START[start]).putter("u").withdrawer("w", DEST).promoter("p", replace=True).explore())
 
 
+@pytest.mark.long
 @ALL
 @BOTH
 def test_void_of_an_object_store_never_shows(start: str, replace: bool) -> None:
@@ -197,6 +198,7 @@ def declared(start: str, *, replace: bool) -> Play:
     return Play(START[start]).promoter("p", replace=replace, declares=True).withdrawer("w", "intents/p")
 
 
+@pytest.mark.long
 @KEPT
 @pytest.mark.parametrize("number", [1, 3, *(pytest.param(number, marks=pytest.mark.long) for number in (2, 4, 5))])
 @ALL

@@ -116,6 +116,7 @@ def test_series_without_a_rule_of_the_saver_loses_a_state(
     assert found.failure.startswith("LOSS")
 
 
+@pytest.mark.long
 def test_training_in_an_object_store_without_generations_loses_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     cast = training()
     monkeypatch.setattr(protocol, "begin_generation", lambda backend: None)

@@ -45,6 +45,7 @@ def opened(store: Store, tensors: dict[str, Array], cuts: dict[str, Sequence[Seq
     return open_ref(store, ref)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_any_index_into_boxes_reads_what_numpy_finds(store: Store, seed: int) -> None:
     rng = random.Random(seed)

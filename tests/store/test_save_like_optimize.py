@@ -70,6 +70,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dtype", "policy"), CASES)
 def test_save_takes_about_the_room_that_an_optimization_leaves(dtype: str, policy: str) -> None:
     store, saved = saved_bytes(steps(dtype), policy)

@@ -171,6 +171,7 @@ def test_threads_that_fold_the_index_at_once_lose_nothing(store: Store) -> None:
     assert len(list(other.backend.list("index"))) < 110
 
 
+@pytest.mark.long
 def test_a_forked_child_saves_and_loads(store: Store) -> None:
     first = save(store, 1, 1)
     assert is_right(store, first)

@@ -274,6 +274,7 @@ def test_overwriting_a_step_that_is_not_there_saves_it(tmp_path: Path) -> None:
     assert equal(store.load(7), model(1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.usefixtures("store_of_files")
 def test_a_death_while_a_step_is_replaced_leaves_the_old_one_or_the_new_one(tmp_path: Path, when: Any) -> None:

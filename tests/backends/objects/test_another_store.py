@@ -35,6 +35,7 @@ def delete_all(s3: S3Server, name: str) -> None:
         bucket.delete(info.path)
 
 
+@pytest.mark.long
 def test_save_into_a_bucket_store_that_was_made_anew_is_refused(store: Store, s3: S3Server, bucket: str) -> None:
     delete_all(s3, bucket)
     other = Store.init_backend(backend_of(s3, bucket))

@@ -119,6 +119,7 @@ def test_a_model_of_mlflows_own_flavor_comes_back(experiment: str) -> None:
     assert np.array_equal(mlflow.sklearn.load_model(info.model_uri).coef_, MODEL.coef_)
 
 
+@pytest.mark.long
 def test_an_exported_model_loads_where_the_bucket_is_not_known(
     experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: S3Server
 ) -> None:
@@ -131,6 +132,7 @@ def test_an_exported_model_loads_where_the_bucket_is_not_known(
     assert np.array_equal(mlflow.tensorcas.load_model(tmp_path / "line").coef_, MODEL.coef_)
 
 
+@pytest.mark.long
 def test_a_downloaded_model_folder_has_its_tensors(experiment: str, tmp_path: Path) -> None:
     with mlflow.start_run():
         info = mlflow.tensorcas.log_model(MODEL, name="line", pip_requirements=[])

@@ -69,6 +69,7 @@ def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
         backend.put_new("a", [b"x"])
 
 
+@pytest.mark.long
 def test_denied_user_gets_an_error_without_a_secret(s3: S3Server, bucket: str, way: object) -> None:
     from tests.backends.objects.faults import EXPIRED_TOKEN
     from tests.backends.objects.proxy import Proxy

@@ -282,6 +282,7 @@ SMALL_WORDS = 1 << 16
 """Words of a tensor of a model of 512 KiB, which takes less than the manifests of many others are worth."""
 
 
+@pytest.mark.long
 def test_small_save_ends_its_search_with_the_first_manifest_that_is_surely_related(
     store: Store, way: Proxy, reopen: Reopen
 ) -> None:

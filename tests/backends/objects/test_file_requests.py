@@ -113,6 +113,7 @@ def test_each_further_file_of_a_folder_makes_eight_requests_beside_its_pack(
     assert counts == [1 + 9, 4 + 9 + 3 * 8]
 
 
+@pytest.mark.long
 def test_folders_in_a_new_folder_are_not_listed(repo: TensorCasArtifactRepository, way: Proxy, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     for number in range(3):
@@ -241,6 +242,7 @@ def test_file_in_the_place_of_an_artifact_root_is_refused_there(
             run.log_artifact(written(tmp_path / "model.bin", 2), "step-0")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most", [1000, 0])
 def test_file_is_refused_below_a_file_and_in_the_place_of_a_folder(
     repo: TensorCasArtifactRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int

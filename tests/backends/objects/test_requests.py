@@ -127,6 +127,7 @@ def test_next_step_of_a_run_makes_seven_requests_beside_its_packs(steps: TensorC
         assert way.traffic().n_billed == 1 + 7, str(way.traffic())
 
 
+@pytest.mark.long
 def test_step_that_another_process_has_saved_meanwhile_is_refused(steps: TensorCasStore) -> None:
     other = TensorCasStore(steps.store.uri, "run")
     steps.save({"w": np.ones(10)}, 1)
@@ -164,6 +165,7 @@ def test_step_saved_again_by_another_process_makes_three_requests_more(
     assert way.traffic().n_billed == 5 + 3, str(way.traffic())
 
 
+@pytest.mark.long
 def test_opening_a_checkpoint_makes_two_requests(
     store: Store, model: dict[str, Array], s3: S3Server, bucket: str, way: Proxy
 ) -> None:

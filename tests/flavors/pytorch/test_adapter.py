@@ -33,6 +33,7 @@ class TestAccepts:
     def test_other_objects_are_not_accepted(self, other: object) -> None:
         assert not ADAPTER.accepts(other)
 
+    @pytest.mark.long
     def test_adapter_of_pytorch_imports_no_torch_until_it_is_needed(self) -> None:
         script = (
             "import sys; from tensorcas_flavors.pytorch import PyTorchAdapter as A;"

@@ -279,6 +279,7 @@ def test_running_runs_are_adopted_only_if_asked(place: Place) -> None:
     assert not file.exists()
 
 
+@pytest.mark.long
 def test_new_runs_of_an_adopted_experiment_log_into_the_store_and_stay_there(place: Place, tmp_path: Path) -> None:
     place.adopt()
     file = run_with_file(place)
@@ -322,6 +323,7 @@ def test_folders_with_strange_content_are_left_alone(place: Place, tmp_path: Pat
     ]
 
 
+@pytest.mark.long
 def test_journal_that_was_tampered_with_is_refused(place: Place) -> None:
     place.adopt()
     journal = place.root / ".tensorcas-adopted"

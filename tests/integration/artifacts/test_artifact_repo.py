@@ -268,6 +268,7 @@ def test_ref_wins_over_a_plain_file_that_a_crash_left(
     assert repo.get_local_path("thing") is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [b"text", noise(1000)], ids=["text", "binary"])
 @pytest.mark.parametrize("second", [b"text", noise(1000)], ids=["text", "binary"])
 def test_a_file_does_not_become_a_folder_nor_a_folder_a_file(

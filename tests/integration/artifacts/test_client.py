@@ -122,6 +122,7 @@ def test_many_threads_log_and_load_at_once(artifacts: Path, tmp_path: Path) -> N
     assert sum(len(sizes(run_id, f"folder/{number}")) for number in range(3)) == 24
 
 
+@pytest.mark.long
 def test_runs_of_one_experiment_share_a_store(artifacts: Path, inbox: Path) -> None:
     for _ in range(3):
         with mlflow.start_run():

@@ -130,6 +130,7 @@ def test_a_save_in_the_background_is_waited_for(experiment: str) -> None:
         assert same(mlflow.tensorcas.open_checkpoint(run.info.run_id, step=1).full(), STATE)
 
 
+@pytest.mark.long
 def test_a_logged_model_is_opened(experiment: str) -> None:
     model = module()
     with mlflow.start_run() as run:
@@ -152,6 +153,7 @@ def test_a_folder_that_brings_its_tensors_is_opened(experiment: str, tmp_path: P
     )
 
 
+@pytest.mark.long
 def test_a_model_of_mlflows_own_flavor_is_opened(experiment: str) -> None:
     model = module()
     with mlflow.start_run() as run:

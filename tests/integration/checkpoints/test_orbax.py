@@ -81,6 +81,7 @@ def test_items_of_nnx_are_saved_beside_others(run_id: str, tmp_path: Path) -> No
     assert back.notes == {"x": 1}
 
 
+@pytest.mark.long
 def test_a_donated_array_is_saved_as_it_was(run_id: str, tmp_path: Path) -> None:
     # Donation writes the result into the array's own memory.
     grow = jax.jit(lambda x: x + 1, donate_argnums=0)

@@ -124,6 +124,7 @@ def test_table_of_another_format_is_refused(experiment: str) -> None:
         mlflow.tensorcas.log_table(FRAME, "table.csv")
 
 
+@pytest.mark.long
 def test_table_is_logged_by_a_pyarrow_that_cannot_cut_by_content(
     experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

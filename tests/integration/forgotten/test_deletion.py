@@ -72,6 +72,7 @@ def test_a_deleted_run_that_is_restored_has_its_artifacts(experiment_id: str, ro
     assert Path(download_artifacts(f"runs:/{run_id}/notes/note.txt")).read_text() == "a note"
 
 
+@pytest.mark.long
 def test_mlflow_gc_of_a_run_frees_what_no_other_run_shares(experiment_id: str, root: Path, tmp_path: Path) -> None:
     kept_file = array_file(tmp_path, 2)
     gone, kept = log_run(experiment_id, array_file(tmp_path, 1, 2)), log_run(experiment_id, kept_file)

@@ -46,6 +46,7 @@ def model(seed: int) -> Any:
         return mlflow.tensorcas.log_model(made, name="model", pip_requirements=[])
 
 
+@pytest.mark.long
 def test_checkpoints_of_a_run_are_freed_after_mlflow_gc_and_others_stay(experiment_id: str, root: Path) -> None:
     gone, kept = checkpoints(1, 2), checkpoints(2)
     mlflow.delete_run(gone)
@@ -103,6 +104,7 @@ def test_models_of_an_experiment_that_mlflow_gc_has_deleted_are_freed_once_their
     assert packs_bytes(root) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
 @pytest.mark.parametrize("is_mount_point", [False, True])
 def test_nothing_is_gone_that_lies_behind_a_link_to_a_disk_that_is_not_mounted(

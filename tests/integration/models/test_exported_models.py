@@ -60,6 +60,7 @@ def log(network: Network, **settings: Any) -> str:
     return info.model_uri
 
 
+@pytest.mark.long
 def test_the_weights_of_a_model_are_listed_and_its_example_input_is_named(experiment: str) -> None:
     network = Network()
     with mlflow.tensorcas.open_checkpoint(log(network)) as reader:
@@ -98,6 +99,7 @@ def test_an_import_takes_the_weights(experiment: str, tmp_path: Path) -> None:
     assert same(mlflow.tensorcas.open_checkpoint(info.uri).full(), arrays(network))
 
 
+@pytest.mark.long
 def test_exported_program_fills_a_model(experiment: str) -> None:
     network, other = Network(), Network(1)
     reader = mlflow.tensorcas.open_checkpoint(log(network))
@@ -108,6 +110,7 @@ def test_exported_program_fills_a_model(experiment: str) -> None:
     assert not torch.equal(other.head.weight, network.head.weight)
 
 
+@pytest.mark.long
 def test_exported_model_loads(cas_experiment: str) -> None:
     network = Network()
     loaded = mlflow.pytorch.load_model(log(network))
@@ -134,6 +137,7 @@ def test_the_file_comes_back_to_the_bit(cas_experiment: str, tmp_path: Path) -> 
     assert back.read_bytes() == (tmp_path / "saved/data/model.pt2").read_bytes()
 
 
+@pytest.mark.long
 def test_files_beside_the_model_are_not_taken_for_it(experiment: str, tmp_path: Path) -> None:
     (tmp_path / "vocabulary.txt").write_text("a\nb\n")
     network = Network()

@@ -33,6 +33,7 @@ def tags_of(info: Any) -> dict[str, str]:
     return {key: value for key, value in tags.items() if key.startswith("tensorcas.")}
 
 
+@pytest.mark.long
 def test_figures_of_models_are_logged_as_metrics_of_the_step(experiment: str) -> None:
     with mlflow.start_run() as run:
         first, second = log(1, step=1), log(1, step=2)
@@ -87,6 +88,7 @@ def test_stored_bytes_of_a_model_are_all_that_the_store_has_grown_by(cas_experim
     assert stored == pytest.approx(bytes_below(tmp_path / "artifacts/.tensorcas") - before, rel=0.1)
 
 
+@pytest.mark.long
 def test_registered_version_names_the_run_whose_checkpoint_it_shares(experiment: str) -> None:
     with mlflow.start_run() as earlier:
         mlflow.tensorcas.log_checkpoint({"coef": make_model(1).coef_, "more": np.arange(99.0)}, step=1)

@@ -188,6 +188,7 @@ def test_weights_only_gives_arrays_where_the_framework_has_no_tensors(experiment
     assert "__skeleton__" not in weights
 
 
+@pytest.mark.long
 def test_a_model_that_needs_pickle_is_refused_where_pickle_is_forbidden(
     experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -531,6 +531,7 @@ def test_a_model_whose_registration_fails_is_logged_all_the_same(experiment: str
     assert_same(make_model(), mlflow.tensorcas.load_model(logged.model_uri))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", ["list_artifacts", "download_artifacts"])
 @pytest.mark.parametrize("error", [MlflowException("the server is busy"), OSError("the line went dead")])
 def test_a_model_that_is_there_keeps_its_ref_where_that_cannot_be_seen(
@@ -573,19 +574,28 @@ def test_an_upload_over_an_earlier_model_that_fails_half_way_keeps_what_is_shown
     plain_experiment: str, tmp_path: Path
 ) -> None:
     info = mlflow.tensorcas.log_model(make_model(0), name="model", step=0)
+    first, _ = shown_and_refs(info.artifact_path)
     Path(info.artifact_path, "code").write_text("in the way")
     (tmp_path / "helper.py").touch()
     with pytest.raises(Exception, match="code"):
         mlflow.tensorcas.log_model(make_model(1), model_id=info.model_id, code_paths=[str(tmp_path / "helper.py")])
 
-    assert_the_ref_is_of_what_is_shown(info.artifact_path)
+    # The order in which the disk lists files decides how far MLflow came. The ref of an overwritten manifest stays.
+    shown, refs = shown_and_refs(info.artifact_path)
+    assert shown in refs
+    assert refs == [shown] or shown != first
+
+
+def shown_and_refs(artifacts: str) -> tuple[str, list[str]]:
+    """Return the digest of the manifest that MLflow shows, and those of the manifests with refs."""
+    shown = Manifest.from_bytes(Path(artifacts, "data", MANIFEST_FILE).read_bytes())
+    store, _ = Store.find(artifacts)
+    return shown.digest, [store.manifest(ref).digest for ref in store.checkpoints()]
 
 
 def assert_the_ref_is_of_what_is_shown(artifacts: str) -> None:
-    shown = Manifest.from_bytes(Path(artifacts, "data", MANIFEST_FILE).read_bytes())
-    store, _ = Store.find(artifacts)
-    [ref] = store.checkpoints()
-    assert store.manifest(ref).digest == shown.digest
+    shown, refs = shown_and_refs(artifacts)
+    assert refs == [shown]
 
 
 def test_the_model_may_be_trained_on_once_it_is_logged(experiment: str) -> None:

@@ -49,6 +49,7 @@ def test_a_torch_model_comes_back_bit_for_bit(carried: Experiment) -> None:
     assert mlflow.models.Model.load(info.model_uri).flavors["tensorcas"]["store"] == carried.uri
 
 
+@pytest.mark.long
 def test_an_estimator_predicts_the_same_through_pyfunc(carried: Experiment) -> None:
     model = RandomForestClassifier(n_estimators=5, random_state=0).fit(X, Y)
     info = log(model)
@@ -137,6 +138,7 @@ def test_ten_half_frozen_models_cost_at_most_six_tenths(carried: Experiment) -> 
     assert carried.n_bytes() <= 0.6 * 10 * payload_bytes(model)
 
 
+@pytest.mark.long
 def test_servers_folder_opens_as_an_ordinary_store(carried: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
     model = network()
     info = log(model)

@@ -34,6 +34,7 @@ def grow(root: Path, *, database: bool, n_steps: int = 30, n_values: int = 300) 
     return refs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", [False, True], ids=["files", "database"])
 @pytest.mark.parametrize("n_dropped", [0, 3, 15, 26, 30])
 @pytest.mark.parametrize("max_waste", [0.3, 0.0])

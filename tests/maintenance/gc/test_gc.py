@@ -310,6 +310,7 @@ def test_a_living_process_is_waited_for(local_store: Store) -> None:
     assert [ref.step for ref in local_store.checkpoints()] == [7]
 
 
+@pytest.mark.long
 def test_a_killed_process_is_not_waited_for(local_store: Store) -> None:
     saver = start_saver(local_store)
     saver.kill()

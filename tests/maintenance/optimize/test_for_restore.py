@@ -74,6 +74,7 @@ def test_latest_and_pinned_steps_of_an_optimized_store_take_one_base_at_most(opt
     assert is_done(store.backend)
 
 
+@pytest.mark.long
 def test_latest_and_pinned_steps_take_one_base_at_most_in_a_store_never_optimized() -> None:
     store = train(new_store(), range(LAST + 1))
 
@@ -96,6 +97,7 @@ def test_optimization_for_restore_has_an_end_and_no_later_one_or_collection_undo
         assert max(depths(store, LAST)) <= 1
 
 
+@pytest.mark.long
 def test_next_optimization_for_restore_takes_the_new_latest_step(optimized: Store) -> None:
     store = copy_of(optimized)
     for_restore(store.backend)
@@ -212,6 +214,7 @@ def test_model_is_pinned_by_its_id_and_a_file_by_its_path() -> None:
     assert [ref.key for ref in found] == ["refs/0", "refs/2", "refs/file"]
 
 
+@pytest.mark.long
 def test_deep_copies_that_a_save_under_way_keeps_go_with_the_next_optimization(
     optimized: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_step_that_is_replaced_and_collected_meanwhile_is_no_damage() -> None:
         assert loads(store, 2, seed=9)
 
 
+@pytest.mark.long
 def test_deltas_against_a_damaged_base_stay_and_the_rest_is_optimized(store: Store) -> None:
     weights = {step: np.asarray(state(step, n=40_000)["layers.0.weight"]) for step in range(3)}
     for step, array in weights.items():
@@ -146,6 +147,7 @@ def test_a_plan_with_nothing_to_do_says_so(store: Store) -> None:
     assert str(plan_optimize(Store.open_backend(store.backend))) == "nothing to optimize in 2 checkpoints and files"
 
 
+@pytest.mark.long
 def test_one_damaged_chunk_among_many_costs_few_reads_more(store: Store) -> None:
     n = 200
     with store.write_checkpoint({f"w{at}": np.random.default_rng(at).random(500) for at in range(n)}) as pending:

@@ -61,6 +61,7 @@ def with_fine_tune(names: str) -> Store:
     return made
 
 
+@pytest.mark.long
 def test_fine_tune_under_other_names_takes_as_much_as_under_the_same(store: Store) -> None:
     other = with_fine_tune("base_model.model.layers.#.weight")
     before = n_bytes_of(other.backend)

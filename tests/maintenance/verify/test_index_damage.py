@@ -105,6 +105,7 @@ def test_a_damaged_segment_hides_no_chunk(folded: MemoryBackend) -> None:
     assert save_and_load(folded, 2) == 0
 
 
+@pytest.mark.long
 def test_every_flipped_byte_of_a_segment_leaves_saves_and_loads_right(folded: MemoryBackend) -> None:
     whole = {info.key: folded.get(info.key) for prefix in ("index", "packs") for info in folded.list(prefix)}
     key = segment_key(folded)

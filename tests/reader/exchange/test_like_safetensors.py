@@ -169,6 +169,7 @@ def test_transformers_loads_a_model_through_it(door: Door, tmp_path: Path, monke
 # --- threads and processes
 
 
+@pytest.mark.long
 def test_threads_share_one_open_checkpoint(door: Door, path: Path) -> None:
     expected = {name: bits(tensor) for name, tensor in TENSORS.items()}
     wrong: list[str] = []
