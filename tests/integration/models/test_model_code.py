@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 OWN = "tensorcas_test_own_code"
 """A module that only the model has."""
 
@@ -254,7 +256,6 @@ def told(
     return answers
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("adapter", MAKERS)
 def test_code_of_a_model_is_not_imported_by(adapter: str, act: str, told: dict[str, Any]) -> None:
