@@ -424,11 +424,9 @@ class LocationTable(Mapping[str, TensorLocation]):
         self.sources: list[ByteSource] = [*sources]
         self.left_out: dict[str, str] = {}
         """Tensors without a numpy dtype, with the file's own name of their type."""
-        self._rows: dict[str, _Row | HeaderEntry] = {}
+        self._rows: dict[str, _Row] = {}
         self._last_numbers: dict[str, int] = {}
         """Last numbers behind names that were taken."""
-        self._data_at = 0
-        """Position in the file from which each `HeaderEntry` counts."""
 
     def listing(self, format: str, metadata: Mapping[str, Any] | None = None) -> Listing:
         """Return the listing of all tensors."""
@@ -582,19 +580,6 @@ class LocationTable(Mapping[str, TensorLocation]):
                 checksum=checksum,
             )
 
-    def add_entries(self, entries: Sequence[HeaderEntry], data_at: int) -> None:
-        """Add all tensors of the first file, as `sorted_entries` returns them; raises as `add` for their names."""
-        assert not self._rows
-        names = [entry.name for entry in entries]
-        if len(names) > _MAX_TENSORS:
-            raise FormatError(f"it has more than {_MAX_TENSORS} tensors")
-        if not _are_usual(names):
-            for name in names:
-                self._check_name(name)
-        self._data_at = data_at
-        self._rows = {entry.name: entry for entry in entries if entry.dtype is not None}
-        self.left_out = {entry.name: entry.kind for entry in entries if entry.dtype is None}
-
     def join(self, listing: Listing, named: Callable[[str], str] = str, *, numbered: bool = False) -> None:
         """Add the tensors of another listing, its sources, and the names that it leaves out.
 
@@ -634,7 +619,7 @@ class LocationTable(Mapping[str, TensorLocation]):
     def described(self) -> tuple[list[str], list[str], list[tuple[int, ...]]]:
         """Return the names, dtypes and shapes of the tensors, in order."""
         rows = self._rows.values()
-        return list(self._rows), [row.dtype for row in rows], [row.shape for row in rows]  # type: ignore[misc]
+        return list(self._rows), [row.dtype for row in rows], [row.shape for row in rows]
 
     def __getitem__(self, name: str) -> TensorLocation:
         dtype, shape, source, start, n_bytes, strides, deflated, swapped, whole_bytes, checksum = self._row(name)
@@ -660,11 +645,7 @@ class LocationTable(Mapping[str, TensorLocation]):
         return len(self._rows)
 
     def _row(self, name: str) -> _Row:
-        row = self._rows[name]
-        if isinstance(row, HeaderEntry):
-            assert row.dtype is not None
-            return _Row(row.dtype, row.shape, 0, self._data_at + row.begin, row.end - row.begin)
-        return row
+        return self._rows[name]
 
     def _check_name(self, name: str) -> None:
         if name in self._rows or name in self.left_out:
@@ -733,15 +714,13 @@ def listing_of_entries(
     if end != source.size:
         raise FormatError(f"its tensors end at byte {end}, and the file at byte {source.size}")
     table = LocationTable(source)
-    table.add_entries(entries, data_at)
+    for entry in entries:
+        if entry.dtype is None:
+            table.leave_out(entry.name, entry.kind)
+        else:
+            start, n_bytes = data_at + entry.begin, entry.end - entry.begin
+            table.add(entry.name, entry.dtype, entry.shape, start=start, n_bytes=n_bytes)
     return table.listing(format, metadata)
-
-
-def _are_usual(names: Sequence[str]) -> bool:
-    """Tell whether all of many names are plain; faster than checking one after the other."""
-    text = "".join(names)
-    is_short = max(map(len, names), default=0) <= MAX_NAME_BYTES
-    return is_short and text.isascii() and text.isprintable() and not {"", SKELETON}.intersection(names)
 
 
 def _check_odd_name(name: str) -> None:
