@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +25,9 @@ from tensorcas_mlflow.base.tensors import (
     bytes_of,
     empty_array,
 )
-from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
+from tensorcas_mlflow.errors import CorruptError, FormatError
 from tensorcas_mlflow.file_formats._headers import HeaderEntry, item_bytes, name_or_none
-from tensorcas_mlflow.file_formats._source import ByteSource, FileRange
+from tensorcas_mlflow.file_formats._source import ByteSource, FileRange, spilled
 from tensorcas_mlflow.layout.manifests import Numbers, Specs
 
 EXAMPLE_INPUT = "example input"
@@ -252,20 +251,8 @@ def _mapped_elements(source: ByteSource, location: TensorLocation) -> Array:
         location.deflated is None and source.view(location.start, location.n_bytes) is not None
     ):
         return _elements(source, location)
-    import tempfile
-
     pieces = _plain_pieces(source, location) if location.deflated is None else _inflated(source, location)
-    try:
-        with tempfile.TemporaryFile(buffering=0) as file:
-            for piece in pieces:
-                # Not through the map: on a full disk, writing to a map kills the process.
-                at = 0
-                while at < len(piece):
-                    at += file.write(piece[at:]) or 0
-            mapped = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise BackendError("write", tempfile.gettempdir(), f"{type(error).__name__}: {error}") from error
-    return np.frombuffer(mapped, location.spec.numpy_dtype)
+    return np.frombuffer(spilled(pieces), location.spec.numpy_dtype)
 
 
 def _inflated_bytes(location: TensorLocation) -> int:
