@@ -34,7 +34,7 @@ class _ShuffleZstd(Codec):
     name = "shuffle-zstd"
 
     def encode(self, raw: Buffer, itemsize: int, base: Buffer | None = None) -> bytes:
-        payload: bytes = core.encode_records(raw, itemsize, 0)
+        payload: bytes = core.encode_records(raw, itemsize)
         return payload
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         left_out_parts,
     )
     from tensorcas_mlflow.file_formats._safetensors import SAFETENSORS_DTYPES
-    from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, MemorySource, OpenSibling
+    from tensorcas_mlflow.file_formats._source import ByteSource, LocalFile, MemorySource, OpenSibling, spilled
     from tensorcas_mlflow.file_formats._tape import (
         DerivedBytes,
         FilePart,
@@ -62,7 +62,7 @@ _NAMES = {
     "_formats": "FORMATS FORMATS_IN FileFormat list_source open_listing split",
     "_listing": "EXAMPLE_INPUT OTHER_FILE FlatTable Listing TensorLocation Tensors left_out_parts",
     "_safetensors": "SAFETENSORS_DTYPES",
-    "_source": "ByteSource LocalFile MemorySource OpenSibling",
+    "_source": "ByteSource LocalFile MemorySource OpenSibling spilled",
     "_tape": "DerivedBytes FilePart Learned More PlainBytes Readable Skeleton Tape Tensor",
     "_write": "FORMATS_OUT FileHeader WritePlan Written WrittenFile appearing_at metadata_to_keep plan_write",
 }

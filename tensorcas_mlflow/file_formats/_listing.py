@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +25,9 @@ from tensorcas_mlflow.base.tensors import (
     bytes_of,
     empty_array,
 )
-from tensorcas_mlflow.errors import BackendError, CorruptError, FormatError
+from tensorcas_mlflow.errors import CorruptError, FormatError
 from tensorcas_mlflow.file_formats._headers import HeaderEntry, item_bytes, name_or_none
-from tensorcas_mlflow.file_formats._source import ByteSource, FileRange
+from tensorcas_mlflow.file_formats._source import ByteSource, FileRange, spilled
 from tensorcas_mlflow.layout.manifests import Numbers, Specs
 
 EXAMPLE_INPUT = "example input"
@@ -252,20 +251,8 @@ def _mapped_elements(source: ByteSource, location: TensorLocation) -> Array:
         location.deflated is None and source.view(location.start, location.n_bytes) is not None
     ):
         return _elements(source, location)
-    import tempfile
-
     pieces = _plain_pieces(source, location) if location.deflated is None else _inflated(source, location)
-    try:
-        with tempfile.TemporaryFile(buffering=0) as file:
-            for piece in pieces:
-                # Not through the map: on a full disk, writing to a map kills the process.
-                at = 0
-                while at < len(piece):
-                    at += file.write(piece[at:]) or 0
-            mapped = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise BackendError("write", tempfile.gettempdir(), f"{type(error).__name__}: {error}") from error
-    return np.frombuffer(mapped, location.spec.numpy_dtype)
+    return np.frombuffer(spilled(pieces), location.spec.numpy_dtype)
 
 
 def _inflated_bytes(location: TensorLocation) -> int:
@@ -424,11 +411,9 @@ class LocationTable(Mapping[str, TensorLocation]):
         self.sources: list[ByteSource] = [*sources]
         self.left_out: dict[str, str] = {}
         """Tensors without a numpy dtype, with the file's own name of their type."""
-        self._rows: dict[str, _Row | HeaderEntry] = {}
+        self._rows: dict[str, _Row] = {}
         self._last_numbers: dict[str, int] = {}
         """Last numbers behind names that were taken."""
-        self._data_at = 0
-        """Position in the file from which each `HeaderEntry` counts."""
 
     def listing(self, format: str, metadata: Mapping[str, Any] | None = None) -> Listing:
         """Return the listing of all tensors."""
@@ -582,19 +567,6 @@ class LocationTable(Mapping[str, TensorLocation]):
                 checksum=checksum,
             )
 
-    def add_entries(self, entries: Sequence[HeaderEntry], data_at: int) -> None:
-        """Add all tensors of the first file, as `sorted_entries` returns them; raises as `add` for their names."""
-        assert not self._rows
-        names = [entry.name for entry in entries]
-        if len(names) > _MAX_TENSORS:
-            raise FormatError(f"it has more than {_MAX_TENSORS} tensors")
-        if not _are_usual(names):
-            for name in names:
-                self._check_name(name)
-        self._data_at = data_at
-        self._rows = {entry.name: entry for entry in entries if entry.dtype is not None}
-        self.left_out = {entry.name: entry.kind for entry in entries if entry.dtype is None}
-
     def join(self, listing: Listing, named: Callable[[str], str] = str, *, numbered: bool = False) -> None:
         """Add the tensors of another listing, its sources, and the names that it leaves out.
 
@@ -634,7 +606,7 @@ class LocationTable(Mapping[str, TensorLocation]):
     def described(self) -> tuple[list[str], list[str], list[tuple[int, ...]]]:
         """Return the names, dtypes and shapes of the tensors, in order."""
         rows = self._rows.values()
-        return list(self._rows), [row.dtype for row in rows], [row.shape for row in rows]  # type: ignore[misc]
+        return list(self._rows), [row.dtype for row in rows], [row.shape for row in rows]
 
     def __getitem__(self, name: str) -> TensorLocation:
         dtype, shape, source, start, n_bytes, strides, deflated, swapped, whole_bytes, checksum = self._row(name)
@@ -660,11 +632,7 @@ class LocationTable(Mapping[str, TensorLocation]):
         return len(self._rows)
 
     def _row(self, name: str) -> _Row:
-        row = self._rows[name]
-        if isinstance(row, HeaderEntry):
-            assert row.dtype is not None
-            return _Row(row.dtype, row.shape, 0, self._data_at + row.begin, row.end - row.begin)
-        return row
+        return self._rows[name]
 
     def _check_name(self, name: str) -> None:
         if name in self._rows or name in self.left_out:
@@ -733,15 +701,13 @@ def listing_of_entries(
     if end != source.size:
         raise FormatError(f"its tensors end at byte {end}, and the file at byte {source.size}")
     table = LocationTable(source)
-    table.add_entries(entries, data_at)
+    for entry in entries:
+        if entry.dtype is None:
+            table.leave_out(entry.name, entry.kind)
+        else:
+            start, n_bytes = data_at + entry.begin, entry.end - entry.begin
+            table.add(entry.name, entry.dtype, entry.shape, start=start, n_bytes=n_bytes)
     return table.listing(format, metadata)
-
-
-def _are_usual(names: Sequence[str]) -> bool:
-    """Tell whether all of many names are plain; faster than checking one after the other."""
-    text = "".join(names)
-    is_short = max(map(len, names), default=0) <= MAX_NAME_BYTES
-    return is_short and text.isascii() and text.isprintable() and not {"", SKELETON}.intersection(names)
 
 
 def _check_odd_name(name: str) -> None:

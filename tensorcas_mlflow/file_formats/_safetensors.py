@@ -2,8 +2,8 @@
 
 The format: https://github.com/huggingface/safetensors#format. A JSON header gives the dtype, the shape and the position
 of each tensor; there are no holes, and no byte belongs to two tensors. The compiled core reads a usual header into
-columns. Any other header is read with patterns, one tensor at a time: the objects of a hostile header as a whole could
-take many times its size.
+columns. Any other header is read one tensor at a time: the objects of a hostile header as a whole could take many times
+its size.
 
 A written file has the bytes of the library (0.8) for the same tensors and metadata, except that metadata is sorted by
 key: the library's order is random. A checkpoint from a file keeps what it takes to write that file again. Shards are
@@ -17,17 +17,15 @@ shards, and wants all tensors in memory.
 from __future__ import annotations
 
 import json
-import math
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorcas_mlflow.base.tensors import MAX_DIMENSIONS, Spec, group_by_bytes
+from tensorcas_mlflow.base.tensors import Spec, group_by_bytes
 from tensorcas_mlflow.base.texts import Texts
 from tensorcas_mlflow.errors import FormatError
 from tensorcas_mlflow.file_formats._headers import (
@@ -36,6 +34,7 @@ from tensorcas_mlflow.file_formats._headers import (
     HeaderEntry,
     check_shape,
     item_bytes,
+    json_entries,
     parts_of_entries,
     sorted_entries,
     strict_json,
@@ -88,8 +87,6 @@ _RANK = {name: -rank for rank, name in enumerate(SAFETENSORS_DTYPES)}
 _PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 """Bits of one element, for dtypes with several elements to a byte. A manifest has no name for them."""
 _ITEM_BYTES = {kind: item_bytes(dtype) for kind, dtype in _DTYPES.items()}
-_KNOWN = {kind.encode(): (kind, dtype, _ITEM_BYTES[kind]) for kind, dtype in _DTYPES.items()}
-
 _KINDS = tuple(SAFETENSORS_DTYPES)
 _KIND_NAMES = "".join(f"{kind} " for kind in SAFETENSORS_DTYPES.values()).encode()
 _KIND_BYTES = bytes(_ITEM_BYTES.values())
@@ -101,25 +98,13 @@ _LENGTH_BYTES = 8
 _MAX_METADATA_BYTES = 16 << 20
 _METADATA_KEY = "__metadata__"
 
-_NUMBER = rb"(?:0|[1-9][0-9]{0,18}+)"
 _PAIR = JSON_SPACE + JSON_TEXT + JSON_SPACE + rb":" + JSON_SPACE + JSON_TEXT + JSON_SPACE
 _PAIRS = rb"(?:" + _PAIR + rb"(?:," + _PAIR + rb")*+)?+"
-_METADATA = re.compile(
-    JSON_SPACE + rb'"__metadata__"' + JSON_SPACE + rb":" + JSON_SPACE + rb"(\{" + _PAIRS + JSON_SPACE + rb"\})"
+_ENTRY = re.compile(
+    rb'%(s)b(?:"__metadata__"%(s)b:%(s)b(\{%(p)b%(s)b\})|(%(t)b)%(s)b:%(s)b(\{[^{}]{0,4096}+\}))'
+    % {b"s": JSON_SPACE, b"p": _PAIRS, b"t": JSON_TEXT}
 )
-_TENSOR = re.compile(
-    JSON_SPACE + rb"(" + JSON_TEXT + rb")" + JSON_SPACE + rb":" + JSON_SPACE + rb"(\{[^{}]{0,4096}+\})"
-)
-# An entry as the library writes it, with or without spaces. There may be many: this pattern makes no objects.
-_USUAL = re.compile(
-    rb' ?"([^"\\\x00-\x1f]*+)": ?\{"dtype": ?"([A-Z0-9_]++)", ?"shape": ?\[((?:'
-    rb"%(n)b, ?)*+%(n)b|)\], ?"
-    rb'"data_offsets": ?\[(%(n)b), ?(%(n)b)\]\},?' % {b"n": _NUMBER}
-)
-_COMMA = ord(",")
-_EMPTY = re.compile(rb"\{" + JSON_SPACE + rb"\}" + JSON_SPACE)
-_BLANK = re.compile(JSON_SPACE)
-_BETWEEN = re.compile(JSON_SPACE + rb"([,}])")
+"""The metadata, or the name and the facts of a tensor."""
 
 
 def is_safetensors(head: memoryview) -> bool:
@@ -134,7 +119,8 @@ def split_safetensors(tape: Tape) -> Iterator[FilePart]:
         FormatError: The header is too long or malformed.
     """
     header = tape.peek_length_prefixed()
-    entries = (_entry_at(header, at)[0] for at in _entries_in_order(header).tolist())
+    usual = _usual_columns(header)
+    entries = _entries_in_order(header) if usual is None else _entries_of(usual)
     yield from parts_of_entries(_LENGTH_BYTES + len(header), entries)
 
 
@@ -175,8 +161,26 @@ def _read_metadata(text: bytes) -> dict[str, str]:
     return metadata
 
 
+class _Columns(NamedTuple):
+    """The tensors of a header in the order of their bytes, which follow each other; and its metadata."""
+
+    specs: Specs
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    metadata: bytes
+
+
 def _list_usual(source: ByteSource, header: memoryview) -> Listing | None:
     """List a file with a header as all writers make it; None for any other, valid or not."""
+    usual, data_at = _usual_columns(header), _LENGTH_BYTES + len(header)
+    if usual is None or data_at + int(usual.ends[-1]) != source.size:
+        return None
+    metadata = _read_metadata(usual.metadata) if usual.metadata else {}
+    locations = FlatTable(usual.specs, data_at + usual.begins, data_at + usual.ends)
+    return Listing(format="safetensors", sources=[source], locations=locations, metadata=metadata)
+
+
+def _usual_columns(header: memoryview) -> _Columns | None:
     scanned: tuple[Any, ...] | None = core.list_header(header, _KIND_NAMES, _KIND_BYTES)
     if scanned is None:
         return None
@@ -194,12 +198,16 @@ def _list_usual(source: ByteSource, header: memoryview) -> Listing | None:
     if not _follow_each_other(begins, ends):
         order = np.lexsort((ends, begins))
         specs, begins, ends = specs.some(order), begins[order], ends[order]
-    data_at = _LENGTH_BYTES + len(header)
-    if not _follow_each_other(begins, ends) or data_at + int(ends[-1]) != source.size:
+    if not _follow_each_other(begins, ends):
         return None
-    metadata = _read_metadata(bytes(header[metadata_at:metadata_end])) if metadata_end else {}
-    locations = FlatTable(specs, data_at + begins, data_at + ends)
-    return Listing(format="safetensors", sources=[source], locations=locations, metadata=metadata)
+    return _Columns(specs, begins, ends, bytes(header[metadata_at:metadata_end]))
+
+
+def _entries_of(columns: _Columns) -> Iterator[HeaderEntry]:
+    specs = columns.specs
+    for row, (begin, end) in enumerate(zip(columns.begins.tolist(), columns.ends.tolist(), strict=True)):
+        dtype = specs.dtypes[specs.dtype[row]]
+        yield HeaderEntry(specs.names[row], dtype or "", dtype, specs.shape(row), begin, end)
 
 
 def _follow_each_other(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bool:
@@ -207,8 +215,8 @@ def _follow_each_other(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bo
     return not begins[0] and np.array_equal(begins[1:], ends[:-1])
 
 
-def _entries_in_order(header: memoryview) -> NDArray[np.int64]:
-    """Return the position of each tensor's entry in the header, in the order of the tensors in the file.
+def _entries_in_order(header: memoryview) -> Iterator[HeaderEntry]:
+    """Return the entries of a header in the order of the tensors in the file.
 
     Four numbers are kept per tensor, so a header costs little more memory than its own size.
     """
@@ -223,7 +231,7 @@ def _entries_in_order(header: memoryview) -> NDArray[np.int64]:
         raise FormatError("a safetensors file with holes, or with bytes in two tensors")
     if len(np.unique(names)) < len(names):
         raise FormatError("a safetensors file with two tensors of one name")
-    return positions[order]
+    return (_entry(match) for at in positions[order].tolist() if (match := _ENTRY.match(header, at)))
 
 
 def _walk(header: memoryview) -> Iterator[tuple[int, HeaderEntry | bytes]]:
@@ -236,82 +244,32 @@ def _walk(header: memoryview) -> Iterator[tuple[int, HeaderEntry | bytes]]:
         FormatError: The header is malformed. A `ValueError` says the same. Holes, shared bytes and repeated names are
             the caller's to find.
     """
-    at, has_metadata = 1, False
-    if _EMPTY.fullmatch(header):
-        return
     if bytes(header[:1]) != b"{":
         raise FormatError("a safetensors header that does not begin with '{'")
-    while True:
-        entry, end = _usual_at(header, at)
-        match = None if entry else _METADATA.match(header, at)
-        if entry:
-            yield at, entry
-            if header[end - 1] == _COMMA:
-                at = end
-                continue
-        elif match:
-            if has_metadata:
-                raise FormatError("a safetensors header with its metadata twice")
-            has_metadata = True
-            yield at, match[1]
-            end = match.end()
-        else:
-            entry, end = _entry_at(header, at)
-            yield at, entry
-        between = _BETWEEN.match(header, end)
-        if not between:
-            raise FormatError(f"a safetensors header that is unsound at byte {end}")
-        at = between.end()
-        if between[1] == b"}":
-            break
-    if not _BLANK.fullmatch(header, at):
-        raise FormatError(f"a safetensors header that goes on after byte {at}")
+    has_metadata = False
+    for match in json_entries(header, _ENTRY, b"{}"):
+        if match[1] is None:
+            yield match.start(), _entry(match)
+            continue
+        if has_metadata:
+            raise FormatError("a safetensors header with its metadata twice")
+        has_metadata = True
+        yield match.start(), match[1]
 
 
-def _usual_at(header: memoryview, at: int) -> tuple[HeaderEntry | None, int]:
-    """Read one tensor's entry as the library writes it.
-
-    Returns:
-        The entry, or None for any other form; and the position behind it and the comma that follows.
-    """
-    match = _USUAL.match(header, at)
-    if not match:
-        return None, at
-    name, kind, sides, begin_text, end_text = match.groups()
-    known = _KNOWN.get(kind)
-    shape, size = _shape_of(sides)
-    begin, end = int(begin_text), int(end_text)
-    if known is None or not size or size * known[2] != end - begin or name == b"__metadata__":
-        return None, at
-    return HeaderEntry(name.decode(), known[0], known[1], shape, begin, end), match.end()
-
-
-@lru_cache(maxsize=1024)
-def _shape_of(sides: bytes) -> tuple[tuple[int, ...], int]:
-    """Read a shape and count its elements; 0 for too many dimensions."""
-    shape = tuple(map(int, sides.split(b","))) if sides else ()
-    return shape, math.prod(shape) if len(shape) <= MAX_DIMENSIONS else 0
-
-
-def _entry_at(header: memoryview, at: int) -> tuple[HeaderEntry, int]:
-    """Read one tensor's entry, in any valid form; see `_usual_at`."""
-    usual, end = _usual_at(header, at)
-    if usual:
-        return usual, end
-    match = _TENSOR.match(header, at)
-    if not match:
-        raise FormatError(f"a safetensors header that is unsound at byte {at}")
-    name, fields = json.loads(match[1]), strict_json(match[2])
+def _entry(match: re.Match[bytes]) -> HeaderEntry:
+    """Read one tensor's entry, in any valid form."""
+    name, fields = json.loads(match[2]), strict_json(match[3])
     if not fields.keys() >= {"dtype", "shape", "data_offsets"} or type(fields["shape"]) is not list:
         raise FormatError(f"a safetensors file that says too little of {name[:80]!r}")
     kind, shape = fields["dtype"], tuple(map(whole_number, fields["shape"]))
     begin, stop = map(whole_number, fields["data_offsets"])
-    if name == "__metadata__" or type(kind) is not str or begin > stop:
+    if name == _METADATA_KEY or type(kind) is not str or begin > stop:
         raise FormatError(f"a safetensors file in which {name[:80]!r} is no tensor")
     n_item_bytes = _ITEM_BYTES.get(kind)
     if n_item_bytes is not None:
         check_shape(name, shape, n_item_bytes, stop - begin)
-    return HeaderEntry(name, kind, _DTYPES.get(kind), shape, begin, stop), match.end()
+    return HeaderEntry(name, kind, _DTYPES.get(kind), shape, begin, stop)
 
 
 def lay_out_safetensors(specs: Sequence[Spec], metadata: Mapping[str, Any]) -> list[FileLayout]:

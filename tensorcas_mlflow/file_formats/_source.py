@@ -16,7 +16,7 @@ import weakref
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -378,6 +378,26 @@ def spool(tape: Tape) -> ByteSource:
     with file:
         tape.divert(write, reopen, sys.maxsize)
     return opened[0]
+
+
+def spilled(pieces: Iterable[bytes | memoryview]) -> memoryview:
+    """Write bytes into a temporary file without a name, and map it.
+
+    Raises:
+        BackendError: There is no room for the file.
+    """
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(buffering=0) as file:
+            for piece in pieces:
+                # Not through the map: on a full disk, writing to a map kills the process.
+                at = 0
+                while at < len(piece):
+                    at += file.write(piece[at:]) or 0
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.tell() else b"")
+    except OSError as error:
+        raise BackendError("write", tempfile.gettempdir(), f"{type(error).__name__}: {error}") from error
 
 
 def file_in(folder: Path, name: str) -> Path:

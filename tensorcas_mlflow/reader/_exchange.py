@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +13,7 @@ from tensorcas_mlflow.adapter import SKELETON, Array
 from tensorcas_mlflow.base.progress import ByteProgress
 from tensorcas_mlflow.base.tensors import ALIGNMENT, Spec
 from tensorcas_mlflow.base.text import count_text
-from tensorcas_mlflow.errors import BackendError, CheckpointExistsError
+from tensorcas_mlflow.errors import CheckpointExistsError
 from tensorcas_mlflow.file_formats import (
     FileHeader,
     Listing,
@@ -25,6 +23,7 @@ from tensorcas_mlflow.file_formats import (
     left_out_parts,
     metadata_to_keep,
     plan_write,
+    spilled,
 )
 from tensorcas_mlflow.layout import Ref, RefTarget, list_dir
 from tensorcas_mlflow.layout.manifests import Manifest
@@ -64,35 +63,25 @@ def _spill(listing: Listing, specs: dict[str, Spec], watch: Callable[[int], None
     if not specs:
         return {}
     starts: dict[str, int] = {}
-    try:
-        with tempfile.TemporaryFile(buffering=0) as file:
-            end = 0
-            for name in specs:
-                end += -end % ALIGNMENT
-                starts[name] = end
-                for _, piece in listing.stream([name]):
-                    end += _put(piece, file, end)
-                    if watch is not None:
-                        watch(len(piece))
-            is_empty = os.fstat(file.fileno()).st_size == 0
-            mapped = memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise BackendError("write", tempfile.gettempdir(), f"{type(error).__name__}: {error}") from error
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        end = 0
+        for name in specs:
+            yield bytes(-end % ALIGNMENT)
+            starts[name] = end = end + -end % ALIGNMENT
+            for _, piece in listing.stream([name]):
+                yield piece
+                end += len(piece)
+                if watch is not None:
+                    watch(len(piece))
+
+    mapped = spilled(pieces())
     views = {}
     for name, spec in specs.items():
         start = starts[name]
         data = mapped[start : start + spec.n_bytes]
         views[name] = np.frombuffer(data, np.uint8).view(spec.numpy_dtype).reshape(spec.shape)
     return views
-
-
-def _put(data: memoryview, file: BinaryIO, start: int) -> int:
-    """Write bytes at a place, and return their number."""
-    at = 0
-    # Not through the map: on a full disk, writing to one kills the process.
-    while at < len(data):
-        at += os.pwrite(file.fileno(), data[at:], start + at)
-    return len(data)
 
 
 _FLAVORS = dict.fromkeys(("npz", "npy", "pickle", "skops", "xgboost"), "generic")

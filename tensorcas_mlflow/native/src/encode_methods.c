@@ -176,236 +176,197 @@ done:
     return result;
 }
 
-/* The arguments of a call that encodes or examines one chunk. */
+/* A call that encodes or examines one chunk: its arguments and its results. */
 typedef struct {
     Py_buffer raw, base, codings;
+    Py_ssize_t itemsize, unit;
+    int level, transform, effort, at_any_cost;
     TcWorker *worker;
     uint8_t *out; /* room for a payload */
+    size_t size;  /* of the payload */
+    TcEncoded best;
+    uint8_t chosen[MOST_PLANES];
+    double share;
 } Call;
 
-static void end_call(Call *call) {
-    if (call->worker != NULL)
-        tc_give_worker(call->worker);
-    PyBuffer_Release(&call->raw);
-    PyBuffer_Release(&call->base);
-    PyBuffer_Release(&call->codings);
-}
+static int takes_words(const Call *call) { return call->itemsize >= 1 && tc_is_word((size_t)call->itemsize); }
 
-/* Check the arguments, and find a worker; return 0 with an exception set. */
-static int begin_call(Call *call, Py_ssize_t itemsize) {
-    Py_ssize_t width = tc_is_word((size_t)itemsize) ? itemsize : 1;
-    int fits = itemsize >= 1 && itemsize <= UINT32_MAX && call->raw.len <= MAX_CHUNK_BYTES &&
-               (call->base.buf == NULL || call->base.len == call->raw.len) &&
-               (call->codings.buf == NULL || call->codings.len == width);
-    if (!fits) {
-        misfit();
-        return 0;
-    }
-    call->worker = tc_take_worker();
-    call->out = call->worker == NULL ? NULL : tc_area_of(call->worker, AREA_OTHER_PAYLOAD, (size_t)call->raw.len + OVERHEAD_BYTES);
-    if (call->out == NULL)
-        PyErr_NoMemory();
-    return call->out != NULL;
-}
+static size_t n_words_of(const Call *call) { return (size_t)(call->raw.len / call->itemsize); }
 
 /* Raise a MemoryError, unless the handler of a signal has raised something: without libzstd, frames are made in Python. */
 static PyObject *no_memory(void) { return PyErr_Occurred() != NULL ? NULL : PyErr_NoMemory(); }
 
-static PyObject *payload_of(Call *call, size_t size) {
-    return call->worker->has_failed || size == NOT_SMALLER ? no_memory()
-                                                           : PyBytes_FromStringAndSize((char *)call->out, (Py_ssize_t)size);
-}
-
-/* tc_encode_best(raw, itemsize) -> (codec, typesize, payload or None for a raw chunk) */
-static PyObject *py_encode_best(PyObject *module, PyObject *args) {
-    Call call = {0};
-    Py_ssize_t itemsize;
-    PyObject *payload = NULL, *result = NULL;
-    TcEncoded made = tc_as_raw();
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*n:encode_best", &call.raw, &itemsize))
-        return NULL;
-    if (begin_call(&call, itemsize)) {
-        Py_BEGIN_ALLOW_THREADS;
-        made = tc_encode_best(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)itemsize, NULL, call.out);
-        Py_END_ALLOW_THREADS;
-        payload = made.codec == RAW && !call.worker->has_failed ? Py_NewRef(Py_None) : payload_of(&call, made.size);
-        if (payload != NULL)
-            result = Py_BuildValue("iiN", made.codec, made.typesize, payload);
-    }
-    end_call(&call);
-    return result;
-}
-
-/* tc_compress_whole(data, level) -> frame; level 0 is the coder of planes. */
-static PyObject *py_compress(PyObject *module, PyObject *args) {
-    Call call = {0};
+/* Check the arguments, find a worker, and do a work without the interpreter's lock. Return its result; release the arguments. */
+static PyObject *do_call(Call *call, int fits, void (*work)(Call *), PyObject *(*result_of)(Call *)) {
+    Py_ssize_t width = takes_words(call) ? call->itemsize : 1;
     PyObject *result = NULL;
-    int level;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*i:compress", &call.raw, &level))
-        return NULL;
-    if (level < 0 || level >= TC_N_LEVELS)
+    fits = fits && call->itemsize >= 1 && call->itemsize <= UINT32_MAX && call->raw.len <= MAX_CHUNK_BYTES &&
+           (call->base.buf == NULL || call->base.len == call->raw.len) &&
+           (call->codings.buf == NULL || call->codings.len == width);
+    if (!fits)
         misfit();
-    else if (begin_call(&call, 1)) {
-        size_t size = 0, room = tc_frame_bound((size_t)call.raw.len);
-        uint8_t *out = tc_area_of(call.worker, AREA_OTHER, room);
-        if (out != NULL) {
-            Py_BEGIN_ALLOW_THREADS;
-            size = tc_compress_whole(call.worker, level, out, room, call.raw.buf, (size_t)call.raw.len);
-            Py_END_ALLOW_THREADS;
-        }
-        call.out = out;
-        result = payload_of(&call, size);
-    }
-    end_call(&call);
-    return result;
-}
-
-/* tc_encode_records(raw, itemsize, level) -> payload; with level 0, the core chooses */
-static PyObject *py_encode_records(PyObject *module, PyObject *args) {
-    Call call = {0};
-    Py_ssize_t itemsize;
-    PyObject *result = NULL;
-    int level;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*ni:encode_records", &call.raw, &itemsize, &level))
-        return NULL;
-    if (level < 0 || level >= TC_N_LEVELS)
-        misfit();
-    else if (begin_call(&call, itemsize)) {
-        size_t size = 0, n_bytes = (size_t)call.raw.len, room = tc_frame_bound(n_bytes) + OVERHEAD_BYTES;
-        int way = level ? level : tc_way_for_records(n_bytes, (size_t)itemsize);
-        uint8_t *out = tc_area_of(call.worker, AREA_OTHER, room);
-        if (out != NULL) {
-            Py_BEGIN_ALLOW_THREADS;
-            size = tc_encode_records(call.worker, call.raw.buf, n_bytes, (size_t)itemsize, way, out, room);
-            Py_END_ALLOW_THREADS;
-        }
-        call.out = out;
-        result = payload_of(&call, size);
-    }
-    end_call(&call);
-    return result;
-}
-
-/* tc_encode_planes(raw, itemsize, codings or None, effort) -> payload */
-static PyObject *py_encode_planes(PyObject *module, PyObject *args) {
-    Call call = {0};
-    Py_ssize_t itemsize;
-    PyObject *result = NULL;
-    size_t size;
-    int effort;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*nz*i:encode_planes", &call.raw, &itemsize, &call.codings, &effort))
-        return NULL;
-    if (begin_call(&call, itemsize)) {
+    else if ((call->worker = tc_take_worker()) == NULL)
+        PyErr_NoMemory();
+    else {
+        call->out = tc_area_of(call->worker, AREA_OTHER_PAYLOAD, (size_t)call->raw.len + OVERHEAD_BYTES);
         Py_BEGIN_ALLOW_THREADS;
-        size = tc_encode_planes(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)itemsize, call.codings.buf, effort,
-                             NULL, call.out);
+        if (call->out != NULL)
+            work(call);
         Py_END_ALLOW_THREADS;
-        result = payload_of(&call, size);
+        result = call->worker->has_failed ? no_memory() : result_of(call);
+        tc_give_worker(call->worker);
     }
-    end_call(&call);
+    PyBuffer_Release(&call->raw);
+    PyBuffer_Release(&call->base);
+    PyBuffer_Release(&call->codings);
     return result;
 }
 
-/* tc_encode_delta(raw, itemsize, base, transform, unit, codings or None, effort) -> payload */
-static PyObject *py_encode_delta(PyObject *module, PyObject *args) {
+static PyObject *payload_of(Call *call) {
+    return call->size == NOT_SMALLER ? no_memory() : PyBytes_FromStringAndSize((char *)call->out, (Py_ssize_t)call->size);
+}
+
+static void do_best(Call *call) {
+    call->best = tc_encode_best(call->worker, call->raw.buf, (size_t)call->raw.len, (size_t)call->itemsize, NULL, call->out);
+    call->size = call->best.size;
+}
+
+static PyObject *best_of(Call *call) {
+    PyObject *payload = call->best.codec == RAW ? Py_NewRef(Py_None) : payload_of(call);
+    return payload == NULL ? NULL : Py_BuildValue("iiN", call->best.codec, call->best.typesize, payload);
+}
+
+/* encode_best(raw, itemsize) -> (codec, typesize, payload or None for a raw chunk) */
+static PyObject *encode_best(PyObject *module, PyObject *args) {
     Call call = {0};
-    Py_ssize_t itemsize, unit;
-    PyObject *result = NULL;
-    size_t size;
-    int transform, effort;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*ny*inz*i:encode_delta", &call.raw, &itemsize, &call.base, &transform, &unit, &call.codings,
-                          &effort))
+    if (!PyArg_ParseTuple(args, "y*n:encode_best", &call.raw, &call.itemsize))
         return NULL;
-    if (transform < PLAIN || transform > NUDGED || unit < 1 ||
-        !tc_fits_unit(tc_is_word((size_t)itemsize) ? (size_t)itemsize : 1, (size_t)unit) || call.base.len != call.raw.len)
-        misfit();
-    else if (begin_call(&call, itemsize)) {
-        Py_BEGIN_ALLOW_THREADS;
-        size = tc_encode_delta(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)itemsize, call.base.buf, transform,
-                            (size_t)unit, call.codings.buf, effort, call.out);
-        Py_END_ALLOW_THREADS;
-        result = payload_of(&call, size);
-    }
-    end_call(&call);
-    return result;
+    return do_call(&call, 1, do_best, best_of);
 }
 
-/* tc_choose_codings(raw, width, base or None) -> a byte for each plane */
-static PyObject *py_choose_codings(PyObject *module, PyObject *args) {
-    Call call = {0};
-    Py_ssize_t width;
-    PyObject *result = NULL;
-    uint8_t codings[MOST_PLANES];
+static void do_compress(Call *call) {
+    size_t room = tc_frame_bound((size_t)call->raw.len);
+    if ((call->out = tc_area_of(call->worker, AREA_OTHER, room)) != NULL)
+        call->size = tc_compress_whole(call->worker, call->level, call->out, room, call->raw.buf, (size_t)call->raw.len);
+}
+
+/* compress(raw, level) -> frame; level 0 is the coder of planes */
+static PyObject *compress(PyObject *module, PyObject *args) {
+    Call call = {.itemsize = 1};
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*nz*:choose_codings", &call.raw, &width, &call.base))
+    if (!PyArg_ParseTuple(args, "y*i:compress", &call.raw, &call.level))
         return NULL;
-    if (width < 1 || !tc_is_word((size_t)width))
-        misfit();
-    else if (begin_call(&call, width)) {
-        Py_BEGIN_ALLOW_THREADS;
-        tc_choose_codings(call.worker, call.raw.buf, call.base.buf, (size_t)call.raw.len / (size_t)width, (size_t)width,
-                          SHARE_SAMPLE_WORDS, codings);
-        Py_END_ALLOW_THREADS;
-        result = call.worker->has_failed ? no_memory() : PyBytes_FromStringAndSize((char *)codings, width);
-    }
-    end_call(&call);
-    return result;
+    return do_call(&call, call.level >= 0 && call.level < TC_N_LEVELS, do_compress, payload_of);
 }
 
-/* tc_choose_transform(raw, width, base, codings, at_any_cost) -> (transform, words of a unit) */
-static PyObject *py_choose_transform(PyObject *module, PyObject *args) {
+static void do_records(Call *call) {
+    size_t n_bytes = (size_t)call->raw.len, itemsize = (size_t)call->itemsize, room = tc_frame_bound(n_bytes) + OVERHEAD_BYTES;
+    int way = tc_way_for_records(n_bytes, itemsize);
+    if ((call->out = tc_area_of(call->worker, AREA_OTHER, room)) != NULL)
+        call->size = tc_encode_records(call->worker, call->raw.buf, n_bytes, itemsize, way, call->out, room);
+}
+
+/* encode_records(raw, itemsize) -> payload */
+static PyObject *encode_records(PyObject *module, PyObject *args) {
     Call call = {0};
-    Py_ssize_t width;
-    PyObject *result = NULL;
-    int at_any_cost, transform;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*n:encode_records", &call.raw, &call.itemsize))
+        return NULL;
+    return do_call(&call, 1, do_records, payload_of);
+}
+
+static void do_planes(Call *call) {
+    call->size = tc_encode_planes(call->worker, call->raw.buf, (size_t)call->raw.len, (size_t)call->itemsize, call->codings.buf,
+                                  call->effort, NULL, call->out);
+}
+
+/* encode_planes(raw, itemsize, codings or None, effort) -> payload */
+static PyObject *encode_planes(PyObject *module, PyObject *args) {
+    Call call = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*nz*i:encode_planes", &call.raw, &call.itemsize, &call.codings, &call.effort))
+        return NULL;
+    return do_call(&call, 1, do_planes, payload_of);
+}
+
+static void do_delta(Call *call) {
+    call->size = tc_encode_delta(call->worker, call->raw.buf, (size_t)call->raw.len, (size_t)call->itemsize, call->base.buf,
+                                 call->transform, (size_t)call->unit, call->codings.buf, call->effort, call->out);
+}
+
+/* encode_delta(raw, itemsize, base, transform, unit, codings or None, effort) -> payload */
+static PyObject *encode_delta(PyObject *module, PyObject *args) {
+    Call call = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*ny*inz*i:encode_delta", &call.raw, &call.itemsize, &call.base, &call.transform, &call.unit,
+                          &call.codings, &call.effort))
+        return NULL;
+    int fits = call.transform >= PLAIN && call.transform <= NUDGED && call.unit >= 1 && call.base.len == call.raw.len &&
+               tc_fits_unit(takes_words(&call) ? (size_t)call.itemsize : 1, (size_t)call.unit);
+    return do_call(&call, fits, do_delta, payload_of);
+}
+
+static void do_codings(Call *call) {
+    tc_choose_codings(call->worker, call->raw.buf, call->base.buf, n_words_of(call), (size_t)call->itemsize, SHARE_SAMPLE_WORDS,
+                      call->chosen);
+}
+
+static PyObject *codings_of(Call *call) { return PyBytes_FromStringAndSize((char *)call->chosen, call->itemsize); }
+
+/* choose_codings(raw, width, base or None) -> a byte for each plane */
+static PyObject *choose_codings(PyObject *module, PyObject *args) {
+    Call call = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*nz*:choose_codings", &call.raw, &call.itemsize, &call.base))
+        return NULL;
+    return do_call(&call, takes_words(&call), do_codings, codings_of);
+}
+
+static void do_transform(Call *call) {
     size_t unit;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*ny*y*p:choose_transform", &call.raw, &width, &call.base, &call.codings, &at_any_cost))
-        return NULL;
-    if (width < 1 || !tc_is_word((size_t)width) || call.base.len != call.raw.len || call.codings.len != width)
-        misfit();
-    else if (begin_call(&call, width)) {
-        Py_BEGIN_ALLOW_THREADS;
-        tc_choose_transform(call.worker, call.raw.buf, (size_t)call.raw.len, (size_t)width, call.base.buf, call.codings.buf,
-                            at_any_cost, &transform, &unit);
-        Py_END_ALLOW_THREADS;
-        result = call.worker->has_failed ? no_memory() : Py_BuildValue("in", transform, (Py_ssize_t)unit);
-    }
-    end_call(&call);
-    return result;
+    tc_choose_transform(call->worker, call->raw.buf, (size_t)call->raw.len, (size_t)call->itemsize, call->base.buf,
+                        call->codings.buf, call->at_any_cost, &call->transform, &unit);
+    call->unit = (Py_ssize_t)unit;
 }
 
-/* tc_estimate_share(raw, width, base or None) -> the share of its size that the chunk takes */
-static PyObject *py_estimate_share(PyObject *module, PyObject *args) {
+static PyObject *transform_of(Call *call) { return Py_BuildValue("in", call->transform, call->unit); }
+
+/* choose_transform(raw, width, base, codings, at_any_cost) -> (transform, words of a unit) */
+static PyObject *choose_transform(PyObject *module, PyObject *args) {
     Call call = {0};
-    Py_ssize_t width;
-    PyObject *result = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*nz*:estimate_share", &call.raw, &width, &call.base))
+    if (!PyArg_ParseTuple(args, "y*ny*y*p:choose_transform", &call.raw, &call.itemsize, &call.base, &call.codings,
+                          &call.at_any_cost))
         return NULL;
-    if (width < 1 || !tc_is_word((size_t)width))
-        misfit();
-    else if (begin_call(&call, width))
-        result = PyFloat_FromDouble(
-            tc_estimate_share(call.raw.buf, call.base.buf, (size_t)call.raw.len / (size_t)width, (size_t)width));
-    end_call(&call);
-    return result;
+    int fits = takes_words(&call) && call.base.len == call.raw.len && call.codings.len == call.itemsize;
+    return do_call(&call, fits, do_transform, transform_of);
+}
+
+static void do_share(Call *call) {
+    call->share = tc_estimate_share(call->raw.buf, call->base.buf, n_words_of(call), (size_t)call->itemsize);
+}
+
+static PyObject *share_of(Call *call) { return PyFloat_FromDouble(call->share); }
+
+/* estimate_share(raw, width, base or None) -> the share of its size that the chunk takes */
+static PyObject *estimate_share(PyObject *module, PyObject *args) {
+    Call call = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*nz*:estimate_share", &call.raw, &call.itemsize, &call.base))
+        return NULL;
+    return do_call(&call, takes_words(&call), do_share, share_of);
 }
 
 PyMethodDef tc_encode_methods[] = {
     {"encode_group", encode_group, METH_VARARGS, NULL},
-    {"encode_best", py_encode_best, METH_VARARGS, NULL},
-    {"compress", py_compress, METH_VARARGS, NULL},
-    {"encode_records", py_encode_records, METH_VARARGS, NULL},
-    {"encode_planes", py_encode_planes, METH_VARARGS, NULL},
-    {"encode_delta", py_encode_delta, METH_VARARGS, NULL},
-    {"choose_codings", py_choose_codings, METH_VARARGS, NULL},
-    {"choose_transform", py_choose_transform, METH_VARARGS, NULL},
-    {"estimate_share", py_estimate_share, METH_VARARGS, NULL},
+    {"encode_best", encode_best, METH_VARARGS, NULL},
+    {"compress", compress, METH_VARARGS, NULL},
+    {"encode_records", encode_records, METH_VARARGS, NULL},
+    {"encode_planes", encode_planes, METH_VARARGS, NULL},
+    {"encode_delta", encode_delta, METH_VARARGS, NULL},
+    {"choose_codings", choose_codings, METH_VARARGS, NULL},
+    {"choose_transform", choose_transform, METH_VARARGS, NULL},
+    {"estimate_share", estimate_share, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
