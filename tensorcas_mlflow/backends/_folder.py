@@ -113,7 +113,9 @@ class FolderBackend(LocalBackend):
         if not self._is_local:
             self._check_may_change()
         new: list[str] = []
-        super().put_all(self._too_big(blobs, new))
+        large = self._too_big(blobs, new)
+        if (first := next(large, None)) is not None:
+            super().put_all(chain([first], large))
         try:
             taken = self._read("look at", NAME, lambda rows: rows.taken(new))
         except DamagedError as error:
@@ -156,8 +158,9 @@ class FolderBackend(LocalBackend):
         if any(map(os.path.lexists, paths)):
             self._promote_to_file(source, dest, data, token=token, replace=replace)
             return
-        with _translated("commit", dest):
-            self._settle_names()
+        if self._unsettled:
+            with _translated("commit", dest):
+                self._settle_names()
         with self._holding:
             held = [NewBlob(key, blob) for key, blob in self._held.items()]
             draft = self._database.draft([NewBlob(dest, data), *held])
@@ -300,7 +303,7 @@ class FolderBackend(LocalBackend):
     def _flush_below(self, prefix: str) -> None:
         """Write the held blobs if a listing of a prefix has to show any of them."""
         with self._holding:
-            is_shown = any(key.startswith(prefix) for key in self._held)
+            is_shown = bool(self._held) and any(key.startswith(prefix) for key in self._held)
         if is_shown:
             self._flush()
 

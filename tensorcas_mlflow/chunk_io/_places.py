@@ -118,8 +118,8 @@ def find_bases(tables: Sequence[Searched], deltas: Entries, without: Collection[
     """
     bases = np.ascontiguousarray(deltas["base_digest"])
     names = as_names(deltas["base_pack"]).tolist()
-    order = {name: at for at, name in enumerate(dict.fromkeys(names))}
-    pack = np.array([order[name] for name in names], dtype=np.int64)
+    order: dict[bytes, int] = {}
+    pack = np.array([order.setdefault(name, len(order)) for name in names], dtype=np.int64)
     packs = [name.hex() for name in order]
     usable = np.array([name not in without for name in packs], dtype=bool)[pack]
     found, entries = np.zeros(len(deltas), dtype=bool), np.zeros(len(deltas), dtype=ENTRY)
@@ -130,7 +130,7 @@ def find_bases(tables: Sequence[Searched], deltas: Entries, without: Collection[
             continue
         hits = table.look_up(bases[open_], packs=number[open_])
         at = open_[hits.at]
-        as_rows(entries)[at] = as_rows(hits.entries)
+        entries.put(at, hits.entries)
         # Depths descend, so no chain is long and none is a ring.
         found[at] = entries["depth"][at] < deltas["depth"][at]
     return Places(found=found, pack=pack, packs=packs, entries=entries)
@@ -209,7 +209,7 @@ def _find(tables: Sequence[Searched], digests: Digests, without: Collection[str]
         hits = table.look_up(digests[open_], table.without(without))
         at = open_[hits.at]
         found[at] = True
-        as_rows(entries)[at] = as_rows(hits.entries)
+        entries.put(at, hits.entries)
         pack[at] = hits.pack.astype(np.int64) + len(packs)
         packs.extend(hits.packs)
     return Places(found=found, pack=pack, packs=packs, entries=entries)

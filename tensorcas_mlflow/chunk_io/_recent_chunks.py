@@ -6,8 +6,6 @@ import operator
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import numpy as np
-
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import Buffer, Digests, digest_each
 from tensorcas_mlflow.base.threads import Lock
@@ -56,7 +54,7 @@ class RecentChunks:
             for key in keys:
                 self._chunks.move_to_end(key)  # a base in full may serve many later steps
             chunks = [self._chunks[key] for key in keys]
-        return chunks if np.array_equal(digest_each(chunks), digests) else None
+        return chunks if digest_each(chunks).tobytes() == digests.tobytes() else None
 
     def has(self, digests: Digests) -> bool:
         """Tell whether all of some chunks are remembered."""
@@ -71,15 +69,15 @@ class RecentChunks:
         if self._backend.is_remote:
             return True
         payloads: list[Buffer] = []
-        wanted = [np.empty((0, STORED_DIGEST_BYTES), np.uint8)]
+        wanted: list[bytes] = []
         try:
             for places in levels:
                 for pack, rows in places.by_pack(places.found.nonzero()[0]):
                     payloads += self._stored(pack, places.entries[rows])
-                    wanted.append(places.entries["stored_digest"][rows])
+                    wanted.append(places.entries["stored_digest"][rows].tobytes())
         except (BlobNotFoundError, FormatError, BackendError):
             return False
-        return np.array_equal(digest_each(payloads)[:, :STORED_DIGEST_BYTES], np.concatenate(wanted))
+        return digest_each(payloads)[:, :STORED_DIGEST_BYTES].tobytes() == b"".join(wanted)
 
     def _stored(self, pack: str, entries: Entries) -> list[Buffer]:
         """Read payloads of one pack, all at once if they are neighbours."""

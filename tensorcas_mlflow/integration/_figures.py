@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import lru_cache
 
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
@@ -52,6 +53,7 @@ def as_warning(what: str) -> Iterator[None]:
         _logger.warning("%s: %s", what, without_secrets(str(error)))
 
 
+@lru_cache(maxsize=1024)
 def figure_name(series: str, figure: str) -> str:
     """Return the name of the metric of a figure.
 

@@ -43,14 +43,13 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
             store at a client's request.
     """
     named = config.store_uri()
-    create = create and not config.in_mlflow_server()
     if named is not None:
-        store = open_root(named, create=create)
+        store = open_root(named, create=create and not config.in_mlflow_server())
         path = _path_in(store, artifact_uri)
     elif is_carrier_uri(artifact_uri):
         from tensorcas_mlflow.integration.server_store import find_carrier
 
-        store, path = find_carrier(artifact_uri, create=create)
+        store, path = find_carrier(artifact_uri, create=create and not config.in_mlflow_server())
     elif (lookup := as_lookup(artifact_uri)) is not None:
         store, path = _find_or_make(lookup, create=create)
     else:
@@ -69,7 +68,7 @@ def sends_files(artifact_uri: str) -> bool:
     Raises:
         BackendError: The server cannot be asked.
     """
-    if config.store_uri() is not None or not is_carrier_uri(artifact_uri):
+    if not is_carrier_uri(artifact_uri) or config.store_uri() is not None:
         return False
     from tensorcas_mlflow.integration.server_store import is_served_by_us
 
@@ -164,7 +163,7 @@ def _find_or_make(lookup: str, *, create: bool) -> tuple[Store, str]:
     try:
         return Store.find(lookup)
     except StoreNotFoundError:
-        if not create:
+        if not create or config.in_mlflow_server():
             raise
     # All runs of an experiment share one store, and so do all steps; each step has an artifact root of its own.
     open_root(store_root_for(lookup), create=True)

@@ -37,6 +37,7 @@ from tensorcas_mlflow.layout._keys import (
 VERSION = 1
 
 _CHECK = b', "check": "'
+_as_json = json.JSONEncoder(sort_keys=True).encode
 
 
 def short_digest(data: bytes) -> str:
@@ -46,7 +47,7 @@ def short_digest(data: bytes) -> str:
 
 def record_bytes(record: Mapping[str, Any]) -> bytes:
     """Serialize a record: one JSON object with a digest of everything before its last field."""
-    said = json.dumps(record, sort_keys=True).encode()[:-1]
+    said = _as_json(record).encode()[:-1]
     return said + _CHECK + short_digest(said).encode() + b'"}'
 
 

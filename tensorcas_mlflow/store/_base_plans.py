@@ -57,7 +57,7 @@ class Ancestry:
     def packs(self) -> frozenset[str]:
         """Return all packs with any of these copies."""
         return frozenset(
-            level.packs[number] for level in self.levels for number in distinct(level.pack[level.found]).tolist()
+            [level.packs[number] for level in self.levels for number in distinct(level.pack[level.found]).tolist()]
         )
 
     def some(self, rows: Any) -> Ancestry:

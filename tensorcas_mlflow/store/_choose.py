@@ -336,7 +336,9 @@ class RecentChoices:
     def of(self, series: Hashable) -> SeriesChoices:
         """Return those of a series; if there are too many, the least recently used is forgotten."""
         with self._lock:
-            choices = self._by_series.setdefault(series, SeriesChoices())
+            choices = self._by_series.get(series)
+            if choices is None:
+                choices = self._by_series[series] = SeriesChoices()
             self._by_series.move_to_end(series)
             if len(self._by_series) > _MOST_SERIES:
                 self._by_series.popitem(last=False)

@@ -206,7 +206,7 @@ class Encodings:
         choice = self._choices.get(row)
         if choice is None:
             columns = self._source.columns
-            begin, end = (int(at) for at in columns.chunk_at[row : row + 2])
+            begin, end = columns.chunk_at[row : row + 2].tolist()
             mine = self._chunks[self._chunks.searchsorted(begin) : self._chunks.searchsorted(end)]
             based = mine[:0] if self._plan is None else mine[self._plan.has(mine)]
             number = int(based[sample_number(len(based))] if len(based) else mine[sample_number(len(mine))])

@@ -50,12 +50,13 @@ class RecentManifests:
             name: Its name there.
             manifest: The written or read manifest.
         """
-        if len(manifest.rows) > _MOST_RECENT_ROWS or (manifest.kind == "file" and not may_be_base(manifest)):
+        n_rows = len(manifest.rows)
+        if n_rows > _MOST_RECENT_ROWS or (manifest.kind == "file" and not may_be_base(manifest)):
             return
         with self._lock:
             known = self._by_name.pop((store_id, name), None)
             self._by_name[store_id, name] = manifest
-            self._n_rows += len(manifest.rows) - (0 if known is None else len(known.rows))
+            self._n_rows += n_rows - (0 if known is None else len(known.rows))
             while len(self._by_name) > _N_RECENT or self._n_rows > _MOST_RECENT_ROWS:
                 self._n_rows -= len(self._by_name.popitem(last=False)[1].rows)
 

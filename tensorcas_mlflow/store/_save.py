@@ -40,7 +40,7 @@ from tensorcas_mlflow.layout.packs import (
 )
 from tensorcas_mlflow.store._base_plans import BasePlan
 from tensorcas_mlflow.store._bases import MovedParts, Parents
-from tensorcas_mlflow.store._choose import Chooser, Policy
+from tensorcas_mlflow.store._choose import Chooser, Policy, SeriesChoices
 from tensorcas_mlflow.store._derivations import places_of_inputs, with_derived
 from tensorcas_mlflow.store._encode import encode_chunks, encode_moved, new_chooser
 from tensorcas_mlflow.store._sketches import note_saved
@@ -341,6 +341,10 @@ class PendingSave:
         self._policy = policy
         self._is_fresh = is_fresh
         self._parents = parents if policy is not Policy.FAST else None
+        self._choices: SeriesChoices | None = None
+        """The choices for the last steps of the series, if it is one."""
+        if self._parents is not None and self._parents.series is not None:
+            self._choices = self._parents.store.choices.of((self._parents.series, policy))
         self._plan: BasePlan | None = None
         """Possible bases of new chunks; the intent names them."""
         self._moved: MovedParts | None = None
@@ -510,7 +514,7 @@ class PendingSave:
     def _recut(self, new: Any, parents: Parents) -> bool:
         """Cut tables like an earlier checkpoint that has their rows at other places; tell whether there are any."""
         least_bytes = _LEAST_SAMPLED_BYTES
-        if parents.series is not None and not parents.store.choices.of((parents.series, self._policy)).has_gained:
+        if self._choices is not None and not self._choices.has_gained:
             least_bytes = 0  # nothing looks like a training
         if parents.is_on_the_same_rows and np.maximum.reduce(self._source.columns.n_bytes) < least_bytes:
             return False
@@ -582,9 +586,7 @@ class PendingSave:
         if self._parents is None or n_bytes > MOST_SAVED_BYTES:
             return encode_chunks(self._source, new, self._policy, self._plan, leaves_text=leaves_text)
         # For a small state, choosing and decoding would take most of the time. The next step finds both done.
-        series = self._parents.series
-        recent = None if series is None else self._parents.store.choices.of((series, self._policy))
-        self._chooser, keep = new_chooser(self._policy, recent), self._catalog.recent.note
+        self._chooser, keep = new_chooser(self._policy, self._choices), self._catalog.recent.note
         return encode_chunks(
             self._source, new, self._policy, self._plan, self._chooser, keep=keep, leaves_text=leaves_text
         )

@@ -127,7 +127,7 @@ class Source(ABC):
         """Return the owner of a row's bytes, if the owner may change them meanwhile; None if nobody else has them."""
         return f"tensor {self.columns.name(row)!r}" if self.is_live else None
 
-    @property
+    @Lazy
     def itemsizes(self) -> Any:
         """Size of an element of each row, for codecs; 1 for text."""
         return self.columns.codec_itemsizes
@@ -218,7 +218,9 @@ def _lay_out(
     if layout is None:
         layout = _new_layout(names, arrays, cuts, chunk_bytes, carried)
         specs = layout[0]
-        for each in (specs.names.at, specs.dtype, specs.shape_offsets, specs.sides, *layout[2:]):
+        assert specs.have_names_of_their_own  # computed once, like the columns below: the later steps share it
+        kept = (specs.names.at, specs.dtype, specs.shape_offsets, specs.sides, specs.codec_itemsizes, specs.is_tensor)
+        for each in (*kept, *layout[2:]):
             each.setflags(write=False)
         if len(_layouts) >= _MAX_LAYOUTS:
             _layouts.clear()

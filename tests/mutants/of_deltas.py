@@ -65,7 +65,7 @@ MUTANTS = (
         fault="a base whose bytes are remembered and whose copy is damaged",
         test="test_a_remembered_base_of_which_the_stored_copy_is_damaged_is_no_base",
         definition="RecentChunks.are_whole",
-        before="np.array_equal(digest_each(payloads)[:, :STORED_DIGEST_BYTES], np.concatenate(wanted))",
+        before='digest_each(payloads)[:, :STORED_DIGEST_BYTES].tobytes() == b"".join(wanted)',
         after="True",
     ),
     Mutant(
@@ -79,7 +79,7 @@ MUTANTS = (
         fault="remembered bytes of a base change in memory",
         test="test_remembered_bytes_that_have_changed_are_not_given_out",
         definition="RecentChunks.find",
-        before="chunks if np.array_equal(digest_each(chunks), digests) else None",
+        before="chunks if digest_each(chunks).tobytes() == digests.tobytes() else None",
         after="chunks",
     ),
     Mutant(

@@ -412,18 +412,18 @@ class Finish:
             n_stored_bytes = self.saving.finish()
         finally:
             self.saving.abandon()
-        info = self.info(stored_bytes=n_stored_bytes)
-        if self.log_metrics and info.new_bytes is not None and info.stored_bytes is not None:
+        n_new_bytes = self.saving.n_new_bytes
+        if self.log_metrics and n_new_bytes is not None and n_stored_bytes is not None:
             log_figures(
-                info.run_id,
-                info.step,
-                series=info.name,
-                total_bytes=info.total_bytes,
-                new_bytes=info.new_bytes,
-                stored_bytes=info.stored_bytes,
+                self.series.run.run_id,
+                self.step,
+                series=self.series.name,
+                total_bytes=self.saving.n_bytes,
+                new_bytes=n_new_bytes,
+                stored_bytes=n_stored_bytes,
                 tracking_uri=self.tracking_uri,
             )
         if self.keep is not None:
             note_rule(self.series, str(self.keep), self.keep.best)
-            prune(self.series, self.keep, newest=info.step, tracking_uri=self.tracking_uri)
+            prune(self.series, self.keep, newest=self.step, tracking_uri=self.tracking_uri)
         return self.info(stored_bytes=n_stored_bytes)

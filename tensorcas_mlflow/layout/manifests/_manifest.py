@@ -33,6 +33,7 @@ MAX_BYTES = 1 << 30
 COMPRESSED_BELOW = 64 * 1024
 """Longer streams are stored uncompressed, so readers need not decompress them."""
 
+_as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
     """Write a manifest.
@@ -45,9 +46,7 @@ def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
         ValueError: It is too long to be read again, or its metadata is not JSON.
     """
     try:
-        said = json.dumps(
-            {"format": DERIVED_VERSION if "derived" in head else VERSION, **head}, sort_keys=True, separators=(",", ":")
-        )
+        said = _as_json({"format": DERIVED_VERSION if "derived" in head else VERSION, **head})
     except (TypeError, RecursionError) as error:
         raise ValueError(f"a checkpoint's metadata must be plain JSON values: {error}") from error
     return write_stream(said, columns, max_bytes=MAX_BYTES)
@@ -159,9 +158,9 @@ class Manifest:
             from tensorcas_mlflow.layout.manifests._derived import check_derived  # few manifests have derived rows
 
             check_derived(self.derived, self.table, self.n_inputs)
-        elif self.n_inputs:
+        elif len(self.inputs):
             raise FormatError("a manifest without derived rows has inputs")
-        if len(self.rows) <= _MAX_CHECKED_ROWS:
+        if len(self.rows) <= _MAX_CHECKED_ROWS and not self.columns.have_names_of_their_own:
             self.check_names()
 
     def labelled(self, label: str) -> Manifest:
@@ -177,7 +176,7 @@ class Manifest:
         object.__setattr__(made, name, value)
         return made
 
-    @property
+    @Lazy
     def columns(self) -> Columns:
         """The rows, column by column."""
         rows = self.rows

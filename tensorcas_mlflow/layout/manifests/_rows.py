@@ -154,7 +154,7 @@ class Specs:
                 raise FormatError("plain bytes must have one dimension")
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.dtype)
 
     @classmethod
     def of(cls, specs: Sequence[Spec]) -> Specs:
@@ -245,6 +245,11 @@ class Specs:
         return self._of_dtypes(np.where(is_complex, np.array(sizes) // 2, sizes))
 
     @Lazy
+    def have_names_of_their_own(self) -> bool:
+        """True if no two rows have one name."""
+        return len(set(self.names.to_list())) == len(self)
+
+    @Lazy
     def is_tensor(self) -> Any:
         """For each row whether it is a tensor, not plain bytes."""
         return np.array([name is not None for name in self.dtypes], dtype=bool)[self.dtype]
@@ -310,7 +315,7 @@ class Columns(Specs):
     def of_specs(cls, specs: Specs, *, chunk_at: Offsets, digests: Digests, cuts: RowCuts | None) -> Columns:
         """Add chunks to described rows, which nobody checks again."""
         columns = object.__new__(cls)
-        vars(columns).update(vars(specs), chunk_offsets=chunk_at, digests=digests, cuts=cuts)
+        vars(columns).update(vars(specs), chunk_offsets=chunk_at, chunk_at=chunk_at, digests=digests, cuts=cuts)
         return columns
 
     @classmethod
@@ -495,7 +500,7 @@ class Rows(Sequence[Row]):
         self.columns = columns
 
     def __len__(self) -> int:
-        return len(self.columns)
+        return len(self.columns.dtype)
 
     @overload
     def __getitem__(self, at: int) -> Row: ...

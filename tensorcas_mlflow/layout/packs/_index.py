@@ -29,7 +29,6 @@ from tensorcas_mlflow.layout.packs._pack import (
     PACK_NAME_BYTES,
     TABLE_ENTRY,
     Entries,
-    as_rows,
     has_depth,
     is_delta,
     pack_key,
@@ -66,7 +65,7 @@ class PackNames:
 
     def without(self, packs: Collection[str]) -> Mask | None:
         """Return for each pack whether it is outside of ``packs``; None if all are."""
-        left_out = [self.numbers[name] for name in packs if name in self.numbers]
+        left_out = [self.numbers[name] for name in packs if name in self.numbers] if packs else []
         if not left_out:
             return None
         usable = np.ones(len(self.packs), dtype=bool)
@@ -189,7 +188,7 @@ def make_table(parts: Mapping[str, Entries]) -> Table:
     place[order] = np.arange(len(order))
     entries, begin = np.empty(len(order), ENTRY), 0
     for part in parts.values():
-        as_rows(entries)[place[begin : begin + len(part)]] = as_rows(part)
+        entries.put(place[begin : begin + len(part)], part)
         begin += len(part)
     return Table(packs=tuple(parts), pack=pack[order], entries=entries, prefix=prefixes(digests[order]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -464,8 +463,10 @@ def mark_loose(backend: Backend, name: str) -> None:
     if backend.is_remote:
         return
     key = f"index/{name}.loose"
-    with contextlib.suppress(BlobExistsError):
+    try:
         if backend.has_database:
             backend.put_all([(key, [])])  # in the transaction of the pack
         else:
             backend.put_new(key, [], durable=False)
+    except BlobExistsError:
+        return

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 
-from tensorcas_mlflow.backends import LocalBackend
+from tensorcas_mlflow.backends import FolderBackend
 from tensorcas_mlflow.errors import BackendError
 from tensorcas_mlflow.integration.checkpoints import CheckpointInfo, _log
 from tensorcas_mlflow.integration.checkpoints._pace import Pace
@@ -49,22 +49,22 @@ def weights() -> np.ndarray[Any, Any]:
 def slow_packs(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Packs are written only once this is set, by saves in the background."""
     go_on = threading.Event()
-    put_all = LocalBackend.put_all
+    put_all = FolderBackend.put_all
 
-    def wait_first(self: LocalBackend, blobs: Any) -> Any:
+    def wait_first(self: FolderBackend, blobs: Any) -> Any:
         assert go_on.wait(30)
         return put_all(self, blobs)
 
-    monkeypatch.setattr(LocalBackend, "put_all", wait_first)
+    monkeypatch.setattr(FolderBackend, "put_all", wait_first)
     return go_on
 
 
 @pytest.fixture
 def failing_packs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: LocalBackend, blobs: Any) -> None:
+    def fail(self: FolderBackend, blobs: Any) -> None:
         raise BackendError("write", "packs", "the disk is full")
 
-    monkeypatch.setattr(LocalBackend, "put_all", fail)
+    monkeypatch.setattr(FolderBackend, "put_all", fail)
 
 
 @pytest.fixture
@@ -202,16 +202,16 @@ def test_large_state_is_copied_after_the_save_before_it(
 def test_save_after_a_failed_one_stores_the_chunks_that_both_have(
     experiment: str, weights: np.ndarray[Any, Any], slow_packs: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_all, failed = LocalBackend.put_all, threading.Event()
+    put_all, failed = FolderBackend.put_all, threading.Event()
 
-    def fail_first(self: LocalBackend, blobs: Any) -> Any:
+    def fail_first(self: FolderBackend, blobs: Any) -> Any:
         if failed.is_set():
             return put_all(self, blobs)
         assert slow_packs.wait(30)
         failed.set()
         raise BackendError("write", "packs", "the disk is full")
 
-    monkeypatch.setattr(LocalBackend, "put_all", fail_first)
+    monkeypatch.setattr(FolderBackend, "put_all", fail_first)
     with mlflow.start_run():
         threading.Timer(0.1, slow_packs.set).start()
         first = log(weights, 0)
@@ -349,9 +349,9 @@ def test_an_interpreter_whose_last_save_failed_says_so_and_ends_with_another_sta
     body = (
         "import atexit\n"
         "atexit.register(lambda: print('another function', file=sys.stderr, flush=True))\n"
-        "from tensorcas_mlflow.backends import LocalBackend\n"
+        "from tensorcas_mlflow.backends import FolderBackend\n"
         "def fail(self, blobs): raise OSError('the disk is full')\n"
-        "LocalBackend.put_all = fail\n"
+        "FolderBackend.put_all = fail\n"
         "mlflow.tensorcas.log_checkpoint({'w': np.arange(9e5)}, step=1, run_id=sys.argv[2], blocking=False)\n"
     )
     done = run_tracked(body + last_words, tracking_uri, run.info.run_id, status=status)
