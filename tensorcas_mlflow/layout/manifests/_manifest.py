@@ -35,6 +35,7 @@ COMPRESSED_BELOW = 64 * 1024
 
 _as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
+
 def make_stream(head: Mapping[str, Any], columns: Columns) -> bytes:
     """Write a manifest.
 
