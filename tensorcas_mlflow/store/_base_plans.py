@@ -175,7 +175,6 @@ class BasePlan:
         reader: ChunkReader,
         chunks: Any,
         candidates: Digests,
-        checked: dict[bytes, Buffer] | None = None,
     ) -> None:
         """Look candidates up.
 
@@ -184,7 +183,6 @@ class BasePlan:
             reader: The store's.
             chunks: Numbers of chunks of the save, ascending.
             candidates: For each the stored chunk at its place.
-            checked: Chunks at hand that hash to their digests, the keys.
         """
         self._catalog = catalog
         self._reader = reader
@@ -206,7 +204,7 @@ class BasePlan:
         is_near = not reader.is_remote or catalog.recent.has(candidates)
         self.n_far_bytes = 0 if is_near else sum(map(reader.n_far_bytes, found.levels))
         """Stored bytes of the candidates, and of all bases behind them, that only an object store has."""
-        self._checked = {} if checked is None else checked
+        self._checked: dict[bytes, Buffer] = {}
         """Chunks whose bytes hash to their digests, the keys."""
         self._packs = reader.open_packs()
 

@@ -120,21 +120,29 @@ def nearest(
     Returns:
         None if no candidate has any of these tensors.
     """
-    largest = _largest(rows)
     if len(candidates) == 1:
         return candidates[0] if any(matching_row(row, chunk_bytes, candidates[0], places) for row in rows) else None
-    best, least, n_compared = None, float("inf"), 0
+    best, least = None, float("inf")
+    for candidate, pairs in _compared(rows, chunk_bytes, candidates, places):
+        # Tensors absent from a candidate are stored in full.
+        taken = sum(row.spec.n_bytes * (1.0 if other is None else share_of(row, other)) for row, other in pairs)
+        if taken < least:
+            best, least = candidate, taken
+    return best
+
+
+def _compared(
+    rows: Iterable[Row], chunk_bytes: int, candidates: Iterable[Manifest], places: Mapping[str, int]
+) -> Iterator[tuple[Manifest, list[tuple[Row, Row | None]]]]:
+    """Yield the first candidates with any of the largest tensors, and these tensors, in pairs with its own."""
+    largest, n_compared = _largest(rows), 0
     for candidate in candidates:
         pairs = [(row, matching_row(row, chunk_bytes, candidate, places)) for row in largest]
         if any(other is not None for _, other in pairs):
-            # Tensors absent from a candidate are stored in full.
-            taken = sum(row.spec.n_bytes * (1.0 if other is None else share_of(row, other)) for row, other in pairs)
-            if taken < least:
-                best, least = candidate, taken
+            yield candidate, pairs
             n_compared += 1
             if n_compared == _N_COMPARED:
-                break
-    return best
+                return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,61 +204,83 @@ def nearest_parent(
     Returns:
         None if none has any of the tensors.
     """
+    rows = list(wanted.rows.values())
     numbers = {row.spec.name: number for number, row in wanted.rows.items()}
-    checked = _fetched_samples(catalog, reader, wanted, chunk_bytes, candidates) if len(candidates) > 1 else {}
+    places: dict[str, int] = {}
+    """The place of the chunk that stands for a tensor, counted from its first."""
+    samples: dict[str, Buffer] = {}
+    stored: Mapping[bytes, Buffer] = {}
+    if len(candidates) > 1:
+        for row in _largest(rows):
+            mine, at = wanted.chunks_of(numbers[row.spec.name])
+            sample = sample_number(len(mine))
+            places[row.spec.name] = int(at[sample])
+            [samples[row.spec.name]] = next(wanted.source.pieces(mine[[sample]])).data
+        compared = list(_compared(rows, chunk_bytes, candidates, wanted.places))
+        if reader.is_remote:
+            catalog.take_hints_of([candidate for candidate, _ in reversed(compared)])
+        # A manifest that this process wrote has no hints.
+        refreshes = [catalog.refresh]
+        if all(candidate.hints for candidate, _ in compared):
+            refreshes.insert(0, catalog.look_at_hinted)
+        digests = [
+            other.digests[places[row.spec.name]].tobytes()
+            for _, pairs in compared
+            for row, other in pairs
+            if other is not None
+        ]
+        stored = _read_some(catalog, reader, digests, refreshes)
 
     def share(row: Row, other: Row) -> float:
         """Estimate the share of its size a tensor takes as a delta against another one; see `nearest`."""
-        number = numbers[row.spec.name]
-        chunks, places = wanted.chunks_of(number)
-        sample = sample_number(len(chunks))
-        plan = BasePlan(catalog, reader, chunks[[sample]], other.digests[places[[sample]]], checked)
-        behind = plan.behind(int(chunks[sample]), MAX_SAVED_DEPTH) if plan else []
-        if not behind:
+        base = stored.get(other.digests[places[row.spec.name]].tobytes())
+        if base is None:
             return 1.0
-        [raw] = next(wanted.source.pieces(chunks[[sample]])).data
-        itemsize = int(wanted.source.itemsizes[number])
-        return share_against(raw, behind[0].data, itemsize)
+        return share_against(samples[row.spec.name], base, int(wanted.source.itemsizes[numbers[row.spec.name]]))
 
-    return nearest(list(wanted.rows.values()), chunk_bytes, candidates, share, wanted.places)
+    return nearest(rows, chunk_bytes, candidates, share, wanted.places)
 
 
-def _fetched_samples(
-    catalog: Catalog, reader: ChunkReader, wanted: BaselessTensors, chunk_bytes: int, candidates: Sequence[Manifest]
-) -> dict[bytes, Buffer]:
-    """Read the chunks that a search compares from a remote store, all at once; see `nearest_parent`.
+def _read_some(
+    catalog: Catalog, reader: ChunkReader, keys: Sequence[bytes], refreshes: Sequence[Callable[[], Any]]
+) -> Mapping[bytes, Buffer]:
+    """Read chunks for a comparison, all at once.
+
+    Args:
+        catalog: The store's.
+        reader: The store's.
+        keys: The digests.
+        refreshes: Ways to learn of more packs if a chunk is in no known one, the cheapest first.
 
     Returns:
-        The chunks by digest; none if one is unreadable, and none of a store on this machine.
+        The chunks by digest, without those that no pack has; remembered ones alone if one is unreadable.
     """
-    sizes: dict[bytes, int] = {}
-    if not reader.is_remote:
-        return {}
-    numbers = {row.spec.name: number for number, row in wanted.rows.items()}
-    for candidate in candidates[:_N_COMPARED]:
-        for row in _largest(wanted.rows.values()):
-            other = matching_row(row, chunk_bytes, candidate, wanted.places)
-            if other is not None:
-                chunks, places = wanted.chunks_of(numbers[row.spec.name])
-                sample = sample_number(len(chunks))
-                sizes[other.digests[places[sample]].tobytes()] = int(wanted.source.sizes[chunks[sample]])
-    digests = np.frombuffer(b"".join(sizes), np.uint8).reshape(-1, DIGEST_BYTES)
-    compared = candidates[:_N_COMPARED]
-    catalog.take_hints_of(reversed(compared))
-    # A manifest that this process wrote has none.
-    are_hinted = all(candidate.hints for candidate in compared)
-    for refresh in (catalog.look_at_hinted, catalog.refresh) if are_hinted else (catalog.refresh,):
-        if not catalog.find_sound(digests, ()).found.all():
-            refresh()
+    known: dict[bytes, Buffer] = {}
+    for key in dict.fromkeys(keys):
+        chunks = catalog.recent.find(_as_digests([key]))
+        if chunks is not None:
+            known[key] = chunks[0]
+    digests = _as_digests([key for key in dict.fromkeys(keys) if key not in known])
+    found = catalog.find_sound(digests, ())
+    for refresh in refreshes:
+        if found.found.all():
+            break
+        refresh()
+        found = catalog.find_sound(digests, ())
     # A read of a chunk that is gone would look through every pack.
-    digests = digests[catalog.find_sound(digests, ()).found]
-    keys = [row.tobytes() for row in digests]
-    outs = [memoryview(bytearray(sizes[key])) for key in keys]
+    digests = digests[found.found]
+    outs = [memoryview(bytearray(size)) for size in found.entries["raw_bytes"][found.found].tolist()]
     try:
-        reader.read(digests, outs, verify=True)
+        if outs:
+            reader.read(digests, outs, verify=True)
     except (NotFoundError, FormatError, BackendError):
-        return {}
-    return dict(zip(keys, outs, strict=True))
+        return known
+    catalog.recent.note(digests, outs)
+    return known | dict(zip(map(bytes, digests), outs, strict=True))
+
+
+def _as_digests(keys: Sequence[bytes]) -> Digests:
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 def plan_bases(
