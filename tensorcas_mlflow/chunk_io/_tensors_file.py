@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ import numpy as np
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.backends import ReadCounter
 from tensorcas_mlflow.base import threads
-from tensorcas_mlflow.base.digest import DIGEST_BYTES, Digests, digest
-from tensorcas_mlflow.base.tensors import empty_array, pieces_of
+from tensorcas_mlflow.base.digest import digest
+from tensorcas_mlflow.base.tensors import Offsets, empty_array, pieces_of
 from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io._ways import Extent, plan_reads
 from tensorcas_mlflow.errors import (
@@ -25,48 +24,11 @@ from tensorcas_mlflow.errors import (
     FormatError,
     NewerFormatError,
 )
-from tensorcas_mlflow.layout.manifests import HEADER_BYTES, Header, Manifest, Row, TensorsFileLayout
+from tensorcas_mlflow.layout.manifests import HEADER_BYTES, Header, Manifest, TensorsFileLayout
 
 _IOV_MAX = 1024
 """Maximum number of buffers one read fills, on Linux and macOS alike."""
 _MAX_READ_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spans:
-    """Chunks of a file, as columns."""
-
-    offset: Any
-    """Start of each, counted from the start of the file."""
-    size: Any
-    row: Any
-    """Number of the row of each."""
-    digests: Digests
-
-    @classmethod
-    def of(cls, row: Row, start: int, ends: Any, number: int) -> _Spans:
-        """Return the chunks of one row that begins at ``start``."""
-        begins = np.concatenate(([0], ends[:-1])) if len(ends) else ends
-        return cls(
-            offset=start + begins, size=ends - begins, row=np.full(len(ends), number, np.int64), digests=row.digests
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Spans]) -> _Spans:
-        """Concatenate the chunks of several rows."""
-        none = np.empty(0, np.int64)
-        return cls(
-            offset=np.concatenate([none, *(part.offset for part in parts)]),
-            size=np.concatenate([none, *(part.size for part in parts)]),
-            row=np.concatenate([none, *(part.row for part in parts)]),
-            digests=np.concatenate([np.empty((0, DIGEST_BYTES), np.uint8), *(part.digests for part in parts)]),
-        )
-
-    def some(self, which: Any) -> _Spans:
-        """Return some of them: a range, or those of some numbers."""
-        return _Spans(
-            offset=self.offset[which], size=self.size[which], row=self.row[which], digests=self.digests[which]
-        )
 
 
 class TensorsFile:
@@ -96,7 +58,7 @@ class TensorsFile:
             except FormatError as error:
                 raise CorruptError(self.path, getattr(error, "reason", str(error))) from error
         self._layout = TensorsFileLayout.of(self.manifest)
-        self._number = {name: at for at, name in enumerate(self.manifest.names())}
+        self.manifest.check_names()
         if size != self._layout.n_bytes:
             raise CorruptError(self.path, f"it has {size} bytes, and its manifest implies {self._layout.n_bytes}")
 
@@ -122,47 +84,49 @@ class TensorsFile:
         given = out or {}
         arrays = {name: given[name] if name in given else empty_array(self.manifest.row(name).spec) for name in wanted}
         outs: list[memoryview] = []
-        spans: list[_Spans] = []
+        numbers = [np.empty(0, np.int64)]
         for name, array in arrays.items():
             if array.size:
-                row, at = self.manifest.row(name), self._number[name]
-                ends = row.ends(self.manifest.chunk_bytes)
+                ends = self.manifest.row(name).ends(self.manifest.chunk_bytes)
                 outs.extend(pieces_of(array.reshape(-1).view(np.uint8).data, ends))
-                spans.append(_Spans.of(row, int(self._layout.starts[at]), ends, at))
-        self._read(_Spans.joined(spans), outs, verify=verify)
+                numbers.append(self._chunks_of(self.manifest.by_name.number(name)))
+        self._read(np.concatenate(numbers), outs, verify=verify)
         return arrays
 
     def read_chunks(self, row: int, chunks: Any, outs: Sequence[memoryview], *, verify: bool = True) -> None:
         """Read some chunks of one row, by their numbers in it, into buffers of their sizes; raise like `read`."""
-        found = self.manifest.rows[row]
-        spans = _Spans.of(found, int(self._layout.starts[row]), found.ends(self.manifest.chunk_bytes), row)
-        self._read(spans.some(chunks), outs, verify=verify)
+        self._read(self._chunks_of(row)[chunks], outs, verify=verify)
 
     def fill(self, first: int, outs: list[memoryview]) -> None:
         """Read consecutive chunks and verify them: a `Fill`; raise like `read`."""
-        whole = self._all_spans
-        self._read(whole.some(slice(first, first + len(outs))), outs, verify=True)
+        self._read(np.arange(first, first + len(outs)), outs, verify=True)
+
+    def _chunks_of(self, row: int) -> Offsets:
+        """Return the numbers of the chunks of a row, counted over all rows."""
+        first, end = self.manifest.columns.chunk_at[row : row + 2].tolist()
+        return np.arange(first, end)
 
     @Lazy
-    def _all_spans(self) -> _Spans:
-        rows = enumerate(zip(self.manifest.rows, self._layout.starts.tolist(), strict=True))
-        size = self.manifest.chunk_bytes
-        return _Spans.joined([_Spans.of(row, start, row.ends(size), at) for at, (row, start) in rows])
+    def _offsets(self) -> Offsets:
+        """The start of each chunk, counted from the start of the file."""
+        begins: Offsets = self._layout.chunks()[0]
+        return begins
 
-    def _read(self, spans: _Spans, outs: Sequence[memoryview], *, verify: bool) -> None:
+    def _read(self, chunks: Offsets, outs: Sequence[memoryview], *, verify: bool) -> None:
+        begins = self._offsets[chunks]
         with self._opened() as descriptor:
 
             def read(extent: Extent) -> None:
-                self._fill(descriptor, extent.start, _in_order(extent, spans, outs))
+                self._fill(descriptor, extent.start, _in_order(extent, begins, outs))
                 for at in extent.members.tolist() if verify else ():
-                    self._check(spans, at, outs[at])
+                    self._check(int(chunks[at]), outs[at])
 
-            threads.run_all(read, plan_reads(np.zeros(len(outs), np.int64), spans.offset, spans.size))
+            threads.run_all(read, plan_reads(np.zeros(len(outs), np.int64), begins, self.manifest.chunk_sizes[chunks]))
 
-    def _check(self, spans: _Spans, at: int, data: memoryview) -> None:
-        expected, actual = spans.digests[at].tobytes(), digest(data)
+    def _check(self, chunk: int, data: memoryview) -> None:
+        expected, actual = self.manifest.digests[chunk].tobytes(), digest(data)
         if actual != expected:
-            name = self.manifest.rows[int(spans.row[at])].spec.name
+            name = self.manifest.columns.name(int(self.manifest.columns.rows_of(np.array([chunk]))[0]))
             raise CorruptChunkError(expected.hex(), self.path, f"of tensor {name!r}, its bytes hash to {actual.hex()}")
 
     def _read_manifest(self, descriptor: int, size: int) -> Manifest:
@@ -205,17 +169,15 @@ class TensorsFile:
             os.close(descriptor)
 
 
-def _in_order(extent: Extent, spans: _Spans, outs: Sequence[memoryview]) -> list[memoryview]:
+def _in_order(extent: Extent, begins: Offsets, outs: Sequence[memoryview]) -> list[memoryview]:
     """Lay out the buffers of an extent's chunks, with spare memory for the gaps between them."""
-    begins = spans.offset[extent.members]
-    ends = begins + spans.size[extent.members]
-    gaps = (begins - np.concatenate(([extent.start], ends[:-1]))).tolist()
-    scrap = memoryview(bytearray(max(gaps, default=0)))
     buffers: list[memoryview] = []
-    for at, gap in zip(extent.members.tolist(), gaps, strict=True):
-        if gap:
-            buffers.append(scrap[:gap])
+    end = extent.start
+    for at, begin in zip(extent.members.tolist(), begins[extent.members].tolist(), strict=True):
+        if begin > end:
+            buffers.append(memoryview(bytearray(begin - end)))
         buffers.append(outs[at])
+        end = begin + len(outs[at])
     return buffers
 
 

@@ -24,7 +24,7 @@ from tensorcas_mlflow.cli._command import (
     percentage,
     repeated,
 )
-from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
+from tensorcas_mlflow.cli._output import Json, confirm, fields_of, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._progress import ProgressBar
 from tensorcas_mlflow.cli._record import NO_RECORD, recorded
 from tensorcas_mlflow.cli._select import is_json, store_of
@@ -107,23 +107,17 @@ def collect(options: Namespace) -> int:
 
 def _plan_json(plan: GcPlan) -> Json:
     return {
-        "n_refs": plan.n_refs,
-        "n_live_chunks": plan.n_live_chunks,
+        **fields_of(plan, "n_refs n_live_chunks disk_bytes freed_bytes bound_bytes unread_refs strangers"),
         "n_packs": len(plan.packs),
         "packs_bytes": sum(plan.packs.values()),
-        "disk_bytes": plan.disk_bytes,
-        "freed_bytes": plan.freed_bytes,
         "n_rewrites": len(plan.rewrites),
         "rewrites_bytes": sum(size for _, size in plan.rewrites.values()),
         "rewrites_needed_bytes": sum(needed for needed, _ in plan.rewrites.values()),
         "n_manifests": len(plan.manifests),
-        "bound_bytes": plan.bound_bytes,
         "n_dead_saves": len(plan.stale_intents),
         "n_dead_collections": len(plan.dead_lists),
         "n_quarantined": len(plan.quarantine),
         "quarantined_bytes": sum(plan.quarantine.values()),
-        "unread_refs": dict(plan.unread_refs),
-        "strangers": list(plan.strangers),
         "why": [_why_json(plan, reason) for reason in sorted(set(plan.reasons.values()))],
         "rewrites": [
             {"pack": name, "bytes": size, "needed_bytes": needed}
@@ -144,15 +138,7 @@ def _why_json(plan: GcPlan, reason: str) -> Json:
 
 
 def _report_json(report: GcReport) -> Json:
-    return {
-        "n_packs": report.n_packs,
-        "n_manifests": report.n_manifests,
-        "n_withdrawn": report.n_withdrawn,
-        "n_spared": report.n_spared,
-        "bytes_before": report.bytes_before,
-        "bytes_after": report.bytes_after,
-        "freed_bytes": report.freed_bytes,
-    }
+    return fields_of(report, "n_packs n_manifests n_withdrawn n_spared bytes_before bytes_after freed_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from tensorcas_mlflow.cli._output import (
     Json,
     content_bytes,
     date_text,
+    fields_of,
     figure_json,
     printable,
     ratio_text,
@@ -234,50 +235,27 @@ def _show_tree(summary: Summary, store: Store, ref: Ref, *, is_in_json: bool) ->
         for line in str(summary).splitlines():
             say(printable(line))
         return 0
-    stacks = [
-        {
-            "name": stack.name,
-            "layers": list(stack.layers),
-            "bytes": list(stack.layer_bytes),
-            "n_experts": stack.n_experts,
-        }
-        for stack in summary.stacks
-    ]
+    stacks = [{**fields_of(each, "name layers n_experts"), "bytes": each.layer_bytes} for each in summary.stacks]
     say_json(
         {
             "store": store.uri,
             "checkpoint": ref_json(store, ref),
-            "n_tensors": summary.n_tensors,
-            "n_bytes": summary.n_bytes,
+            **fields_of(summary, "n_tensors n_bytes is_cut"),
             "dtypes": {name: {"n_tensors": count, "n_bytes": size} for name, (count, size) in summary.dtypes.items()},
             "stacks": stacks,
             "tree": _node_json(summary.tree),
-            "is_cut": summary.is_cut,
         }
     )
     return 0
 
 
 def _node_json(node: SummaryNode) -> Json:
-    return {
-        "name": node.name,
-        "n_tensors": node.n_tensors,
-        "n_bytes": node.n_bytes,
-        "n_alike": node.n_alike,
-        "dtypes": list(node.dtypes),
-        "shape": None if node.shape is None else list(node.shape),
-        "children": [_node_json(child) for child in node.children],
-    }
+    fields = fields_of(node, "name n_tensors n_bytes n_alike dtypes shape")
+    return {**fields, "children": [_node_json(child) for child in node.children]}
 
 
 def _row_json(row: Row) -> Json:
-    return {
-        "name": row.spec.name,
-        "dtype": row.spec.dtype,
-        "shape": list(row.spec.shape),
-        "n_bytes": row.spec.n_bytes,
-        "n_chunks": len(row.digests),
-    }
+    return {**fields_of(row.spec, "name dtype shape n_bytes"), "n_chunks": len(row.digests)}
 
 
 def _say_checkpoint(ref: Ref, names: Mapping[str, NamedRun]) -> None:
@@ -481,9 +459,7 @@ def _values_json(change: ValueChange) -> Json:
         "max_absolute": figure_json(change.max_absolute),
         "mean_absolute": figure_json(change.mean_absolute),
         "relative_norm": figure_json(change.relative_norm),
-        "share_equal": change.share_equal,
-        "n_elements": change.n_elements,
-        "n_not_finite": change.n_not_finite,
+        **fields_of(change, "share_equal n_elements n_not_finite"),
     }
 
 
@@ -514,10 +490,7 @@ def explain(options: Namespace) -> int:
             {
                 "store": store.uri,
                 "checkpoint": ref_json(store, ref),
-                "n_tensors": plan.n_tensors,
-                "n_bytes": plan.n_bytes,
-                "n_mapped": plan.n_mapped,
-                "n_cached": plan.n_cached,
+                **fields_of(plan, "n_tensors n_bytes n_mapped n_cached"),
                 "packs": [_pack_json(pack) for pack in plan.packs],
             }
         )
@@ -529,15 +502,7 @@ def explain(options: Namespace) -> int:
 
 
 def _pack_json(pack: PackRead) -> Json:
-    return {
-        "key": pack.key,
-        "n_chunks": pack.n_chunks,
-        "n_bytes": pack.n_bytes,
-        "n_reads": pack.n_reads,
-        "read_bytes": pack.read_bytes,
-        "way": pack.choice.way,
-        "reason": pack.choice.reason,
-    }
+    return fields_of(pack, "key n_chunks n_bytes n_reads read_bytes") | fields_of(pack.choice, "way reason")
 
 
 COMMANDS = (

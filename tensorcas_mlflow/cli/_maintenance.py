@@ -34,7 +34,7 @@ from tensorcas_mlflow.cli._command import (
     repeated,
     switch,
 )
-from tensorcas_mlflow.cli._output import Json, confirm, printable, ref_json, say, say_json
+from tensorcas_mlflow.cli._output import Json, confirm, fields_of, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._progress import ProgressBar
 from tensorcas_mlflow.cli._record import NO_RECORD, recorded
 from tensorcas_mlflow.cli._select import checkpoint_of, find_checkpoint, is_json, root_of, store_at, store_of
@@ -132,24 +132,14 @@ def _say_verify_json(uri: str, options: Namespace, report: VerifyReport) -> None
             "full": report.full,
             "sample": options.sample,
             "part": None if options.part is None else "{}/{}".format(*options.part),
-            "seed": report.seed,
-            "n_refs": report.n_refs,
-            "n_packs": report.n_packs,
-            "n_chunks": report.n_chunks,
-            "n_read": report.n_read,
-            "strangers": list(report.strangers),
+            **fields_of(report, "seed n_refs n_packs n_chunks n_read strangers"),
             "problems": [_problem_json(problem) for problem in report.problems],
         }
     )
 
 
 def _problem_json(problem: Problem) -> dict[str, object]:
-    return {
-        "key": problem.key,
-        "reason": problem.reason,
-        "checkpoint": problem.checkpoint,
-        "tensors": list(problem.tensors),
-    }
+    return fields_of(problem, "key reason checkpoint tensors")
 
 
 def repair(options: Namespace) -> int:
@@ -202,30 +192,14 @@ def _open_for_repair(root: str, sources: Sequence[Store]) -> tuple[Store, Format
 
 def _repair_plan_json(plan: RepairPlan) -> Json:
     return {
-        "findings": [
-            {
-                "key": finding.key,
-                "reason": finding.reason,
-                "remedy": finding.remedy,
-                "is_mended": finding.is_mended,
-                "is_harmless": finding.is_harmless,
-            }
-            for finding in plan.findings
-        ],
+        "findings": [fields_of(each, "key reason remedy is_mended is_harmless") for each in plan.findings],
         "losses": [_problem_json(loss) for loss in plan.losses],
     }
 
 
 def _repair_json(report: RepairReport) -> Json:
     return {
-        "restored": list(report.restored),
-        "abandoned": list(report.abandoned),
-        "packs_gone": list(report.packs_gone),
-        "n_quarantined": report.n_quarantined,
-        "n_healed": report.n_healed,
-        "n_fenced": report.n_fenced,
-        "n_kept": report.n_kept,
-        "left": dict(report.left),
+        **fields_of(report, "restored abandoned packs_gone n_quarantined n_healed n_fenced n_kept left"),
         "losses": [_problem_json(loss) for loss in report.losses],
     }
 
@@ -272,7 +246,7 @@ def optimize(options: Namespace) -> int:
                 "effort": options.effort,
                 "for": options.purpose,
                 "plan": _optimize_plan_json(plan),
-                "report": None if report is None else _optimize_json(report),
+                "report": report and fields_of(report, "bytes_before bytes_after written_bytes n_forms"),
             }
         )
     elif report is not None and not plan.is_empty:
@@ -300,15 +274,6 @@ def _optimize_plan_json(plan: OptimizePlan) -> Json:
         "stored_bytes": plan.n_stored_bytes,
         "disk_bytes": plan.gc.disk_bytes,
         "collectable_bytes": plan.gc.freed_bytes,
-    }
-
-
-def _optimize_json(report: OptimizeReport) -> Json:
-    return {
-        "bytes_before": report.bytes_before,
-        "bytes_after": report.bytes_after,
-        "written_bytes": report.written_bytes,
-        "n_forms": report.n_forms,
     }
 
 

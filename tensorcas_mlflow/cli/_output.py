@@ -50,6 +50,11 @@ def say_json(document: Json) -> None:
     say(json.dumps(document, indent=2, default=dict))
 
 
+def fields_of(thing: object, names: str) -> Json:
+    """Return some attributes of a value, by name, for a JSON document."""
+    return {name: getattr(thing, name) for name in names.split()}
+
+
 def confirm(question: str, *, yes: bool, as_json: bool) -> bool:
     """Ask for confirmation; no answer is no.
 
@@ -105,17 +110,11 @@ def content_bytes(store: Store, ref: Ref) -> int | None:
 def ref_json(store: Store, ref: Ref) -> Json:
     """Return a checkpoint or file of a store as JSON."""
     return {
-        "kind": ref.kind,
-        "run_id": ref.run_id,
-        "name": ref.name,
-        "step": ref.step,
-        "parent_step": ref.parent_step,
+        **fields_of(ref, "kind run_id name step parent_step"),
         "metrics": None if ref.metrics is None else metrics_json(ref.metrics),
         "model_id": ref.model_id,
         "path": ref.path or ref.copy_path,
-        "uri": ref.uri,
-        "flavor": ref.flavor,
-        "created": ref.created,
+        **fields_of(ref, "uri flavor created"),
         "bytes": content_bytes(store, ref),
         "key": ref.key,
     }

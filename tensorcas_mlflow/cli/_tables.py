@@ -20,9 +20,9 @@ _LEAST_TEXT = 8
 """Least width of a column of text that folds."""
 
 
-def say_table(rows: Sequence[Sequence[str]], *, right: frozenset[int] | set[int], indent: int = 0) -> None:
+def say_table(rows: Sequence[Sequence[str]], *, right: frozenset[int] | set[int]) -> None:
     """Print a table; its first row is the heading."""
-    say_sections([("", rows[1:])], heading=rows[0], right=right, indent=indent)
+    say_sections([("", rows[1:])], heading=rows[0], right=right)
 
 
 def say_sections(

@@ -28,7 +28,7 @@ from tensorcas_mlflow.cli._command import (
     repeated,
     size,
 )
-from tensorcas_mlflow.cli._output import Json, printable, ref_json, say, say_json
+from tensorcas_mlflow.cli._output import Json, fields_of, printable, ref_json, say, say_json
 from tensorcas_mlflow.cli._progress import ProgressBar
 from tensorcas_mlflow.cli._select import (
     checkpoint_of,
@@ -46,7 +46,6 @@ from tensorcas_mlflow.maintenance import (
     CopyEnd,
     CopyPlan,
     Failure,
-    PlainReport,
     copy_all,
     end_of,
     open_destination,
@@ -183,33 +182,23 @@ def _say_copied(copied: Copied, failed: Sequence[Failure], kept: Sequence[str], 
 def _copy_json(
     source: CopyEnd, destination: CopyEnd, copied: Copied, failed: Sequence[Failure], kept: Sequence[str]
 ) -> Json:
-    refs = copied.refs
+    refs, plain = copied.refs, copied.plain
     plan: Json | None = None
     report: Json | None = None
     if isinstance(refs, CopyPlan):
-        plan = {"n_new": refs.n_new, "n_there": refs.n_there, "n_chunks": refs.n_chunks, "bytes": refs.chunk_bytes}
+        plan = {**fields_of(refs, "n_new n_there n_chunks"), "bytes": refs.chunk_bytes}
     else:
-        sizes = {"read_bytes": refs.read_bytes, "written_bytes": refs.written_bytes}
-        report = {"n_copied": refs.n_copied, "n_there": refs.n_there, **sizes}
+        report = fields_of(refs, "n_copied n_there read_bytes written_bytes")
     return {
         "source": source.uri,
         "destination": destination.uri,
         "made": destination.is_new and plan is None,
         "plan": plan,
         "report": report,
-        "plain": None if copied.plain is None else _plain_json(copied.plain),
+        "plain": plain and {**fields_of(plain, "n_copied n_there skipped"), "bytes": plain.copied_bytes},
         "kept": list(kept),
         "deleted": [] if isinstance(refs, CopyPlan) else list(refs.deleted),
-        "failed": [{"what": each.what, "reason": each.reason, "tensors": list(each.tensors)} for each in failed],
-    }
-
-
-def _plain_json(plain: PlainReport) -> Json:
-    return {
-        "n_copied": plain.n_copied,
-        "bytes": plain.copied_bytes,
-        "n_there": plain.n_there,
-        "skipped": list(plain.skipped),
+        "failed": [fields_of(each, "what reason tensors") for each in failed],
     }
 
 

@@ -330,9 +330,9 @@ class Latin1Source(ByteSource):
 class SourceStream:
     """A source read forward, as a `Tape` needs it."""
 
-    def __init__(self, source: ByteSource, start: int = 0) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self._source = source
-        self._at = start
+        self._at = 0
 
     def skip(self, n_bytes: int, /) -> None:
         """Skip bytes without reading them."""

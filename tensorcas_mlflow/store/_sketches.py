@@ -383,13 +383,6 @@ def listed_sketches_of(store_id: str) -> Sketches:
         return _listed.setdefault(store_id, Sketches())
 
 
-def forget_sketches() -> None:
-    """Forget the sketches of all stores."""
-    with _lock:
-        _of_store.clear()
-        _listed.clear()
-
-
 def note_saved(store_id: str, series: str | None, name: str, manifest: Manifest) -> None:
     """Remember the sketches of a committed save, if it has any."""
     if manifest.sketches and (found := Sketched.stored(name, manifest)) is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -829,11 +829,6 @@ class Store(Refs):
             yield manifest.stream
             return
         yield from self.chunks.pieces(manifest, verify=verify)
-
-    def copy_file(self, ref: Ref, out: BinaryIO, *, verify: bool = True) -> None:
-        """Write the bytes shown at an artifact path into a file; see `iter_file`."""
-        for piece in self.iter_file(ref, verify=verify):
-            out.write(piece)
 
     def _check_id(self, manifest: Manifest) -> None:
         if manifest.store_id != self.id:

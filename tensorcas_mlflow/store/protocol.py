@@ -123,10 +123,9 @@ def protected(backend: Backend, digests: Digests, packs: Collection[str]) -> Ite
             _log.warning("an intent was not withdrawn: %s", error)
 
 
-def read_refs(backend: Backend, *, but: Collection[str] = (), below: str = "refs") -> list[Ref]:
-    """Read every ref of a store below a prefix, except damaged ones and those at some keys."""
-    keys = (info.key for info in list_blobs(backend, below) if info.key not in but)
-    return read_refs_around(backend, keys)[0]
+def read_refs(backend: Backend, *, below: str = "refs") -> list[Ref]:
+    """Read every ref of a store below a prefix, except damaged ones."""
+    return read_refs_around(backend, (info.key for info in list_blobs(backend, below)))[0]
 
 
 def write_packs(backend: Backend, catalog: Catalog, payloads: Iterator[Payload], *, names: Iterable[str] = ()) -> int:

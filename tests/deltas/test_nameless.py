@@ -17,9 +17,9 @@ from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.layout.manifests import sketch_bytes
 from tensorcas_mlflow.layout.packs import is_delta
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, read_source, verify
-from tensorcas_mlflow.store import Store, _bases, _ingest, _sketches, _sketching
-from tensorcas_mlflow.store._recent import RecentManifests
+from tensorcas_mlflow.store import Store, _ingest, _sketches, _sketching
 from tensorcas_mlflow.store.protocol import read_pack_table
+from tests.deltas.another_process import forget_all
 from tests.deltas.made import packs_of, save
 from tests.deltas.test_files import safetensors
 
@@ -31,10 +31,7 @@ def in_another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[Store], Sto
     """Return a function that forgets what this process knows about a store."""
 
     def forget(store: Store) -> Store:
-        recent = RecentManifests()
-        monkeypatch.setattr(_bases, "RECENT", recent)
-        monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", recent)
-        _sketches.forget_sketches()
+        forget_all(monkeypatch)
         return Store.open_backend(store.backend)
 
     return forget

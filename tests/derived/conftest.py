@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
-from tensorcas_mlflow.store import Store, _bases, _sketches
-from tensorcas_mlflow.store._recent import RecentManifests
+from tensorcas_mlflow.store import Store
+from tests.deltas.another_process import forget_all
 
 InAnotherProcess = Callable[[Store], Store]
 
@@ -19,10 +19,7 @@ def in_another_process(monkeypatch: pytest.MonkeyPatch) -> InAnotherProcess:
     """Return a function that forgets what this process knows about a store."""
 
     def forget(store: Store) -> Store:
-        recent = RecentManifests()
-        monkeypatch.setattr(_bases, "RECENT", recent)
-        monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", recent)
-        _sketches.forget_sketches()
+        forget_all(monkeypatch)
         return Store.open_backend(store.backend)
 
     return forget

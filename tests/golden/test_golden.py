@@ -45,7 +45,7 @@ def assert_whole(store: Store) -> None:
     ref = store.artifact("plots/ä b%.bin")
     assert ref is not None
     out = io.BytesIO()
-    store.copy_file(ref, out)
+    out.writelines(store.iter_file(ref))
     assert out.getvalue() == golden_v1.FILE
 
 

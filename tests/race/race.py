@@ -152,7 +152,7 @@ class Race:
             plain = Path(store.uri.removeprefix("tensorcas://"), key[0])
             if ref is not None:
                 out = io.BytesIO()
-                store.copy_file(ref, out)
+                out.writelines(store.iter_file(ref))
                 data = out.getvalue()
             elif plain.is_file():
                 data = plain.read_bytes()

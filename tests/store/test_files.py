@@ -32,7 +32,7 @@ def write(store: Store, path: Path, name: str = "dir/file.bin") -> Ref:
 
 def read(store: Store, ref: Ref, **options: bool) -> bytes:
     out = io.BytesIO()
-    store.copy_file(ref, out, **options)
+    out.writelines(store.iter_file(ref, **options))
     return out.getvalue()
 
 

@@ -172,11 +172,11 @@ def list_checkpoints(run_id: str | Run | None = None, *, name: str | None = None
 
 
 @translate_errors()
-def list_before_logging(run_id: str | Run | None, name: str | None = None) -> list[CheckpointRecord]:
+def list_before_logging(run_id: str | Run | None) -> list[CheckpointRecord]:
     """List checkpoints as `list_checkpoints` does, but return none if logging will first create the store."""
     saves.wait()
     try:
-        return _records(run_id, name)
+        return _records(run_id, None)
     except StoreLostError:
         raise
     except StoreNotFoundError:

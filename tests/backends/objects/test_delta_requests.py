@@ -18,14 +18,13 @@ from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.layout.packs import is_delta
 from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
-from tensorcas_mlflow.store import Store, _bases
-from tensorcas_mlflow.store._recent import RecentManifests
-from tensorcas_mlflow.store._sketches import forget_sketches
+from tensorcas_mlflow.store import Store
 from tensorcas_mlflow.store.protocol import read_pack_table
 from tests.backends.objects.proxy import Proxy
 from tests.backends.objects.requests_seen import Kind
 from tests.backends.objects.servers import S3Server
 from tests.backends.objects.stores import backend_of
+from tests.deltas.another_process import forget_all
 from tests.deltas.made import packs_of
 from tests.derived.made import as_dtype, gguf_file
 
@@ -38,16 +37,9 @@ Reopen = Callable[[], Store]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    forget(monkeypatch)
+    forget_all(monkeypatch)
     monkeypatch.setenv("TENSORCAS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the recent manifests and sketches, as in a new process."""
-    monkeypatch.setattr(_bases, "RECENT", RecentManifests())
-    monkeypatch.setattr("tensorcas_mlflow.store._store.RECENT", _bases.RECENT)
-    forget_sketches()
 
 
 @pytest.fixture
@@ -55,7 +47,7 @@ def reopen(s3: S3Server, bucket: str, way: Proxy, monkeypatch: pytest.MonkeyPatc
     """Opens the store as a new process does."""
 
     def opened() -> Store:
-        forget(monkeypatch)
+        forget_all(monkeypatch)
         store = Store.open_backend(backend_of(s3.at(way.endpoint), bucket))
         way.forget()
         return store

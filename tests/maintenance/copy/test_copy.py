@@ -57,7 +57,7 @@ def test_a_copy_holds_everything_bit_for_bit(backends: tuple[Backend, Backend], 
     copied = destination.artifact("notes/a.bin")
     assert copied is not None
     out = io.BytesIO()
-    destination.copy_file(copied, out)
+    out.writelines(destination.iter_file(copied))
     assert out.getvalue() == data
     destination.drop(file)
     assert_steps_load(destination, 1, 2, 3)
