@@ -391,8 +391,8 @@ def forget_sketches() -> None:
 
 
 def note_saved(store_id: str, series: str | None, name: str, manifest: Manifest) -> None:
-    """Remember the sketches of a committed save, if it has any."""
-    if manifest.sketches and (found := Sketched.stored(name, manifest)) is not None:
+    """Remember the sketches of a committed save."""
+    if (found := Sketched.stored(name, manifest)) is not None:
         sketches_of(store_id).note(series or name, found)
 
 
