@@ -108,6 +108,8 @@ class ChunkReader:
         self._catalog = catalog
         self._cache = cache
         self._store_id = store_id
+        self.is_remote = backend.is_remote
+        """True if a read of the storage is a request to another machine."""
         self._forms: dict[str, Manifest] = {}
         """Forms that reads have needed so far, by the digest of their manifest."""
 
@@ -388,11 +390,6 @@ class ChunkReader:
         """Return an opener of packs for the encoder, which decodes bases itself; None if it cannot read these packs."""
         is_local = self._cache is None and not self._backend.is_remote
         return OpenPacks(self._backend) if is_local else None
-
-    @property
-    def is_remote(self) -> bool:
-        """True if a read of the storage is a request to another machine."""
-        return self._backend.is_remote
 
     def n_far_bytes(self, places: Places) -> int:
         """Return the stored bytes of the found chunks of a remote store that are not in the cache."""

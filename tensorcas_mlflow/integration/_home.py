@@ -46,12 +46,12 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
     if named is not None:
         store = open_root(named, create=create and not config.in_mlflow_server())
         path = _path_in(store, artifact_uri)
+    elif (lookup := as_lookup(artifact_uri)) is not None:
+        store, path = _find_or_make(lookup, create=create)
     elif is_carrier_uri(artifact_uri):
         from tensorcas_mlflow.integration.server_store import find_carrier
 
         store, path = find_carrier(artifact_uri, create=create and not config.in_mlflow_server())
-    elif (lookup := as_lookup(artifact_uri)) is not None:
-        store, path = _find_or_make(lookup, create=create)
     else:
         raise ValueError(
             "no store can be kept beside the artifacts of this experiment, at "
@@ -68,7 +68,7 @@ def sends_files(artifact_uri: str) -> bool:
     Raises:
         BackendError: The server cannot be asked.
     """
-    if not is_carrier_uri(artifact_uri) or config.store_uri() is not None:
+    if as_lookup(artifact_uri) is not None or config.store_uri() is not None or not is_carrier_uri(artifact_uri):
         return False
     from tensorcas_mlflow.integration.server_store import is_served_by_us
 

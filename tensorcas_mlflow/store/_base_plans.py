@@ -12,11 +12,13 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
 from tensorcas_mlflow.base.tensors import distinct
+from tensorcas_mlflow.base.threads import Lazy
 from tensorcas_mlflow.chunk_io import (
     MOST_SAVED_BYTES,
     Catalog,
     ChainLinks,
     ChunkReader,
+    OpenPacks,
     Places,
     StoredChunks,
 )
@@ -206,15 +208,18 @@ class BasePlan:
         """Stored bytes of the candidates, and of all bases behind them, that only an object store has."""
         self._checked: dict[bytes, Buffer] = {}
         """Chunks whose bytes hash to their digests, the keys."""
-        self._packs = reader.open_packs()
 
     def __bool__(self) -> bool:
         return bool(self.packs)
 
     def close(self) -> None:
         """Close the packs of bases that an encoder decodes; it may open them again."""
-        if self._packs is not None:
-            self._packs.close()
+        if (packs := vars(self).get("_packs")) is not None:
+            packs.close()
+
+    @Lazy
+    def _packs(self) -> OpenPacks | None:
+        return self._reader.open_packs()
 
     def leave_out(self, backend: Backend, condemned: Condemnation) -> Collection[str]:
         """Rely on no condemned or deleted pack.

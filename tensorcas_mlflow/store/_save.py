@@ -44,7 +44,7 @@ from tensorcas_mlflow.store._choose import Chooser, Policy, SeriesChoices
 from tensorcas_mlflow.store._derivations import places_of_inputs, with_derived
 from tensorcas_mlflow.store._encode import encode_chunks, encode_moved, new_chooser
 from tensorcas_mlflow.store._sketches import note_saved
-from tensorcas_mlflow.store._sketching import sketched
+from tensorcas_mlflow.store._sketching import FIRST_BYTES, STEP_BYTES, sketched
 from tensorcas_mlflow.store._sources import CountBytes, NoSource, Source
 
 WrittenIntent = tuple[str, Token]
@@ -355,7 +355,7 @@ class PendingSave:
         """The manifest without the derived rows that this save finds."""
         self._may_derive = self._parents is not None
         """Whether to look for derived rows: once, since a save that begins again stores them in full."""
-        self._take(with_derived(manifest, source.derived))
+        self._take(with_derived(manifest, source.derived) if source.derived else manifest)
         self._manifest_name = ""
         self._intent: WrittenIntent | None = None
         self._condemned = Condemnation(lists=(), generation=None)
@@ -434,7 +434,8 @@ class PendingSave:
                     self._intent = None
                     if self._parents is not None:
                         self._parents.note(self.manifest)
-                        note_saved(self._parents.store.id, self._parents.series, self._manifest_name, self.manifest)
+                        if self.manifest.sketches:
+                            note_saved(self._parents.store.id, self._parents.series, self._manifest_name, self.manifest)
                     self.n_stored_bytes += len(data)
                     self._catalog.fold()
                     return ref
@@ -595,12 +596,13 @@ class PendingSave:
         """Write packs, and the manifest; return the size of the packs."""
         key = f"manifests/{self._manifest_name}"
         if with_manifest and self._parents is not None:
-            is_step = self._parents.is_step
             n_bytes = self.n_new_bytes
             if self.manifest.derived:
                 n_bytes += int(self.manifest.columns.n_bytes[[each.row for each in self.manifest.derived]].sum())
-            known = self._parents.words
-            self.manifest = sketched(self.manifest, self._source, n_bytes, is_step=is_step, known=known)
+            a_row = STEP_BYTES if self._parents.is_step else FIRST_BYTES
+            if n_bytes >= a_row or self._source.known_words:
+                known = self._parents.words
+                self.manifest = sketched(self.manifest, self._source, n_bytes // a_row, known=known)
         beside = {key: manifest_blob(self._backend, self._catalog, self.manifest)} if with_manifest else {}
         # Imported only for a remote store: other saves need no reader.
         keep = self._parents.store.chunks.kept if self._parents is not None and self._backend.is_remote else None

@@ -384,8 +384,8 @@ def listed_sketches_of(store_id: str) -> Sketches:
 
 
 def note_saved(store_id: str, series: str | None, name: str, manifest: Manifest) -> None:
-    """Remember the sketches of a committed save, if it has any."""
-    if manifest.sketches and (found := Sketched.stored(name, manifest)) is not None:
+    """Remember the sketches of a committed save."""
+    if (found := Sketched.stored(name, manifest)) is not None:
         sketches_of(store_id).note(series or name, found)
 
 

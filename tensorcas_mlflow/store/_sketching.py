@@ -8,26 +8,16 @@ from typing import Any
 import numpy as np
 
 from tensorcas_mlflow.base.dtypes import DType, parse_dtype
-from tensorcas_mlflow.base.sketch import LEAST_SKETCHED_BYTES, N_WORDS, positions, words_of
+from tensorcas_mlflow.base.sketch import N_WORDS, positions, words_of
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.layout.manifests import Columns, Manifest, sketch_bytes, sketched_rows
 from tensorcas_mlflow.store._sources import Source, TensorSource, Words
 
-_STEP_BYTES = 256 << 10
-"""Least number of new bytes for each sketched tensor with which a step of a series gets sketches."""
-_FIRST_BYTES = 8 << 10
+STEP_BYTES = 256 << 10
+"""New bytes for each sketched tensor with which a step of a series gets sketches. Small steps get none, since their
+series finds its bases by itself."""
+FIRST_BYTES = 8 << 10
 """The same for any other save."""
-
-
-def is_worth_sketching(n_sketched: int, n_new_bytes: int, *, is_step: bool) -> bool:
-    """Tell whether a save gets sketches: small steps do not, since their series finds its bases by itself.
-
-    Args:
-        n_sketched: Number of tensors to sketch.
-        n_new_bytes: Number of bytes the save adds, before encoding.
-        is_step: Whether it continues a series.
-    """
-    return 0 < n_sketched * (_STEP_BYTES if is_step else _FIRST_BYTES) <= n_new_bytes
 
 
 def sketch_rows(source: Source, rows: Any) -> Any:
@@ -128,24 +118,19 @@ def _taken(piece: Any, at: Any, dtype: Any) -> Any:
     return words
 
 
-def sketched(
-    manifest: Manifest, source: Source, n_new_bytes: int, *, is_step: bool, known: Words | None = None
-) -> Manifest:
+def sketched(manifest: Manifest, source: Source, most_rows: int, *, known: Words | None = None) -> Manifest:
     """Return the manifest of a save with sketches, if they are worth their bytes.
 
     Args:
         manifest: The manifest.
         source: Its rows, and bytes of them.
-        n_new_bytes: See `is_worth_sketching`.
-        is_step: See there.
+        most_rows: Most tensors for which they are: the new bytes divided by `STEP_BYTES` or `FIRST_BYTES`. A long
+            stream gets sketches anyway, since most of its bytes are stored already.
         known: Sketches that the save has made already.
     """
-    is_stream = bool(source.known_words)  # of a long stream, most bytes are stored already
-    if n_new_bytes < LEAST_SKETCHED_BYTES // 2 and not is_stream:
-        return manifest
     rows = sketched_rows(manifest.columns)
     # A file may announce a tensor, whose first bytes are sketched, and then end too early.
-    if not len(rows) or not (is_stream or is_worth_sketching(len(rows), n_new_bytes, is_step=is_step)):
+    if not len(rows) or (len(rows) > most_rows and not source.known_words):
         return manifest
     words = np.zeros((len(rows), N_WORDS), dtype=np.uint16)
     for some in [*source.known_words, *([] if known is None else [known])]:

@@ -163,7 +163,7 @@ def test_search_finds_the_last_step_of_a_series_without_sketches(
     store: Store, in_another_process: Callable[[Store], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as without:
-        without.setattr("tensorcas_mlflow.store._sketching.is_worth_sketching", lambda *_, **__: False)
+        without.setattr("tensorcas_mlflow.store._save.FIRST_BYTES", 1 << 60)
         save(store, model(0), 0)
     assert not store.manifest(store.checkpoints()[0]).sketches
     save(in_another_process(store), renamed(tuned(model(0), 1)), 0, run_id="other")

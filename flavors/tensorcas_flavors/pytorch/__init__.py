@@ -23,6 +23,7 @@ from tensorcas_flavors.pytorch._in_place import fill_in_place
 from tensorcas_flavors.pytorch._kept import PlainModule
 from tensorcas_flavors.pytorch._layout import (
     ARRAY,
+    CUT_BYTES,
     ELSEWHERE,
     ModelLayout,
     ModelRows,
@@ -278,12 +279,13 @@ class PyTorchAdapter(Adapter):
 
     def cuts(self, tensors: Mapping[str, Array]) -> dict[str, Sequence[int]]:
         """Cut a long skeleton before the bytes that change at every step."""
-        cuts = skeleton_cuts(tensors[SKELETON]) if SKELETON in tensors else []
+        skeleton = tensors.get(SKELETON)
+        cuts = [] if skeleton is None or skeleton.size < CUT_BYTES else skeleton_cuts(skeleton)
         return {SKELETON: cuts} if cuts else {}
 
     def left_out(self, tensors: Mapping[str, Array]) -> Mapping[str, str]:
         """Return the tensors of dtypes that only torch has: ``complex32``, the short integers, bits."""
-        return torch_types(tensors[SKELETON]) if SKELETON in tensors else {}
+        return dict(torch_types(tensors[SKELETON].tobytes())) if SKELETON in tensors else {}
 
     def predict(self, model: Any, data: Any, params: Mapping[str, Any] | None = None) -> Any:
         """Predict as MLflow's own PyTorch flavor does; the model is put into evaluation mode and stays in it.

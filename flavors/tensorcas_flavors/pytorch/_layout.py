@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorcas_flavors._pickling import is_pickle
+from tensorcas_flavors._pickling import MAGIC, is_pickle
 from tensorcas_flavors.pytorch._tensors import (
     ROW_DTYPES,
     Geometry,
@@ -133,7 +133,7 @@ _VERSION = 2
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 _KINDS = b',"kinds":'
 _VALUES = b',"values":['
-_CUT_BYTES = 4096
+CUT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,20 +201,26 @@ def read_layout(rows: Mapping[str, Array]) -> ModelLayout:
 
 
 def skeleton_cuts(skeleton: Array) -> list[int]:
-    """Return ends for chunks of a skeleton, so that bytes that change at every step share no chunk with others."""
+    """Return ends for chunks of a skeleton of at least `CUT_BYTES`; none if all of it may change at every step.
+
+    Bytes that change at every step share no chunk with others.
+    """
     text = skeleton.tobytes()
     start, stop = _span(text, is_pickle(skeleton))
     # JSON escapes the quotes of texts, so no text holds these bytes.
     values = text.rfind(_VALUES, start, stop) + len(_VALUES)
-    if len(text) < _CUT_BYTES or values >= stop - 2:
+    if values >= stop - 2:
         return []
-    return sorted({*range(_CUT_BYTES, start, _CUT_BYTES), start, values, len(text)} - {0})
+    return sorted({*range(CUT_BYTES, start, CUT_BYTES), start, values, len(text)} - {0})
 
 
-def torch_types(skeleton: Array) -> dict[str, str]:
-    """Return the rows that are tensors of another dtype than the row's own, with that dtype. No tree is read."""
-    text = skeleton.tobytes()
-    start, stop = _span(text, is_pickle(skeleton))
+@lru_cache(maxsize=1)
+def torch_types(text: bytes) -> Mapping[str, str]:
+    """Return the rows that are tensors of another dtype than the row's own, with that dtype. No tree is read.
+
+    The steps of a training have one skeleton.
+    """
+    start, stop = _span(text, text.startswith(MAGIC))
     # Only storages come before, where no colon follows a text.
     at = text.find(_KINDS, start, stop)
     if at < 0 or text.startswith(b"{}", at + len(_KINDS)):

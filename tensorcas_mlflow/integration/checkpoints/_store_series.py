@@ -27,7 +27,6 @@ from tensorcas_mlflow.integration._home import Home, as_lookup, local_folder
 from tensorcas_mlflow.integration.checkpoints._pages import note_dropped, note_step
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
-from tensorcas_mlflow.integration.server_store import is_carrier_uri
 from tensorcas_mlflow.layout import STAND_INS, Ref, RefTarget, list_dir, read_listed_refs, unquote_segment
 from tensorcas_mlflow.layout.manifests import Manifest
 from tensorcas_mlflow.reader import StoreReads
@@ -63,11 +62,10 @@ def prepare(series: StoreSeries, step: int, manifest: Manifest) -> bool:
         BackendError: It cannot be created.
         ConflictError: A file of the user's has the name of the step.
     """
-    root = series.run.artifact_uri
-    if is_carrier_uri(root) and series.home.path is not None:
+    if series.store.backend.is_carrier and series.home.path is not None:
         from tensorcas_mlflow.integration.server_store import shelf_at  # of no use without a server
 
-        is_there = bool(shelf_at(root, "").entries(""))
+        is_there = bool(shelf_at(series.run.artifact_uri, "").entries(""))
         if not is_there:
             _put_copy(series, step, manifest)
         return not is_there
