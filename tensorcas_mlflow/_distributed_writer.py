@@ -6,7 +6,6 @@ import dataclasses
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 import mlflow
@@ -34,14 +33,13 @@ from tensorcas_mlflow.integration.checkpoints import (
     SaveOptions,
     ShardedStep,
     ShardPlace,
+    StoredPart,
     check_options,
 )
 from tensorcas_mlflow.store import (
     Box,
-    Policy,
     Shard,
     Store,
-    StoredShards,
     join_shards,
     store_shards,
     withdraw_shards,
@@ -58,15 +56,8 @@ class _Written(NamedTuple):
     """The stored box; None for other values."""
     value: bytes | None
     """A value that is no tensor, as the planner gave it."""
-    part: _Part
+    part: StoredPart
     """Figures of all items of the rank: one object, which a pickle holds once."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Part:
-    intents: tuple[str, ...] = ()
-    n_new_bytes: int = 0
-    n_stored_bytes: int = 0
 
 
 class TensorCasStorageWriter(StorageWriter):
@@ -161,26 +152,12 @@ class TensorCasStorageWriter(StorageWriter):
             BackendError: The storage failed.
         """
         place: ShardPlace = plan.storage_data
-        store = place.store()
-        self._open = store, []
-        part = _Part()
+        part = StoredPart()
+        self._open = place.store(), part.intents
         results: list[WriteResult] = []
-        for number, items in enumerate(_groups(plan.items, planner)):
+        for items in _groups(plan.items, planner):
             boxes = [box for _, box, _ in items if box is not None]
-            stored: StoredShards | None = None
-            if boxes:
-                stored = store_shards(
-                    store,
-                    boxes,
-                    series=f"{place.folder}#{self._rank}.{number}",
-                    policy=Policy.of(place.policy),
-                    earlier=None if place.before is None else partial(store.manifest, place.before),
-                )
-                self._open[1].append(stored.intent)
-                part.intents += (stored.intent,)
-                part.n_new_bytes += stored.n_new_bytes
-                part.n_stored_bytes += stored.n_stored_bytes
-            shards = iter(stored.shards if stored is not None else ())
+            shards = iter(place.store_boxes(boxes, part, rank=self._rank) if boxes else ())
             for item, box, value in items:
                 shard = None if box is None else next(shards)
                 n_bytes = len(value or b"") if box is None else box.data.nbytes
@@ -202,18 +179,20 @@ class TensorCasStorageWriter(StorageWriter):
         assert self._step is not None
         written = [result for rank in results for result in rank]
         parts = {id(result.storage_data.part): result.storage_data.part for result in written}
-        intents = [intent for part in parts.values() for intent in part.intents]
+        own = StoredPart()
+        every = [own, *parts.values()]
         store = self._step.store
         try:
-            self.info = _commit(self._step, metadata, written, intents, list(parts.values()))
+            self.info = _commit(self._step, metadata, written, own, every)
         finally:
-            withdraw_shards(store, intents)
+            withdraw_shards(store, [intent for part in every for intent in part.intents])
             self._open = None
 
 
 def _commit(
-    step: ShardedStep, metadata: Metadata, written: Sequence[WriteResult], intents: list[str], parts: Sequence[_Part]
+    step: ShardedStep, metadata: Metadata, written: Sequence[WriteResult], part: StoredPart, every: Sequence[StoredPart]
 ) -> CheckpointInfo:
+    """Commit a step; store what no rank has stored as the given one of all parts."""
     shards: dict[str, list[Shard]] = {}
     plain: dict[str, bytes] = {}
     for result in written:
@@ -247,9 +226,8 @@ def _commit(
         for row, array in tensors.items()
         if sources[row] is None
     ]
-    stored = store_shards(step.store, own, series=f"{step.folder}#", policy=step.policy)
-    intents.append(stored.intent)
-    mine = {box.name: shard for box, shard in zip(own, stored.shards, strict=True)}
+    shards_of_own = part.add(store_shards(step.store, own, series=f"{step.folder}#", policy=step.policy))
+    mine = {box.name: shard for box, shard in zip(own, shards_of_own, strict=True)}
     rows: list[tuple[Spec, Sequence[Shard]]] = []
     for row, array in tensors.items():
         source = sources[row]
@@ -263,8 +241,7 @@ def _commit(
         flavor=FLAVOR,
         left_out=left_out,
         n_tensors=len(tensors) - (SKELETON in tensors),
-        n_new_bytes=stored.n_new_bytes + sum(part.n_new_bytes for part in parts),
-        n_stored_bytes=stored.n_stored_bytes + sum(part.n_stored_bytes for part in parts),
+        parts=every,
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import jax
@@ -26,10 +25,11 @@ from tensorcas_mlflow.integration.checkpoints import (
     SaveOptions,
     ShardedStep,
     ShardPlace,
+    StoredPart,
     find_whole_step,
     open_whole_step,
 )
-from tensorcas_mlflow.store import Box, Policy, Shard, join_shards, store_shards, withdraw_shards
+from tensorcas_mlflow.store import Box, Shard, join_shards, withdraw_shards
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -42,15 +42,12 @@ _GROUP_BYTES = 512 << 20
 
 
 @dataclass(slots=True)
-class _Stored:
+class _Stored(StoredPart):
     """What one process has stored."""
 
     shards: dict[str, list[Shard]] = field(default_factory=dict)
     facts: dict[str, bytes | None] = field(default_factory=dict)
     """Digests of the leaves that only this process has, by the names of all leaves."""
-    intents: list[str] = field(default_factory=list)
-    n_new_bytes: int = 0
-    n_stored_bytes: int = 0
 
 
 def log_state(state: Any, *, step: int, **options: Unpack[SaveOptions]) -> CheckpointInfo:
@@ -152,19 +149,9 @@ def _store_part(place: ShardPlace, state: Any, mine: _Stored, rows: dict[str, Ar
     rows.update(part.rows)
     for name, fact in part.facts.items():
         mine.facts[name] = None if fact is None else digest(_bytes_of_fact(fact))
-    store, rank = place.store(), jax.process_index()
-    for number, boxes in enumerate(_groups(part, is_first=rank == 0)):
-        stored = store_shards(
-            store,
-            boxes,
-            series=f"{place.folder}#{rank}.{number}",
-            policy=Policy.of(place.policy),
-            earlier=None if place.before is None else partial(store.manifest, place.before),
-        )
-        mine.intents.append(stored.intent)
-        mine.n_new_bytes += stored.n_new_bytes
-        mine.n_stored_bytes += stored.n_stored_bytes
-        for box, shard in zip(boxes, stored.shards, strict=True):
+    rank = jax.process_index()
+    for boxes in _groups(part, is_first=rank == 0):
+        for box, shard in zip(boxes, place.store_boxes(boxes, mine, rank=rank), strict=True):
             mine.shards.setdefault(box.name, []).append(shard)
     return mine
 
@@ -209,8 +196,7 @@ def _commit(step: ShardedStep, every: list[_Stored], rows: Mapping[str, Array]) 
         flavor=_ADAPTER,
         left_out={},
         n_tensors=len(rows) - (SKELETON in rows),
-        n_new_bytes=sum(part.n_new_bytes for part in every),
-        n_stored_bytes=sum(part.n_stored_bytes for part in every),
+        parts=every,
     )
 
 

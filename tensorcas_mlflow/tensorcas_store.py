@@ -6,8 +6,7 @@ A method imports what it needs itself: a program that opens a step does not wait
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from numbers import Real
 from types import TracebackType
@@ -17,8 +16,7 @@ from tensorcas_mlflow.adapter import Adapter, Array, ModelAdapter, adapter_for, 
 from tensorcas_mlflow.base.tensors import DEFAULT_CHUNK_BYTES
 from tensorcas_mlflow.base.text import is_unicode
 from tensorcas_mlflow.errors import AdapterError, CheckpointExistsError, CheckpointNotFoundError, TensorNotFoundError
-from tensorcas_mlflow.layout import Ref, RefTarget, as_step, list_dir
-from tensorcas_mlflow.layout.manifests import Manifest
+from tensorcas_mlflow.layout import Ref, RefTarget, as_step
 from tensorcas_mlflow.maintenance import DEFAULT_GRACE_S, DEFAULT_MAX_WASTE
 from tensorcas_mlflow.store import Store
 
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.file_formats import Written
     from tensorcas_mlflow.maintenance import GcReport, RunStats, StoreStats
     from tensorcas_mlflow.reader import CheckpointReader, Naming
-
-_STEP = re.compile(r"@(-?[0-9]+)")
 
 
 class TensorCasStore:
@@ -143,7 +139,7 @@ class TensorCasStore:
             cuts=cuts(tensors) if cuts else None,
             left_out=left_out(tensors) if left_out else None,
             series=target.key.rpartition("/")[0],
-            earlier=partial(self._before, step, steps),
+            earlier=partial(self.store.manifest_before, target, steps),
             policy=chosen,
         ) as save:
             ref = save.commit(target, replace=overwrite)
@@ -357,12 +353,6 @@ class TensorCasStore:
             raise CheckpointExistsError(f"step {step} of run {self.run_id!r}")
         return steps
 
-    def _before(self, step: int, steps: Sequence[int] | None = None) -> Manifest | None:
-        # The save itself checks that the store is the one that was opened.
-        before = max((each for each in (self._steps() if steps is None else steps) if each < step), default=None)
-        ref = None if before is None else self.store.ref(self._target(before).key)
-        return None if ref is None else self.store.manifest(ref)
-
     def list_checkpoints(self) -> list[int]:
         """List the steps of this run, ascending.
 
@@ -374,10 +364,7 @@ class TensorCasStore:
         return self._steps()
 
     def _steps(self) -> list[int]:
-        prefix = self._target(0).key.rpartition("/")[0]
-        blobs, _ = list_dir(self.store.backend, prefix)
-        found = (_STEP.fullmatch(info.key.rpartition("/")[2]) for info in blobs)
-        return sorted(int(match[1]) for match in found if match)
+        return self.store.steps_beside(self._target(0))
 
     def list_checkpoints_with_metrics(self) -> list[dict[str, Any]]:
         """List the steps of this run, ascending, with their metrics.

@@ -25,8 +25,7 @@ from tensorcas_mlflow.file_formats import (
     plan_write,
     spilled,
 )
-from tensorcas_mlflow.layout import Ref, RefTarget, list_dir
-from tensorcas_mlflow.layout.manifests import Manifest
+from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.reader._reader import CheckpointReader
 from tensorcas_mlflow.store import Policy, Store
 
@@ -141,7 +140,7 @@ def import_checkpoint(
         metadata=prepared.metadata,
         left_out=prepared.left_out,
         series=target.key.rpartition("/")[0],
-        earlier=lambda: _earlier(store, target),
+        earlier=lambda: store.manifest_before(target),
         policy=policy,
         watch=prepared.watch,
     ) as save:
@@ -217,18 +216,6 @@ def check_left_out(source: Tensors, *, allow_left_out: bool) -> None:
         listed = ", ".join(f"{name!r} ({kind})" for name, kind in left_out.items())
         what = count_text(len(left_out), "tensor")
         raise ValueError(f"{what} cannot be taken as such; pass allow_left_out=True to leave out: {listed}")
-
-
-def _earlier(store: Store, target: RefTarget) -> Manifest | None:
-    """Find the previous step, as a base for storing this one as a difference."""
-    if target.step is None or target.run_id is None:
-        return None
-    prefix = target.key.rpartition("/")[0]
-    leaves = (info.key.rpartition("/@")[2] for info in list_dir(store.backend, prefix)[0])
-    steps = [int(leaf) for leaf in leaves if leaf.removeprefix("-").isdecimal()]
-    before = max((step for step in steps if step < target.step), default=None)
-    ref = None if before is None else store.ref(f"{prefix}/@{before}")
-    return None if ref is None else store.manifest(ref)
 
 
 class _Told:

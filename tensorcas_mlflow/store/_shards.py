@@ -70,7 +70,7 @@ class StoredShards:
     """Bytes added to the store."""
 
 
-def is_stretch(offsets: Sequence[int], box: Sequence[int], shape: Sequence[int]) -> bool:
+def is_stretch(box: Sequence[int], shape: Sequence[int]) -> bool:
     """Tell whether the elements of a box are neighbours in the bytes of its tensor."""
     cut = [axis for axis, (part, side) in enumerate(zip(box, shape, strict=True)) if part != side]
     return not cut or all(side == 1 for side in box[: cut[-1]])
@@ -131,7 +131,7 @@ def store_shards(
     cuts: dict[str, Sequence[int]] = {}
     for box in boxes:
         data = box.data
-        if is_stretch(box.offsets, data.shape, box.shape):
+        if is_stretch(data.shape, box.shape):
             data = data.reshape(-1)
             grid = store.chunk_bytes // data.itemsize
             begin = first_element(box.offsets, box.shape)
@@ -214,7 +214,7 @@ def _boxes_of(earlier: FindParent, boxes: Sequence[Box], store: Store) -> Manife
                     if tuple(offsets) == box.offsets and table[at].spec.shape == box.data.shape:
                         found.append(replace(table[at], spec=replace(table[at].spec, name=box.key)))
             continue
-        if is_stretch(box.offsets, box.data.shape, box.shape):
+        if is_stretch(box.data.shape, box.shape):
             begin = first_element(box.offsets, box.shape) * box.data.itemsize
             part = _stretch_of(row, begin, begin + box.data.nbytes, store.chunk_bytes)
             if part is not None:
@@ -271,7 +271,7 @@ def join_shards(store: Store, tensors: Sequence[tuple[Spec, Sequence[Shard]]]) -
     derived: dict[int, Derived] = {}
     for number, (spec, given) in enumerate(tensors):
         shards = _checked(spec, given)
-        if all(is_stretch(shard.offsets, shard.shape, spec.shape) for shard in shards):
+        if all(is_stretch(shard.shape, spec.shape) for shard in shards):
             rows.append(_joined(store, spec, shards))
             continue
         made = _assembled(store, spec, shards)

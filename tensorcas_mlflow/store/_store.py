@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ from tensorcas_mlflow.layout import (
     MAX_REF_BYTES,
     Generation,
     Ref,
+    RefTarget,
     Stamp,
     artifact_key,
     artifact_prefix,
@@ -757,6 +759,28 @@ class Store(Refs):
         RECENT.note(self.id, ref.manifest.partition(".")[0], manifest)
         self.catalog.take_hints_of([manifest])
         return manifest
+
+    def steps_beside(self, target: RefTarget) -> list[int]:
+        """List the steps of the series of a step, ascending, from names alone."""
+        blobs, _ = list_dir(self.backend, target.key.rpartition("/")[0])
+        leaves = (info.key.rpartition("/@")[2] for info in blobs)
+        return sorted(int(leaf) for leaf in leaves if leaf.removeprefix("-").isdecimal())
+
+    def manifest_before(self, target: RefTarget, steps: Sequence[int] | None = None) -> Manifest | None:
+        """Read the manifest of the step before another, whose differences from it may be stored; None without one.
+
+        Args:
+            target: The step; None of a target without a run or a step.
+            steps: The steps of its series, if they are known.
+        """
+        step = target.step
+        if step is None or target.run_id is None:
+            return None
+        before = max(
+            (each for each in (self.steps_beside(target) if steps is None else steps) if each < step), default=None
+        )
+        ref = None if before is None else self.ref(replace(target, step=before).key)
+        return None if ref is None else self.manifest(ref)
 
     def read_tensors(
         self,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tensorcas_mlflow.integration.checkpoints._sharded import (
         ShardedStep,
         ShardPlace,
+        StoredPart,
         find_whole_step,
         open_whole_step,
     )
@@ -48,7 +49,7 @@ _NAMES = {
     "_log": "CheckpointInfo Keep SaveOptions check_options log_checkpoint would_be_refused",
     "_open": "diff lineage open_checkpoint safe_open",
     "_plots": "plot_diff plot_history",
-    "_sharded": "ShardPlace ShardedStep find_whole_step open_whole_step",
+    "_sharded": "ShardPlace ShardedStep StoredPart find_whole_step open_whole_step",
     "_tables": "log_table",
     "_uris": "is_artifact_root parse_checkpoint_uri",
 }

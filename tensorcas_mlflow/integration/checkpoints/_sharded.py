@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlflow
@@ -19,14 +21,31 @@ from tensorcas_mlflow.integration.checkpoints._series import Saving, run_to_read
 from tensorcas_mlflow.integration.checkpoints._store_series import StoreSeries
 from tensorcas_mlflow.integration.checkpoints._uris import parse_checkpoint_uri
 from tensorcas_mlflow.layout import DEFAULT_NAME, Ref, as_step
-from tensorcas_mlflow.store import Policy, Store
+from tensorcas_mlflow.store import Policy, Store, store_shards
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
     from tensorcas_mlflow.layout.manifests import Manifest
     from tensorcas_mlflow.reader import CheckpointReader, ReadArrays
-    from tensorcas_mlflow.store import JoinedRows
+    from tensorcas_mlflow.store import Box, JoinedRows, Shard, StoredShards
+
+
+@dataclass(slots=True)
+class StoredPart:
+    """Figures of what one process has stored of a step."""
+
+    intents: list[str] = field(default_factory=list)
+    """The intents that protect its shards."""
+    n_new_bytes: int = 0
+    n_stored_bytes: int = 0
+
+    def add(self, stored: StoredShards) -> tuple[Shard, ...]:
+        """Count shards; return them."""
+        self.intents.append(stored.intent)
+        self.n_new_bytes += stored.n_new_bytes
+        self.n_stored_bytes += stored.n_stored_bytes
+        return stored.shards
 
 
 class ShardPlace(NamedTuple):
@@ -50,6 +69,18 @@ class ShardPlace(NamedTuple):
         if store.id != self.store_id:
             raise WrongStoreError(self.store_id, store.id, store.uri)
         return store
+
+    def store_boxes(self, boxes: Sequence[Box], part: StoredPart, *, rank: int) -> tuple[Shard, ...]:
+        """Store some boxes of a rank; see `store_shards`. The part counts them as soon as they are stored."""
+        store = self.store()
+        stored = store_shards(
+            store,
+            boxes,
+            series=f"{self.folder}#{rank}.{len(part.intents)}",
+            policy=Policy.of(self.policy),
+            earlier=None if self.before is None else partial(store.manifest, self.before),
+        )
+        return part.add(stored)
 
 
 class ShardedStep:
@@ -119,8 +150,7 @@ class ShardedStep:
         flavor: str,
         left_out: Mapping[str, str],
         n_tensors: int,
-        n_new_bytes: int,
-        n_stored_bytes: int,
+        parts: Iterable[StoredPart],
     ) -> CheckpointInfo:
         """Make the step visible, in one step; log its figures.
 
@@ -129,8 +159,7 @@ class ShardedStep:
             flavor: Name of the adapter of its state.
             left_out: Tensors that cannot be read as arrays, by name, with their types.
             n_tensors: Number of its tensors.
-            n_new_bytes: Bytes of the chunks that the processes have added to the store.
-            n_stored_bytes: Growth of the store by these chunks.
+            parts: What each process has stored.
         """
         saving = self._series.begin(
             self.step,
@@ -143,7 +172,7 @@ class ShardedStep:
         )
         return Finish(
             series=self._series,
-            saving=_WithShards(saving, n_new_bytes=n_new_bytes, n_stored_bytes=n_stored_bytes),
+            saving=_WithShards(saving, list(parts)),
             step=self.step,
             n_tensors=n_tensors,
             keep=self._keep,
@@ -156,11 +185,11 @@ class ShardedStep:
 class _WithShards(Saving):
     """A save of joined rows, with the figures of the processes that have stored them."""
 
-    def __init__(self, saving: Saving, *, n_new_bytes: int, n_stored_bytes: int) -> None:
+    def __init__(self, saving: Saving, parts: Sequence[StoredPart]) -> None:
         self._saving = saving
-        self._n_stored_bytes = n_stored_bytes
+        self._n_stored_bytes = sum(part.n_stored_bytes for part in parts)
         self.n_bytes = saving.n_bytes
-        self.n_new_bytes = (saving.n_new_bytes or 0) + n_new_bytes
+        self.n_new_bytes = (saving.n_new_bytes or 0) + sum(part.n_new_bytes for part in parts)
 
     def finish(self) -> int:
         return (self._saving.finish() or 0) + self._n_stored_bytes
