@@ -11,7 +11,7 @@ files; every backend passes `tensorcas_mlflow.testing.BackendConformance`.
 | `_open` | the backend of a root, with its credentials |
 | `_local`, `_file` | folders, and the ways to read one file |
 | `_folder`, `_database` | folders with a database: the backend, and connections, transactions and checkpoints |
-| `_rows`, `_records`, `_implied_digests` | the tables of the database, and the bytes in them |
+| `_rows`, `_records` | the tables of the database, and the bytes in them |
 | `_checks`, `_mend`, `_salvage` | checking and rebuilding a database, and reading a damaged one page by page |
 | `_objects`, `_buckets` | object stores, and all use of obstore |
 | `_plain_files` | plain files beside a store, in a folder or a bucket |

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from tensorcas_mlflow.backends import Root, is_ours
 from tensorcas_mlflow.base import config
@@ -42,12 +43,12 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
         StoreNotFoundError: There is none and ``create`` is False, or this process is a server. A server creates no
             store at a client's request.
     """
-    named = config.store_uri()
+    named, place = config.store_uri(), artifact_place(artifact_uri)
     if named is not None:
         store = open_root(named, create=create and not config.in_mlflow_server())
         path = _path_in(store, artifact_uri)
-    elif (lookup := as_lookup(artifact_uri)) is not None:
-        store, path = _find_or_make(lookup, create=create)
+    elif place is not None:
+        store, path = _find_or_make(place.root, create=create)
     elif is_carrier_uri(artifact_uri):
         from tensorcas_mlflow.integration.server_store import find_carrier
 
@@ -59,7 +60,7 @@ def home_of(artifact_uri: str, *, create: bool) -> Home:
             "or a URI like tensorcas-s3://bucket/path), or use an experiment with its artifacts at "
             "a tensorcas URI, in a local folder, or behind an MLflow server (mlflow-artifacts:)"
         )
-    return Home(store=store, path=path, is_ours=path is not None and is_ours(artifact_uri))
+    return Home(store=store, path=path, is_ours=path is not None and place is not None and place.is_ours)
 
 
 def sends_files(artifact_uri: str) -> bool:
@@ -68,7 +69,7 @@ def sends_files(artifact_uri: str) -> bool:
     Raises:
         BackendError: The server cannot be asked.
     """
-    if as_lookup(artifact_uri) is not None or config.store_uri() is not None or not is_carrier_uri(artifact_uri):
+    if artifact_place(artifact_uri) is not None or config.store_uri() is not None or not is_carrier_uri(artifact_uri):
         return False
     from tensorcas_mlflow.integration.server_store import is_served_by_us
 
@@ -88,55 +89,54 @@ def find_store(uri: str) -> tuple[Store, str] | None:
         from tensorcas_mlflow.integration.server_store import find_carrier
 
         return find_carrier(uri)
-    lookup = as_lookup(uri)
-    return None if lookup is None else Store.find(lookup)
+    place = artifact_place(uri)
+    return None if place is None else Store.find(place.root)
 
 
-def as_lookup(uri: str) -> str | None:
-    """Return a local path or a URI of ours in its form for store lookups; None for other URIs."""
-    form = _form_for_lookups(uri)
-    if form is None or _is_lookup(form):
-        return form
-    return str(Path(form).absolute())
+class ArtifactPlace(NamedTuple):
+    """A place that this process reaches without a server."""
+
+    root: Root
+    is_ours: bool
+    """True if it was named by a URI of ours; False for MLflow's names of local folders."""
+
+
+def artifact_place(uri: str) -> ArtifactPlace | None:
+    """Return the place at a local path or a URI of ours; None for other URIs.
+
+    Raises:
+        ValueError: The place cannot hold a store.
+    """
+    found = _fixed_place(uri)
+    return ArtifactPlace(Root.parse(Path(found)), is_ours=False) if isinstance(found, str) else found
 
 
 def local_folder(uri: str) -> str | None:
     """Return the absolute local folder of an artifact URI; None for one on another machine."""
-    lookup = as_lookup(uri)
-    if lookup is None or os.path.isabs(lookup):
-        return lookup
-    return _folder_of_ours(lookup)
+    place = artifact_place(uri)
+    return None if place is None or place.root.container else place.root.path
 
 
 # Every checkpoint of a series asks about the URI of its run.
 @lru_cache(maxsize=1024)
-def _is_lookup(form: str) -> bool:
-    return os.path.isabs(form) or is_ours(form)
-
-
-@lru_cache(maxsize=1024)
-def _form_for_lookups(uri: str) -> str | None:
+def _fixed_place(uri: str) -> ArtifactPlace | str | None:
+    """Return the place of a URI like `artifact_place`; a path that names another place in each folder comes back."""
     if is_ours(uri):
-        return uri
-    if is_plain_path(uri):
-        return uri
-    from mlflow.utils.file_utils import local_file_uri_to_path
-    from mlflow.utils.uri import is_local_uri
+        return ArtifactPlace(Root.parse(uri), is_ours=True)
+    path = uri
+    if not is_plain_path(uri):
+        from mlflow.utils.file_utils import local_file_uri_to_path
+        from mlflow.utils.uri import is_local_uri
 
-    if is_local_uri(uri, is_tracking_or_registry_uri=False):
-        return str(Path(local_file_uri_to_path(uri)))
-    return None
+        if not is_local_uri(uri, is_tracking_or_registry_uri=False):
+            return None
+        path = str(Path(local_file_uri_to_path(uri)))
+    return ArtifactPlace(Root.parse(Path(path)), is_ours=False) if os.path.isabs(path) else path
 
 
 def is_plain_path(text: str) -> bool:
     """Tell whether a text is a path of this machine, as MLflow reads it, and holds nothing that MLflow would decode."""
     return text not in ("", "databricks") and not any(mark in text for mark in ":%\\?#")
-
-
-@lru_cache(maxsize=1024)
-def _folder_of_ours(uri: str) -> str | None:
-    root = Root.parse(uri)
-    return root.path if root.is_local else None
 
 
 def open_root(uri: str, *, create: bool = False) -> Store:
@@ -159,15 +159,15 @@ def open_root(uri: str, *, create: bool = False) -> Store:
     return Store.find(Store.open(uri, create=create).uri)[0]
 
 
-def _find_or_make(lookup: str, *, create: bool) -> tuple[Store, str]:
+def _find_or_make(place: Root, *, create: bool) -> tuple[Store, str]:
     try:
-        return Store.find(lookup)
+        return Store.find(place)
     except StoreNotFoundError:
         if not create or config.in_mlflow_server():
             raise
     # All runs of an experiment share one store, and so do all steps; each step has an artifact root of its own.
-    open_root(store_root_for(lookup), create=True)
-    return Store.find(lookup)
+    open_root(store_root_for(place.uri), create=True)
+    return Store.find(place)
 
 
 def _path_in(store: Store, uri: str) -> str | None:

@@ -212,7 +212,7 @@ class OpenStores:
 
     def find(self, place: Root) -> tuple[Store, str]:
         """Find the nearest store at a place or above; see `Store.find`."""
-        return self._find_local(place) if place.is_local else self._find_remote(place)
+        return self._find_remote(place) if place.container else self._find_local(place)
 
     def _find_local(self, place: Root) -> tuple[Store, str]:
         root = path = place.path
@@ -500,7 +500,7 @@ class Store(Refs):
             StoreNotFoundError: There is none.
             ValueError: The place cannot hold a store.
         """
-        return _open_stores.find(Root.parse(uri))
+        return _open_stores.find(uri if isinstance(uri, Root) else Root.parse(uri))
 
     # --- writing
 

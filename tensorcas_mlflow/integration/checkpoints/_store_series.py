@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import UPLOADING, BlobInfo, is_ours
+from tensorcas_mlflow.backends import UPLOADING, BlobInfo
 from tensorcas_mlflow.base.files import new_name, sync_folder
 from tensorcas_mlflow.base.threads import Lock
 from tensorcas_mlflow.errors import BackendError, CorruptError
 from tensorcas_mlflow.integration._background import reports
 from tensorcas_mlflow.integration._figures import as_warning
-from tensorcas_mlflow.integration._home import Home, as_lookup, local_folder
+from tensorcas_mlflow.integration._home import Home, artifact_place, local_folder
 from tensorcas_mlflow.integration.checkpoints._pages import note_dropped, note_step
 from tensorcas_mlflow.integration.checkpoints._series import Checkpoint, RunRoot, Saving, Series, step_named
 from tensorcas_mlflow.integration.checkpoints._uris import FOLDER
@@ -108,10 +108,10 @@ _prepared: set[str] = set()
 
 def _plain_folder(series: StoreSeries) -> str | None:
     """The folder for the copies of a series, if MLflow itself keeps them in a local folder."""
-    if is_ours(series.run.artifact_uri):
+    place = artifact_place(series.run.artifact_uri)
+    if place is None or place.is_ours:
         return None
-    lookup = as_lookup(series.run.artifact_uri)
-    return None if lookup is None else f"{lookup}{os.sep}{FOLDER}{os.sep}{series.name}"
+    return f"{place.root.path}{os.sep}{FOLDER}{os.sep}{series.name}"
 
 
 def show(series: StoreSeries, step: int, manifest: Manifest) -> None:

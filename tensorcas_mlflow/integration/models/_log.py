@@ -23,13 +23,13 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking._model_registry import DEFAULT_AWAIT_MAX_SLEEP_SECONDS
 
 from tensorcas_mlflow.adapter import Adapter, Array, adapter_for, take_apart
-from tensorcas_mlflow.backends import is_ours, settle_tree
+from tensorcas_mlflow.backends import settle_tree
 from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.text import check_path
 from tensorcas_mlflow.errors import BackendError, TensorCasError, without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
 from tensorcas_mlflow.integration._figures import log_figures, model_tags, tag_model_later
-from tensorcas_mlflow.integration._home import as_lookup, home_of, local_folder, sends_files
+from tensorcas_mlflow.integration._home import artifact_place, home_of, local_folder, sends_files
 from tensorcas_mlflow.integration.models._folder import DATA, Extras, StoredModel, write_folder
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
 from tensorcas_mlflow.layout import Ref, RefTarget
@@ -62,12 +62,12 @@ class ModelStore:
         Raises:
             BackendError: Making it durable failed.
         """
-        folder = as_lookup(self.destination)
-        if folder is not None and not is_ours(self.destination):
+        place = artifact_place(self.destination)
+        if place is not None and not place.is_ours:
             try:
-                settle_tree(folder)
+                settle_tree(place.root.path)
             except OSError as error:
-                raise BackendError("sync", folder, f"{type(error).__name__}: {error}") from error
+                raise BackendError("sync", place.root.path, f"{type(error).__name__}: {error}") from error
 
 
 def place_for(destination: str, *, run_id: str | None, model_id: str | None, step: int | None) -> ModelStore:

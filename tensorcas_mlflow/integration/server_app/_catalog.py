@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from tensorcas_mlflow.backends import Root, is_ours
 from tensorcas_mlflow.base import config
 from tensorcas_mlflow.errors import NotFoundError, TensorCasError
-from tensorcas_mlflow.integration._home import as_lookup
+from tensorcas_mlflow.integration._home import artifact_place
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
 from tensorcas_mlflow.store import Store, stores_below
 
@@ -52,8 +52,8 @@ def own_stores() -> list[Place]:
             places[found.id] = found
             continue
         try:
-            for below in islice(stores_below(Root.parse(lookup), most_folders=_MOST_FOLDERS), _MOST_STORES):
-                place = _find(below.uri)
+            for below in islice(stores_below(lookup, most_folders=_MOST_FOLDERS), _MOST_STORES):
+                place = _find(below)
                 if place is not None:
                     places[place.id] = place
         except (TensorCasError, ValueError) as error:
@@ -78,17 +78,18 @@ def stores_of(locations: Iterable[str]) -> list[Place]:
     return list(places.values())
 
 
-def _lookup(uri: str) -> str | None:
+def _lookup(uri: str) -> Root | None:
     try:
         # A location in a scheme of another service is no place for a store of ours.
         if not is_ours(uri) and urlsplit(uri).scheme not in ("", "file"):
             return None
-        return as_lookup(uri)
+        found = artifact_place(uri)
+        return None if found is None else found.root
     except ValueError:
         return None
 
 
-def _find(lookup: str) -> Place | None:
+def _find(lookup: Root) -> Place | None:
     try:
         return place_of(Store.find(lookup)[0])
     except (NotFoundError, ValueError):
