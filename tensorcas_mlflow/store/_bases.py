@@ -219,17 +219,8 @@ def nearest_parent(
         compared = list(_compared(rows, chunk_bytes, candidates, wanted.places))
         if reader.is_remote:
             catalog.take_hints_of([candidate for candidate, _ in reversed(compared)])
-        # A manifest that this process wrote has no hints.
-        refreshes = [catalog.refresh]
-        if all(candidate.hints for candidate, _ in compared):
-            refreshes.insert(0, catalog.look_at_hinted)
-        digests = [
-            other.digests[places[row.spec.name]].tobytes()
-            for _, pairs in compared
-            for row, other in pairs
-            if other is not None
-        ]
-        stored = _read_some(catalog, reader, digests, refreshes)
+        pairs = [(row, other) for _, pairs in compared for row, other in pairs if other is not None]
+        stored = _read_some(catalog, reader, [other.digests[places[row.spec.name]].tobytes() for row, other in pairs])
 
     def share(row: Row, other: Row) -> float:
         """Estimate the share of its size a tensor takes as a delta against another one; see `nearest`."""
@@ -241,19 +232,10 @@ def nearest_parent(
     return nearest(rows, chunk_bytes, candidates, share, wanted.places)
 
 
-def _read_some(
-    catalog: Catalog, reader: ChunkReader, keys: Sequence[bytes], refreshes: Sequence[Callable[[], Any]]
-) -> Mapping[bytes, Buffer]:
-    """Read chunks for a comparison, all at once.
+def _read_some(catalog: Catalog, reader: ChunkReader, keys: Sequence[bytes]) -> Mapping[bytes, Buffer]:
+    """Read chunks by their digests, all at once, without those that no pack has.
 
-    Args:
-        catalog: The store's.
-        reader: The store's.
-        keys: The digests.
-        refreshes: Ways to learn of more packs if a chunk is in no known one, the cheapest first.
-
-    Returns:
-        The chunks by digest, without those that no pack has; remembered ones alone if one is unreadable.
+    If one is unreadable, only those are returned that this process remembers.
     """
     known: dict[bytes, Buffer] = {}
     for key in dict.fromkeys(keys):
@@ -262,7 +244,7 @@ def _read_some(
             known[key] = chunks[0]
     digests = _as_digests([key for key in dict.fromkeys(keys) if key not in known])
     found = catalog.find_sound(digests, ())
-    for refresh in refreshes:
+    for refresh in (catalog.look_at_hinted, catalog.refresh):
         if found.found.all():
             break
         refresh()

@@ -14,7 +14,7 @@ from tensorcas_mlflow.maintenance import plan_gc, plan_optimize, verify
 from tensorcas_mlflow.maintenance._optimize_done import DoneChunks
 from tensorcas_mlflow.maintenance._optimize_relatives import Relatives
 from tensorcas_mlflow.maintenance._optimize_tracks import places_of
-from tensorcas_mlflow.store import Store, _bases, _sketching
+from tensorcas_mlflow.store import Store, _bases, _save
 from tests.faulty import FaultyBackend, SimulatedCrash, When
 from tests.maintenance.optimize.hooks import Interrupted
 from tests.maintenance.optimize.test_beside_others import CHANGES, copy_of
@@ -49,7 +49,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> St
     """Return a store whose saves do not search for bases under other names."""
     monkeypatch.setattr(_bases, "find_relative", lambda *_: None)
     if request.param == "without sketches":
-        monkeypatch.setattr(_sketching, "is_worth_sketching", lambda *_, **__: False)
+        monkeypatch.setattr(_save, "FIRST_BYTES", 1 << 60)
     return Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
 
 
@@ -260,7 +260,7 @@ def test_search_reads_chunks_of_a_bounded_number_of_checkpoints_without_sketches
 ) -> None:
     monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize_relatives.MOST_UNREAD", 2)
     monkeypatch.setattr(_bases, "find_relative", lambda *_: None)
-    monkeypatch.setattr(_sketching, "is_worth_sketching", lambda *_, **__: False)
+    monkeypatch.setattr(_save, "FIRST_BYTES", 1 << 60)
     made = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
     relatives = Relatives(made)
     for seed in range(1, 6):
