@@ -112,41 +112,39 @@ class FolderBackend(LocalBackend):
             return
         if not self._is_local:
             self._check_may_change()
-        new: list[str] = []
-        large = self._too_big(blobs, new)
+        small: dict[str, bytes] = {}
+        large = self._too_big(blobs, small)
         if (first := next(large, None)) is not None:
             super().put_all(chain([first], large))
         try:
-            taken = self._read("look at", NAME, lambda rows: rows.taken(new))
+            taken = self._read("look at", NAME, lambda rows: rows.taken([*small]))
         except DamagedError as error:
             self._warn(error)
             taken = []
         if taken:
-            with self._holding:  # another thread may have committed ours
-                taken = [key for key in taken if key in self._held]
-        if taken:
-            self._forget(new)
             raise BlobExistsError(taken[0])
+        # Not before the large ones are there: any commit of this process writes what is held, and a small blob may be
+        # the marker of a large one.
+        with self._holding:
+            self._held.update(small)
+            self._n_held_bytes += sum(map(len, small.values()))
         if self._n_held_bytes > _MOST_HELD_BYTES:
             self._flush()
 
     def _too_big(
-        self, blobs: Iterable[tuple[str, Iterable[Buffer]]], new: list[str]
+        self, blobs: Iterable[tuple[str, Iterable[Buffer]]], small: dict[str, bytes]
     ) -> Iterator[tuple[str, Iterable[Buffer]]]:
-        """Hold the small blobs, and yield the others; append the keys of the held ones to a list."""
+        """Collect the small blobs, and yield the others."""
         for key, pieces in blobs:
-            if check_key(key) in self._held or os.path.lexists(self._path(key)):
+            if check_key(key) in self._held or key in small or os.path.lexists(self._path(key)):
                 raise BlobExistsError(key)
             data, rest = _drawn(pieces)
             if rest is not None or _is_in_files(key):
                 if self._exists(key):
                     raise BlobExistsError(key)
                 yield key, chain(data, rest or ())
-                continue
-            new.append(key)
-            with self._holding:
-                self._held[key] = b"".join(data)
-                self._n_held_bytes += len(self._held[key])
+            else:
+                small[key] = b"".join(data)
 
     def promote(self, source: str, dest: str, data: Buffer, *, token: Token, replace: bool) -> None:
         if not self._may_write_rows(dest):

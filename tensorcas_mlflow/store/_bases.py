@@ -13,7 +13,7 @@ import numpy as np
 from tensorcas_mlflow.backends import Backend, BlobInfo, map_requests
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
 from tensorcas_mlflow.base.tensors import distinct
-from tensorcas_mlflow.chunk_io import Catalog, ChunkReader
+from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog, ChunkReader
 from tensorcas_mlflow.codecs import computes_exactly
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import Ref
@@ -257,7 +257,8 @@ def _read_some(catalog: Catalog, reader: ChunkReader, keys: Sequence[bytes]) -> 
             reader.read(digests, outs, verify=True)
     except (NotFoundError, FormatError, BackendError):
         return known
-    catalog.recent.note(digests, outs)
+    if sum(map(len, outs)) <= MOST_SAVED_BYTES:
+        catalog.recent.note(digests, outs)
     return known | dict(zip(map(bytes, digests), outs, strict=True))
 
 

@@ -118,6 +118,40 @@ def test_blobs_of_a_commit_are_seen_by_others_together_with_it(tmp_path: Path) -
     assert (other.get("packs/1"), other.get("refs/@1"), other.stat("intents/1")) == (b"pack", b"ref", None)
 
 
+def test_small_blob_shows_no_sooner_than_the_large_ones_of_its_call(tmp_path: Path) -> None:
+    backend = FolderBackend(tmp_path)
+    backend.prepare()
+
+    def blobs() -> Iterator[tuple[str, list[bytes]]]:
+        yield "packs/large", [bytes(1 << 20)]
+        yield "index/large.loose", [b""]
+        # Any listing, and any commit of the process, writes what the backend holds.
+        assert not backend.list_dir("index").blobs
+        assert backend.stat("packs/large") is None
+        yield "packs/other", [bytes(1 << 20)]
+
+    backend.put_all(blobs())
+
+    assert set(backend.list_dir("index").blobs) == {"large.loose"}
+    assert backend.missing(["packs/large", "packs/other"]) == set()
+
+
+def test_call_that_fails_leaves_no_small_blob_without_its_large_one(tmp_path: Path) -> None:
+    backend = FolderBackend(tmp_path)
+    backend.prepare()
+
+    def blobs() -> Iterator[tuple[str, list[bytes]]]:
+        yield "packs/large", [bytes(1 << 20)]
+        yield "index/large.loose", [b""]
+        raise RuntimeError("the next cannot be encoded")
+
+    with pytest.raises(RuntimeError, match="encoded"):
+        backend.put_all(blobs())
+
+    assert not backend.list_dir("index").blobs
+    assert backend.stat("packs/large") is None
+
+
 def test_deletion_of_many_blobs_waits_for_other_writers_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FolderBackend(folder)
     begun: list[bool] = []

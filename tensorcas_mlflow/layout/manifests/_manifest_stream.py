@@ -124,7 +124,7 @@ def looks_like_stream(begin: bytes) -> bool:
 def read_head(stream: bytes) -> bytes | None:
     """Return the head of a stream, as JSON, also of one with the columns of a later release; None if it has none."""
     n_head = _head_size(stream)
-    if n_head is None or stream[_HEAD_AT + _padded(n_head) :][: len(_KEY)] != _KEY:
+    if n_head is None or not stream.startswith(_KEY, _HEAD_AT + _padded(n_head)):
         return None
     return stream[_HEAD_AT : _HEAD_AT + n_head]
 
@@ -154,7 +154,7 @@ def read_columns(stream: bytes, n_head: int, *, max_rows: int | None = None) -> 
     """
     try:
         return _columns(memoryview(stream), _padded(n_head), max_rows)
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, OverflowError) as error:
         raise FormatError(f"not a manifest: {error}") from None
 
 
