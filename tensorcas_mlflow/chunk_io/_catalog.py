@@ -65,9 +65,6 @@ _BYTES_PER_TABLE = 256 << 10
 """A request for the table of another process's pack is worth so many bytes that a save need not write."""
 _BYTES_PER_LOCAL_TABLE = 64 << 10
 """The same for a read from a local disk. What saves leave unread is for the process that folds the packs."""
-_N_UNLISTED = 7
-"""Number of small saves that do not list a local index, after one that has left tables unread: others write faster than
-this process can profit from."""
 _MAX_HINTS = 4
 _MOST_HINTED_LISTED = 500
 _MAX_LATEST = 8
@@ -127,8 +124,6 @@ class Catalog:
         self._lately = LastLookups()
         self._newest = ""
         """Name of the newest pack listed in a remote store."""
-        self._n_unlisted = 0
-        """Number of the next small saves that need not list a local index."""
         self._seen: tuple[Generation | None, set[str]] = (None, set())
 
     def copied(self, backend: Backend) -> Catalog:
@@ -159,9 +154,6 @@ class Catalog:
                 return self._read_new_packs(None if n_bytes is None else 1 + n_bytes // _BYTES_PER_TABLE)
             # The first reading of a process finds what there was before, and others write only meanwhile.
             most = n_bytes // _BYTES_PER_LOCAL_TABLE if n_bytes is not None and self._listed else None
-            self._n_unlisted -= 1
-            if most == 0 and self._n_unlisted >= 0:
-                return set()
             # Another process may fold segments during the reading: the rows of a deleted one are in a new one.
             for _ in range(_MAX_LISTINGS):
                 if self._read_index(most):
@@ -274,7 +266,6 @@ class Catalog:
         """Remove packs that are gone: a pack's name is never used again."""
         with self._lock:
             self._gone.update(packs)
-            self._n_unlisted = 0  # the index tells where their collector has put what is needed of them
 
     def miss(self, packs: Collection[str]) -> None:
         """Remove packs a reader found missing although the index named them."""
@@ -472,7 +463,6 @@ class Catalog:
                 self._loose[name] = key
         unread = sorted(set(self._loose).difference(self._packs, self._gone, self._unreadable))
         self._load_packs(dict.fromkeys(unread[:most] if len(unread) > 1 else unread))
-        self._n_unlisted = _N_UNLISTED if most is not None and len(unread) > max(1, most) else 0
         self._listed = listed if is_whole else set()
         if self._has_bad_segments:
             self._load_packs(dict(list_packs(self._backend)))

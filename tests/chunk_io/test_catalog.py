@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tensorcas_mlflow.adapter import Array
-from tensorcas_mlflow.backends import BlobInfo, Children, MemoryBackend, Token
+from tensorcas_mlflow.backends import BlobInfo, MemoryBackend, Token
 from tensorcas_mlflow.base.digest import Buffer
 from tensorcas_mlflow.chunk_io import _catalog, _read
 from tensorcas_mlflow.errors import BackendError, ChunkNotFoundError
@@ -410,14 +410,9 @@ def test_reader_of_the_latest_checkpoint_finds_chunks_of_earlier_ones() -> None:
 
 
 class _Counted(MemoryBackend):
-    """Counts the reads of packs, and the listings of the index."""
+    """Counts the reads of packs."""
 
     n_reads = 0
-    n_listings = 0
-
-    def list_dir(self, prefix: str, *, most: int | None = None) -> Children:
-        self.n_listings += prefix == "index"
-        return super().list_dir(prefix, most=most)
 
     def read_into(self, key: str, start: int, out: memoryview) -> None:
         self.n_reads += key.startswith("packs/")
@@ -487,25 +482,6 @@ def test_small_save_into_a_folder_reads_no_table_however_many_others_write() -> 
             backend.n_reads = 0
 
     assert backend.n_reads == 0
-
-
-def test_small_saves_among_many_others_list_the_index_now_and_then_and_when_a_pack_is_gone() -> None:
-    backend = _Counted()
-    writers = [Store.init_backend(backend, chunk_bytes=4096), *(Store.open_backend(backend) for _ in range(2))]
-    for number in range(18):
-        for at, writer in enumerate(writers):
-            save(writer, 100 * number + at)
-        if number == 9:
-            backend.n_listings = 0
-    assert backend.n_listings == len(writers)
-
-    before = set(packs_of(writers[0]))
-    save_model(writers[0], "one", 9_000)
-    [gone] = set(packs_of(writers[0])) - before
-    backend.delete(f"packs/{gone}.pack")
-    backend.n_listings = 0
-    save_model(writers[0], "two", 9_000)
-    assert backend.n_listings == 1
 
 
 def test_large_save_into_a_folder_shares_what_others_have_just_written() -> None:
