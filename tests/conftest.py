@@ -8,6 +8,7 @@ import signal
 import tempfile
 from binascii import crc32
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,13 @@ def pytest_runtestloop() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """Create a folder on a disk: other temporary folders may lie in memory."""
+    with tempfile.TemporaryDirectory(prefix="tensorcas-", dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

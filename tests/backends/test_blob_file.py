@@ -17,8 +17,8 @@ CONTENT = np.random.default_rng(0).integers(0, 256, 50 * PAGE_BYTES + 777, dtype
 
 
 @pytest.fixture
-def backend(tmp_path: Path) -> LocalBackend:
-    backend = LocalBackend(tmp_path)
+def backend(disk: Path) -> LocalBackend:
+    backend = LocalBackend(disk)
     backend.put_new("packs/1", [CONTENT])
     return backend
 
@@ -38,8 +38,8 @@ def test_a_blob_that_is_not_there_cannot_be_opened(backend: LocalBackend) -> Non
         backend.open_file("packs/2")
 
 
-def test_a_link_cannot_be_opened(backend: LocalBackend, tmp_path: Path) -> None:
-    (tmp_path / "packs" / "2").symlink_to("1")
+def test_a_link_cannot_be_opened(backend: LocalBackend, disk: Path) -> None:
+    (disk / "packs" / "2").symlink_to("1")
 
     with pytest.raises(CorruptError, match="links are not followed"):
         backend.open_file("packs/2")
@@ -80,9 +80,9 @@ def test_direct_reads_give_any_stretch(file: BlobFile, start: int, stop: int) ->
         file.read_direct(len(CONTENT) - 1, len(CONTENT) + 1, scratch)
 
 
-def test_direct_reads_are_of_the_file_that_was_opened(backend: LocalBackend, file: BlobFile, tmp_path: Path) -> None:
-    (tmp_path / "other").write_bytes(b"x" * len(CONTENT))
-    os.replace(tmp_path / "other", tmp_path / "packs" / "1")
+def test_direct_reads_are_of_the_file_that_was_opened(backend: LocalBackend, file: BlobFile, disk: Path) -> None:
+    (disk / "other").write_bytes(b"x" * len(CONTENT))
+    os.replace(disk / "other", disk / "packs" / "1")
 
     assert not file.open_direct()
 
@@ -102,9 +102,9 @@ def test_a_map_beyond_the_end_is_corrupt(file: BlobFile) -> None:
         file.map(0, len(CONTENT) + 1)
 
 
-def test_populating_a_file_that_was_cut_short_is_an_error_and_kills_nobody(file: BlobFile, tmp_path: Path) -> None:
+def test_populating_a_file_that_was_cut_short_is_an_error_and_kills_nobody(file: BlobFile, disk: Path) -> None:
     stretch = file.map(0, len(CONTENT))
-    os.truncate(tmp_path / "packs" / "1", PAGE_BYTES)
+    os.truncate(disk / "packs" / "1", PAGE_BYTES)
 
     with pytest.raises(BackendError):
         stretch.populate(0, len(CONTENT))
@@ -115,8 +115,8 @@ def test_bytes_written_just_now_are_in_the_page_cache(file: BlobFile) -> None:
     assert file.share_in_memory([(10, 20), (90_000, 100_000)]) == 1.0
 
 
-def test_eviction_from_the_page_cache_is_seen(tmp_path: Path) -> None:
-    backend = LocalBackend(tmp_path)
+def test_eviction_from_the_page_cache_is_seen(disk: Path) -> None:
+    backend = LocalBackend(disk)
     backend.put_new("packs/1", [bytes(4 << 20)])
     with backend.open_file("packs/1") as file:
         os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -134,8 +134,8 @@ def test_share_in_the_page_cache_of_a_read_beyond_the_end_is_one(file: BlobFile)
     assert file.share_in_memory([]) == 1.0
 
 
-def test_file_whose_size_cannot_be_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "blob"
+def test_file_whose_size_cannot_be_read_is_closed(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = disk / "blob"
     path.write_bytes(b"abc")
     descriptor = os.open(path, os.O_RDONLY)
 

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -130,15 +129,13 @@ def test_results_are_text_figures_and_a_picture(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_file_is_dropped_from_the_page_cache() -> None:
-    with TemporaryDirectory(dir="/var/tmp") as name:  # other temporary folders may lie in memory
-        folder = Path(name)
-        (folder / "file").write_bytes(os.urandom(1 << 20))
-        before = resident_share(folder)
+def test_a_file_is_dropped_from_the_page_cache(disk: Path) -> None:
+    (disk / "file").write_bytes(os.urandom(1 << 20))
+    before = resident_share(disk)
 
-        drop_from_cache(folder)
+    drop_from_cache(disk)
 
-        assert (before, resident_share(folder)) == (1.0, 0.0)
+    assert (before, resident_share(disk)) == (1.0, 0.0)
 
 
 def test_a_durable_write_has_all_buffers(tmp_path: Path) -> None:
