@@ -396,21 +396,21 @@ class BackendConformance(ConcurrencyConformance):
 
     def test_promote_replaces_only_if_told_to(self, backend: Backend) -> None:
         backend.put_new("ref", [b"first"])
-        token = backend.put_new("intent", [b"x"])
+        token = backend.put_new("intents/x", [b"x"])
         with pytest.raises(BlobExistsError):
-            backend.promote("intent", "ref", b"second", token=token, replace=False)
+            backend.promote("intents/x", "ref", b"second", token=token, replace=False)
 
         assert backend.get("ref") == b"first"
-        assert backend.stat("intent") is not None
+        assert backend.stat("intents/x") is not None
 
-        backend.promote("intent", "ref", b"second", token=token, replace=True)
+        backend.promote("intents/x", "ref", b"second", token=token, replace=True)
 
         assert backend.get("ref") == b"second"
-        assert backend.stat("intent") is None
+        assert backend.stat("intents/x") is None
 
     def test_a_promoted_blob_is_a_blob_like_any_other(self, backend: Backend) -> None:
-        token = backend.put_new("intent", [b"x"])
-        backend.promote("intent", "ref", b"data", token=token, replace=True)
+        token = backend.put_new("intents/x", [b"x"])
+        backend.promote("intents/x", "ref", b"data", token=token, replace=True)
         info = backend.stat("ref")
 
         assert info is not None
@@ -422,35 +422,35 @@ class BackendConformance(ConcurrencyConformance):
 
     @pytest.mark.parametrize("replace", [True, False])
     def test_promote_of_what_is_gone_changes_nothing(self, backend: Backend, replace: bool) -> None:
-        token = backend.put_new("intent", [b"x"])
-        assert backend.withdraw("intent", token)
+        token = backend.put_new("intents/x", [b"x"])
+        assert backend.withdraw("intents/x", token)
 
         with pytest.raises(BlobNotFoundError):
-            backend.promote("intent", "ref", b"data", token=token, replace=replace)
+            backend.promote("intents/x", "ref", b"data", token=token, replace=replace)
         assert backend.stat("ref") is None
-        assert backend.stat("intent") is None
+        assert backend.stat("intents/x") is None
 
     def test_promote_relies_on_the_token(self, backend: Backend) -> None:
         other = backend.put_new("other", [b"y"])
-        backend.put_new("intent", [b"x"])
+        backend.put_new("intents/x", [b"x"])
         backend.put_new("ref", [b"first"])
 
         with pytest.raises(BlobNotFoundError):
-            backend.promote("intent", "ref", b"data", token=other, replace=True)
-        assert backend.get("intent") == b"x"
+            backend.promote("intents/x", "ref", b"data", token=other, replace=True)
+        assert backend.get("intents/x") == b"x"
         assert backend.get("ref") == b"first"
 
     def test_withdraw_relies_on_the_token_and_happens_once(self, backend: Backend) -> None:
         other = backend.put_new("other", [b"y"])
-        token = backend.put_new("intent", [b"x"])
+        token = backend.put_new("intents/x", [b"x"])
 
-        assert not backend.withdraw("intent", other)
+        assert not backend.withdraw("intents/x", other)
         assert not backend.withdraw("absent", token)
         assert not backend.withdraw("absent/folder", token)
-        assert backend.stat("intent") is not None
-        assert backend.withdraw("intent", token)
-        assert not backend.withdraw("intent", token)
-        assert backend.stat("intent") is None
+        assert backend.stat("intents/x") is not None
+        assert backend.withdraw("intents/x", token)
+        assert not backend.withdraw("intents/x", token)
+        assert backend.stat("intents/x") is None
 
     def test_creator_of_a_blob_withdraws_it_once_and_frees_its_key(self, backend: Backend) -> None:
         token = backend.put_new("intents/a", [b"x"], durable=False)

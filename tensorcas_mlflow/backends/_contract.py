@@ -147,14 +147,13 @@ class Backend(ABC):
         """Turn the blob at ``source``, if it is still there unchanged, into a durable blob ``dest`` holding ``data``.
 
         This is the compare-and-swap of the protocol. After a `withdraw` of ``source`` has returned True, no `promote`
-        of it creates ``dest``, and no blob made by one is left: if a promote returns all the same, it had created the
-        blob before, and somebody has removed or replaced it since. After this has returned, ``dest`` is durable, and
-        ``source`` is gone or, if the storage failed at the very end, garbage for a `withdraw` to remove. If the
-        process dies inside, either ``dest`` exists with ``data``, or ``source`` exists: unchanged, or holding a
-        beginning of ``data``, or ``data`` and a line of the backend's own.
+        of it creates ``dest``. After this has returned, ``dest`` is durable, and ``source`` is gone or, if the storage
+        failed at the very end, garbage. If the process dies inside, ``source`` or ``dest`` is left, or both: ``dest``
+        with ``data``, and ``source`` unchanged, or holding a beginning of ``data``, or ``data`` and a line of the
+        backend's own. So who withdraws the intent of a dead process looks for the ref afterwards.
 
         Args:
-            source: An existing blob, at a key that never comes back.
+            source: An existing blob below ``intents/``, at a key that never comes back.
             dest: Another key. Nobody uses `put_new` on it while promotes to it are under way.
             data: Content of ``dest``, at most a few KiB, different each time. White space at its end means nothing:
                 a backend may change it later, and with it the token.

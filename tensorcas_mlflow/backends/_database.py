@@ -371,12 +371,13 @@ class Database:
         """Encode blobs for the next `write`, which others wait for."""
         return self._known.draft(blobs)
 
-    def write(self, act: Callable[[Change], T], *, durable: bool) -> T:
+    def write(self, act: Callable[[Change], T], *, durable: bool, then: Callable[[T], None] | None = None) -> T:
         """Do one transaction. While it runs nobody else writes, in any process.
 
         Args:
             act: Reads and writes.
             durable: Whether it survives a power cut, once this has returned, with all transactions before it.
+            then: Called with the result once the transaction is committed, before anybody else writes.
 
         Raises:
             DamagedError: The database is damaged; nothing is changed.
@@ -396,6 +397,8 @@ class Database:
             except sqlite3.OperationalError:
                 self._note_unsynced()
                 raise
+            if then is not None:
+                then(result)
             change.keep()
             if durable:
                 self._note_commits(change)

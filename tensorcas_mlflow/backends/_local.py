@@ -295,7 +295,8 @@ class LocalBackend(Backend):
                 if token_of(os.fstat(descriptor)) != token:
                     return False
                 os.unlink(path)
-                sync_folder(os.path.dirname(path))
+                if own is None:
+                    sync_folder(os.path.dirname(path))
                 # A promote without replacing links the file before it unlinks the source, and may be between the two.
                 # If the file has a name left in this store, that promote was first; without one nobody can link it any
                 # more.
