@@ -87,6 +87,11 @@ def chance_of(words: Any) -> float:
     return (n_near + 2) / (n_pairs + 2) if n_pairs else 1.0
 
 
+def can_tell(words: Any) -> bool:
+    """Tell whether the words of a tensor can tell it from unrelated ones; those of constants cannot."""
+    return -math.log2(chance_of(words)) * N_WORDS >= SURE_BITS
+
+
 class Likeness(NamedTuple):
     """Comparison of one sketch with many."""
 

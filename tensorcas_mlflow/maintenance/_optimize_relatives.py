@@ -118,7 +118,7 @@ class Relatives:
         if query is None:
             return None
         self._sketch_unread()
-        match = self._known.nearest(query)
+        match = self._known.search(query).nearest
         if match is None:
             return None
         digest = match.sketched.manifest.partition(".")[0]

@@ -17,7 +17,7 @@ from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog, ChunkReader
 from tensorcas_mlflow.codecs import computes_exactly
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import Ref
-from tensorcas_mlflow.layout.manifests import Manifest, Row
+from tensorcas_mlflow.layout.manifests import Manifest, Row, sketched_rows
 from tensorcas_mlflow.store._base_plans import BasePlan
 from tensorcas_mlflow.store._choose import (
     LEAST_DELTA_BYTES,
@@ -571,26 +571,39 @@ class Parents:
             query = None if self.is_step else query_of(source, wanted.rows)
             if query is not None and source.first_row is None:
                 self.words = Words(query.rows, query.words)
-            candidates = self._with_relative(self._candidates(query), query, wanted)
-            self.nearest = nearest_parent(store.catalog, store.chunks, wanted, store.chunk_bytes, candidates)
+            candidates = self._candidates(query)
+            related = self._related(candidates, query, wanted)
+            self.nearest = nearest_parent(store.catalog, store.chunks, wanted, store.chunk_bytes, related)
             if self._relative is not None and self.nearest is not self._relative.renamed:
                 self._relative = None
-            self.seen = [*([] if self.nearest is None else [self.nearest]), *candidates]
+            # Rows that have moved show in no sketch.
+            known = {each.digest for each in related}
+            strangers = [each for each in candidates if each.digest not in known]
+            self.seen = [*([] if self.nearest is None else [self.nearest]), *related, *strangers]
             if self.nearest is not None:
                 if store.backend.is_remote:
                     store.catalog.take_hints_of([self.nearest if self._relative is None else self._relative.parent])
                 plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
         return plan
 
-    def _with_relative(
+    def _related(
         self, candidates: list[Manifest], query: Sketched | None, wanted: BaselessTensors
     ) -> list[Manifest]:
-        """Put the checkpoint or file nearest by its sketches before candidates, its tensors named as in the save."""
+        """Return the candidates that are not told apart from the save by their sketches.
+
+        The checkpoint or file nearest by its sketches comes first, its tensors named as in the save.
+        """
         self._relative = None
         if query is None or not len(query.rows):
             return candidates
         self._has_read_more = True
-        self._relative = find_relative(self.store, query, wanted.rows, candidates)
+        self._relative, strangers = find_relative(self.store, query, wanted.rows, candidates)
+        names = {row.spec.name for row in _largest(wanted.rows.values())}
+        if names <= {wanted.rows[number].spec.name for number in query.rows.tolist()}:
+            # With few of its sketches at hand, a candidate may have related tensors all the same.
+            candidates = [
+                each for each in candidates if strangers.get(each.digest) != len(sketched_rows(each.columns))
+            ]
         if self._relative is None:
             return candidates
         if self._relative.is_renamed:
@@ -644,7 +657,7 @@ class Parents:
             return False
         known = sketches_of(self.store.id)
         known.learn(candidates)
-        match = known.nearest(query)
+        match = known.search(query).nearest
         return match is not None and match.likeness >= SURE
 
     def _latest(self, query: Sketched | None) -> dict[str, Manifest]:

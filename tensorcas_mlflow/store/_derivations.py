@@ -326,9 +326,10 @@ class Earlier:
     def has_other_kind(self, row: Row) -> bool:
         """Tell whether the row of the same name has another dtype or shape; sketches find those of the same kind."""
         number = self.named(row.spec.name)
-        return number is not None and (
-            not self.manifest.sketches or _kind(self.manifest.columns.row(number)) != _kind(row)
-        )
+        if number is None or not self.manifest.sketches:
+            return number is not None
+        columns, spec = self.manifest.columns, row.spec
+        return (columns.dtypes[columns.dtype[number]], columns.shape(number)) != (spec.dtype, spec.shape)
 
     def again(self, row: Row) -> tuple[Any, list[Row]] | None:
         """Return the derivation of a row with the same content, and its inputs."""

@@ -171,7 +171,7 @@ def recut(
                     continue
                 mine = new[slice(*new.searchsorted(columns.chunk_at[number : number + 2]).tolist())]
                 is_new = n_new[number] >= _NEW_SHARE * row.spec.n_bytes
-                sampled[side] = bool(is_new) and _has_shifted(source, number, mine, plan)
+                sampled[side] = bool(is_new) and _has_shifted(source, number, mine, plan, before, reader)
             if not sampled[side]:
                 continue
         cut = _first_cut(row, versions, data, reader, chunk_bytes, int(n_new[number]))
@@ -233,18 +233,33 @@ def _middle(sizes: Any) -> int:
     return int(longest[sample_number(len(longest))])
 
 
-def _has_shifted(source: Source, number: int, mine: Any, plan: BasePlan | None) -> bool:
+def _has_shifted(
+    source: Source, number: int, mine: Any, plan: BasePlan | None, before: Row, reader: ChunkReader
+) -> bool:
     """Tell whether a table has rows of the chunk that was in the middle of it, and has them at another place."""
-    mine = mine if plan is None else mine[plan.has(mine)]
-    if plan is None or not len(mine):
+    based = mine[:0] if plan is None else mine[plan.has(mine)]
+    of_middle = based if len(based) else mine
+    chunk, first = int(of_middle[_middle(source.sizes[of_middle])]), int(source.columns.chunk_at[number])
+    if plan is not None and len(based):
+        behind = plan.behind(chunk, MAX_SAVED_DEPTH)
+        data = behind[0].data if behind else None
+    else:  # of a stranger by its sketches, which tell nothing of rows at other places
+        data = _chunk_of(before, chunk - first, int(source.sizes[chunk]), reader)
+    if data is None:
         return False
-    chunk = int(mine[_middle(source.sizes[mine])])
-    behind = plan.behind(chunk, MAX_SAVED_DEPTH)
-    if not behind:
-        return False
-    start = int(source.sizes[int(source.columns.chunk_at[number]) : chunk].sum())
+    start = int(source.sizes[first:chunk].sum())
     row_bytes = source.columns.spec(number).n_bytes // source.columns.shape(number)[0]
-    return has_rows_of(source.whole(number), behind[0].data, start, row_bytes, elsewhere=True)
+    return has_rows_of(source.whole(number), data, start, row_bytes, elsewhere=True)
+
+
+def _chunk_of(row: Row, place: int, n_bytes: int, reader: ChunkReader) -> memoryview | None:
+    """Read one chunk of a row; None if it cannot be read."""
+    data = memoryview(bytearray(n_bytes))
+    try:
+        reader.read(row.digests[place : place + 1], [data], verify=True)
+    except (NotFoundError, FormatError, BackendError):
+        return None
+    return data
 
 
 def _cut_like(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from tensorcas_mlflow.base.sketch import (
     LIKELY_BITS,
     N_WORDS,
     SURE_BITS,
+    can_tell,
     compare,
 )
 from tensorcas_mlflow.base.tensors import distinct, offsets_of
@@ -145,6 +146,16 @@ class Match:
     """1 if all compared tensors are equal, 0 if none is related."""
 
 
+class Search(NamedTuple):
+    """Result of a search by sketches."""
+
+    nearest: Match | None
+    """The nearest checkpoint or file, of equally near ones the latest; None if none is related."""
+    strangers: Mapping[str, int]
+    """Checkpoints and files in which no tensor of the same size is related to a compared one: the numbers of their
+    sketches, by digest. Empty if a compared tensor cannot be told from others by its words."""
+
+
 class Sketches:
     """Sketches in one store, as far as this process has written or read them. For any thread."""
 
@@ -229,20 +240,26 @@ class Sketches:
             self._seen.update(map(_facts, infos))
             self._unread = [info for info in self._unread if _facts(info) not in self._seen]
 
-    def nearest(self, query: Sketched) -> Match | None:
-        """Find the checkpoint or file with the nearest tensors of the same sizes; of equally near ones the latest.
+    def search(self, query: Sketched) -> Search:
+        """Find the checkpoint or file with the nearest tensors of the same sizes, and those that are not related.
 
         Args:
             query: Sketches of the new tensors; the largest ones are compared.
         """
         table = self._whole()
-        taken = np.zeros(len(table.parts))
-        for at, _, share in table.compared(query, other_dtypes=False):
+        taken, is_near = np.zeros(len(table.parts)), np.zeros(len(table.parts), dtype=bool)
+        for at, evidence, share in table.compared(query, other_dtypes=False):
             taken += share * query.n_bytes[at]
+            is_near |= evidence >= LIKELY_BITS
+        strangers: dict[str, int] = {}
+        if not is_near.all() and all(map(can_tell, query.words[query.largest])):
+            far = [part for part, near in zip(table.parts, is_near.tolist(), strict=True) if not near]
+            strangers = {_digest(part.manifest): len(part.rows) for part in far}
         if not taken.any():
-            return None
+            return Search(None, strangers)
         best = len(taken) - 1 - int(taken[::-1].argmax())
-        return Match(sketched=table.parts[best], likeness=float(taken[best] / query.n_compared_bytes))
+        match = Match(sketched=table.parts[best], likeness=float(taken[best] / query.n_compared_bytes))
+        return Search(match, strangers)
 
     def relatives(self, query: Sketched) -> list[Match]:
         """Find all related checkpoints and files, in any dtypes, the nearest first.
@@ -353,6 +370,8 @@ class _Table:
                 # The more tensors are compared, the more evidence chance gives to one of them.
                 counts = np.bincount(self.owner[alike], minlength=len(self.parts))
                 np.maximum.at(most, owner, evidence - np.log2(counts[owner]))
+            else:
+                np.maximum.at(most, owner, evidence)
             is_near = evidence >= (LIKELY_BITS if other_dtypes else SURE_BITS)
             np.maximum.at(best, owner[is_near], share[is_near])
             yield at, most, best
@@ -587,7 +606,7 @@ class Relative:
 
 def find_relative(
     store: SketchedStore, query: Sketched, rows: Mapping[int, Row], candidates: Sequence[Manifest]
-) -> Relative | None:
+) -> tuple[Relative | None, Mapping[str, int]]:
     """Find the nearest earlier checkpoint or file by sketches.
 
     Args:
@@ -595,16 +614,22 @@ def find_relative(
         query: See `Relative.learn`.
         rows: See there.
         candidates: Manifests at hand; others are read.
+
+    Returns:
+        It, or None; and see `Search.strangers`.
     """
     known = sketches_of(store.id)
     known.learn(candidates)
-    match = known.nearest(query)
+    match, strangers = known.search(query)
     if match is None or match.likeness < SURE:
+        read: list[Manifest] = []
         with suppress(NotFoundError, FormatError, BackendError):
-            candidates = [*candidates, *read_more(store, int(query.n_bytes.sum()))]
-        match = known.nearest(query)
+            read = read_more(store, int(query.n_bytes.sum()))
+        if read:
+            candidates = [*candidates, *read]
+            match, strangers = known.search(query)
     if match is None:
-        return None
+        return None, strangers
     try:
         name, sketches = match.sketched.manifest, match.sketched
         at_hand = {each.digest: each for each in candidates}
@@ -613,7 +638,7 @@ def find_relative(
             sketches = compute_sketches(store, sketches.manifest, parent) or sketches
     except (NotFoundError, FormatError, BackendError):
         known.forget(match.sketched.manifest)
-        return None
+        return None, strangers
     relative = Relative(parent, sketches)
     relative.learn(query, rows)
-    return relative
+    return relative, strangers

@@ -17,7 +17,7 @@ from tensorcas_mlflow.layout import Ref, RefTarget
 from tensorcas_mlflow.layout.manifests import sketch_bytes
 from tensorcas_mlflow.layout.packs import is_delta
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, read_source, verify
-from tensorcas_mlflow.store import Store, _ingest, _sketches, _sketching
+from tensorcas_mlflow.store import Store, _bases, _ingest, _sketches, _sketching
 from tensorcas_mlflow.store.protocol import read_pack_table
 from tests.deltas.another_process import forget_all
 from tests.deltas.made import packs_of, save
@@ -307,6 +307,36 @@ def test_copy_of_a_store_keeps_its_sketches(store: Store) -> None:
     assert copy.manifest(copied).sketches == store.manifest(ref).sketches != b""
 
 
+def test_search_compares_no_tensor_with_strangers_by_their_sketches(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    read_some = _bases._read_some
+
+    def noted(*args: Any) -> Any:
+        compared.append(len(args[2]))
+        return read_some(*args)
+
+    monkeypatch.setattr(_bases, "_read_some", noted)
+    for seed in range(6):
+        save(store, {"w": model(seed)["embed.weight"]}, 0, run_id=f"run {seed}")
+    assert sum(compared) == 0
+
+    save(store, tuned({"w": model(3)["embed.weight"]}, 1), 0, run_id="tuned")
+    assert share_of_deltas(store) > 0.1
+
+
+def test_tensor_whose_words_tell_nothing_has_no_strangers() -> None:
+    rng = np.random.default_rng(0)
+    known = _sketches.Sketches()
+    known.note("other", sketched("other", rng.integers(1, 1 << 16, (1, 32), dtype=np.uint16)))
+    weights, constants = rng.integers(1, 1 << 16, (1, 32), dtype=np.uint16), np.full((1, 32), 7, dtype=np.uint16)
+
+    assert known.search(sketched("", weights)).strangers == {"other": 1}
+    assert known.search(sketched("", constants)).strangers == {}
+    assert known.search(sketched("", np.concatenate([weights, constants]))).strangers == {}
+
+
 @pytest.mark.parametrize("n_parts", [1, 200])
 def test_search_among_many_tensors_compares_all_of_them(n_parts: int) -> None:
     rng = np.random.default_rng(0)
@@ -315,7 +345,7 @@ def test_search_among_many_tensors_compares_all_of_them(n_parts: int) -> None:
     words = [rng.integers(1, 1 << 16, (n, 32), dtype=np.uint16) for _ in range(n_parts)]
     for number, each in enumerate(words):
         known.note(str(number), sketched(str(number), each))
-    match = known.nearest(sketched("", words[n_parts // 2][-4:]))
+    match = known.search(sketched("", words[n_parts // 2][-4:])).nearest
 
     assert match is not None
     assert match.sketched.manifest == str(n_parts // 2)

@@ -146,7 +146,7 @@ def test_database_that_is_cut_anywhere_loses_nothing_in_silence(folder: Path, ev
     assert check_changes(folder, NAME, lambda data: cuts(data, every)) > 10
 
 
-@pytest.mark.parametrize("every", [2096, pytest.param(199, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [524, pytest.param(199, marks=pytest.mark.long)])
 def test_write_ahead_log_that_is_cut_anywhere_loses_nothing_in_silence(open_folder: Path, every: int) -> None:
     assert check_changes(open_folder, WAL, lambda data: cuts(data, every)) > 10
 

@@ -96,12 +96,14 @@ def test_collection_leaves_blobs_below_unknown_prefixes_alone(store: Store) -> N
 def test_a_save_is_waited_for_as_long_as_the_grace_and_no_longer(
     local_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert local_store.backend.has_database
     now_ns = time.time_ns
     with monkeypatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: now_ns() - 3600 * 10**9)
         pending = local_store.write_checkpoint(tensors("ab"))
         pending.write()
+    assert isinstance(local_store.backend, LocalBackend)
+    [intent] = (local_store.backend.root / "intents").iterdir()
+    os.utime(intent, (time.time() - 3600,) * 2)
 
     assert plan_gc(local_store, grace_s=4000).execute().n_withdrawn == 0
     assert len(keys(local_store, "packs")) == 1
