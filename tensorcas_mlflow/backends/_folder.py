@@ -7,6 +7,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -182,14 +183,8 @@ class FolderBackend(LocalBackend):
                 change.add([NewBlob(dest, data), *self._not_there(change, held)], is_series=True, draft=draft)
                 return True
 
-            def consume(is_done: bool) -> None:
-                # Not before the commit: a survey reads the intents, and then the refs.
-                if is_done:
-                    with contextlib.suppress(OSError):  # the commit stands, and the intent is garbage
-                        os.unlink(intent_path)
-
             try:
-                is_done = self._write("commit", dest, commit, durable=True, then=consume)
+                is_done = self._write("commit", dest, commit, durable=True, then=partial(_consume, intent_path))
             except DamagedError as error:
                 self._warn(error)
                 is_done = False
@@ -626,6 +621,13 @@ def _remove(change: Change, key: str, token: Token | None = None) -> bool:
     if _is_ref(key):
         change.log_deletion(key)
     return True
+
+
+def _consume(intent_path: str, is_done: bool) -> None:
+    """Remove an intent once its ref is there, and not before: a survey reads the intents, and then the refs."""
+    if is_done:
+        with contextlib.suppress(OSError):  # the commit stands, and the intent is garbage
+            os.unlink(intent_path)
 
 
 def _token_at(path: str) -> Token | None:

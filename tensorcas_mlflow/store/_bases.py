@@ -17,7 +17,7 @@ from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog, ChunkReader
 from tensorcas_mlflow.codecs import computes_exactly
 from tensorcas_mlflow.errors import BackendError, FormatError, NotFoundError, TensorNotFoundError
 from tensorcas_mlflow.layout import Ref
-from tensorcas_mlflow.layout.manifests import Manifest, Row, sketched_rows
+from tensorcas_mlflow.layout.manifests import Manifest, Row
 from tensorcas_mlflow.store._base_plans import BasePlan
 from tensorcas_mlflow.store._choose import (
     LEAST_DELTA_BYTES,
@@ -586,9 +586,7 @@ class Parents:
                 plan = plan_bases(store.catalog, store.chunks, wanted, store.chunk_bytes, self.nearest)
         return plan
 
-    def _related(
-        self, candidates: list[Manifest], query: Sketched | None, wanted: BaselessTensors
-    ) -> list[Manifest]:
+    def _related(self, candidates: list[Manifest], query: Sketched | None, wanted: BaselessTensors) -> list[Manifest]:
         """Return the candidates that are not told apart from the save by their sketches.
 
         The checkpoint or file nearest by its sketches comes first, its tensors named as in the save.
@@ -600,10 +598,7 @@ class Parents:
         self._relative, strangers = find_relative(self.store, query, wanted.rows, candidates)
         names = {row.spec.name for row in _largest(wanted.rows.values())}
         if names <= {wanted.rows[number].spec.name for number in query.rows.tolist()}:
-            # With few of its sketches at hand, a candidate may have related tensors all the same.
-            candidates = [
-                each for each in candidates if strangers.get(each.digest) != len(sketched_rows(each.columns))
-            ]
+            candidates = [each for each in candidates if each.digest not in strangers]
         if self._relative is None:
             return candidates
         if self._relative.is_renamed:

@@ -33,6 +33,8 @@ _LEAST_SHARE = 1 / 200
 """Share of a table that new cuts have to save."""
 _SAMPLED_BYTES = 16 << 20
 """One such table is looked at for so many new bytes: the look reads a chunk."""
+_LEAST_READ_BYTES = 512 << 10
+"""Size of a table from which on a look reads a chunk that no plan has."""
 _MOST_SAMPLED = 8
 _NEW_SHARE = 0.5
 """Share of its bytes that are new in such a table; rows that repeat, or that move by a whole chunk, are not."""
@@ -243,6 +245,8 @@ def _has_shifted(
     if plan is not None and len(based):
         behind = plan.behind(chunk, MAX_SAVED_DEPTH)
         data = behind[0].data if behind else None
+    elif before.spec.n_bytes < _LEAST_READ_BYTES:
+        data = None
     else:  # of a stranger by its sketches, which tell nothing of rows at other places
         data = _chunk_of(before, chunk - first, int(source.sizes[chunk]), reader)
     if data is None:

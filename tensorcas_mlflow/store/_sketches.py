@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -104,6 +104,13 @@ class Sketched:
     n_elements: Any
     words: Any
     """The words of each, shape ``(n, 32)``."""
+    is_whole: bool = True
+    """Whether they are all tensors of the manifest that have sketches."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the manifest."""
+        return _digest(self.manifest)
 
     @property
     def largest(self) -> Any:
@@ -151,9 +158,10 @@ class Search(NamedTuple):
 
     nearest: Match | None
     """The nearest checkpoint or file, of equally near ones the latest; None if none is related."""
-    strangers: Mapping[str, int]
-    """Checkpoints and files in which no tensor of the same size is related to a compared one: the numbers of their
-    sketches, by digest. Empty if a compared tensor cannot be told from others by its words."""
+    strangers: Set[str]
+    """Digests of those asked for in which no tensor of the same size is related to a compared one.
+
+    Empty if the words of a compared tensor do not tell it from others."""
 
 
 class Sketches:
@@ -204,8 +212,7 @@ class Sketches:
 
     def digests(self) -> Set[str]:
         """Return the digests of all manifests with known sketches."""
-        with self._lock:
-            return {_digest(each.manifest) for each in self._by_key.values()}
+        return self._whole().numbers.keys()
 
     def keys(self) -> Set[str]:
         """Return the keys of all sketches."""
@@ -240,21 +247,23 @@ class Sketches:
             self._seen.update(map(_facts, infos))
             self._unread = [info for info in self._unread if _facts(info) not in self._seen]
 
-    def search(self, query: Sketched) -> Search:
-        """Find the checkpoint or file with the nearest tensors of the same sizes, and those that are not related.
+    def search(self, query: Sketched, among: Collection[Manifest] = ()) -> Search:
+        """Find the checkpoint or file with the nearest tensors of the same sizes, and strangers among some.
 
         Args:
             query: Sketches of the new tensors; the largest ones are compared.
+            among: Manifests of possible strangers.
         """
         table = self._whole()
         taken, is_near = np.zeros(len(table.parts)), np.zeros(len(table.parts), dtype=bool)
         for at, evidence, share in table.compared(query, other_dtypes=False):
             taken += share * query.n_bytes[at]
             is_near |= evidence >= LIKELY_BITS
-        strangers: dict[str, int] = {}
-        if not is_near.all() and all(map(can_tell, query.words[query.largest])):
-            far = [part for part, near in zip(table.parts, is_near.tolist(), strict=True) if not near]
-            strangers = {_digest(part.manifest): len(part.rows) for part in far}
+        parts = [table.numbers[each.digest] for each in among if each.digest in table.numbers]
+        far = [part for part in parts if not is_near[part] and table.parts[part].is_whole]
+        if not far or not all(map(can_tell, query.words[query.largest])):
+            far = []
+        strangers = {table.parts[part].digest for part in far}
         if not taken.any():
             return Search(None, strangers)
         best = len(taken) - 1 - int(taken[::-1].argmax())
@@ -325,6 +334,8 @@ class _Table:
     """All sketches of a store, column by column, sorted by the tensors' numbers of elements and sizes."""
 
     parts: Sequence[Sketched]
+    numbers: Mapping[str, int]
+    """Their numbers, by the digests of their manifests."""
     owner: Any
     rows: Any
     n_bytes: Any
@@ -343,6 +354,7 @@ class _Table:
         order = np.lexsort((n_bytes, n_elements))
         return cls(
             parts=parts,
+            numbers={part.digest: number for number, part in enumerate(parts)},
             owner=owner[order],
             rows=rows[order],
             n_bytes=n_bytes[order],
@@ -537,13 +549,14 @@ def compute_sketches(
     """
     columns = manifest.columns
     # A derived tensor is evaluated whole, which costs more than a base for it may save.
-    rows = sketched_rows(columns)
+    every = rows = sketched_rows(columns)
     rows = rows[~np.isin(rows, [each.row for each in manifest.derived])] if manifest.derived else rows
     if most_bytes is not None:
         rows = rows[np.argsort(-columns.n_bytes[rows], kind="stable")]
         rows = np.sort(rows[np.cumsum(_head_bytes(columns, rows, manifest.chunk_bytes)) <= most_bytes])
     words = _words_of(store, manifest, manifest.stored_rows.searchsorted(rows))
-    return Sketched.of(name, columns, rows, words) if words.any() else None
+    found = Sketched.of(name, columns, rows, words)
+    return replace(found, is_whole=len(rows) == len(every)) if words.any() else None
 
 
 def _words_of(store: SketchedStore, manifest: Manifest, rows: Any) -> Any:
@@ -606,7 +619,7 @@ class Relative:
 
 def find_relative(
     store: SketchedStore, query: Sketched, rows: Mapping[int, Row], candidates: Sequence[Manifest]
-) -> tuple[Relative | None, Mapping[str, int]]:
+) -> tuple[Relative | None, Set[str]]:
     """Find the nearest earlier checkpoint or file by sketches.
 
     Args:
@@ -616,25 +629,25 @@ def find_relative(
         candidates: Manifests at hand; others are read.
 
     Returns:
-        It, or None; and see `Search.strangers`.
+        It, or None; and the digests of the candidates that are strangers, see `Search`.
     """
     known = sketches_of(store.id)
     known.learn(candidates)
-    match, strangers = known.search(query)
+    match, strangers = known.search(query, candidates)
     if match is None or match.likeness < SURE:
         read: list[Manifest] = []
         with suppress(NotFoundError, FormatError, BackendError):
             read = read_more(store, int(query.n_bytes.sum()))
         if read:
             candidates = [*candidates, *read]
-            match, strangers = known.search(query)
+            match, strangers = known.search(query, candidates)
     if match is None:
         return None, strangers
     try:
         name, sketches = match.sketched.manifest, match.sketched
         at_hand = {each.digest: each for each in candidates}
         parent = at_hand.get(_digest(name)) or read_manifest(store, name)
-        if len(sketches.rows) < len(sketched_rows(parent.columns)):
+        if not sketches.is_whole:
             sketches = compute_sketches(store, sketches.manifest, parent) or sketches
     except (NotFoundError, FormatError, BackendError):
         known.forget(match.sketched.manifest)

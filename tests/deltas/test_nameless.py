@@ -14,7 +14,7 @@ import pytest
 from tensorcas_mlflow.backends import LocalBackend, MemoryBackend
 from tensorcas_mlflow.base.sketch import SKETCH_BYTES
 from tensorcas_mlflow.layout import Ref, RefTarget
-from tensorcas_mlflow.layout.manifests import sketch_bytes
+from tensorcas_mlflow.layout.manifests import Manifest, sketch_bytes
 from tensorcas_mlflow.layout.packs import is_delta
 from tensorcas_mlflow.maintenance import copy_refs, plan_gc, read_source, verify
 from tensorcas_mlflow.store import Store, _bases, _ingest, _sketches, _sketching
@@ -329,12 +329,15 @@ def test_search_compares_no_tensor_with_strangers_by_their_sketches(
 def test_tensor_whose_words_tell_nothing_has_no_strangers() -> None:
     rng = np.random.default_rng(0)
     known = _sketches.Sketches()
-    known.note("other", sketched("other", rng.integers(1, 1 << 16, (1, 32), dtype=np.uint16)))
+    other = Manifest(kind="checkpoint", chunk_bytes=1 << 20, store_id="0" * 32, flavor=None, rows=[])
+    known.note("other", sketched(other.digest, rng.integers(1, 1 << 16, (1, 32), dtype=np.uint16)))
     weights, constants = rng.integers(1, 1 << 16, (1, 32), dtype=np.uint16), np.full((1, 32), 7, dtype=np.uint16)
 
-    assert known.search(sketched("", weights)).strangers == {"other": 1}
-    assert known.search(sketched("", constants)).strangers == {}
-    assert known.search(sketched("", np.concatenate([weights, constants]))).strangers == {}
+    def strangers(*words: Any) -> object:
+        return known.search(sketched("", np.concatenate(words)), [other]).strangers
+
+    assert strangers(weights) == {other.digest}
+    assert strangers(constants) == strangers(weights, constants) == set()
 
 
 @pytest.mark.parametrize("n_parts", [1, 200])

@@ -161,7 +161,7 @@ class Cast:
 def check_fence(run: Run) -> None:
     found = state(run)
     if run.has_died("save"):
-        # Whoever comes next withdraws the intent, unless it was consumed, and finds the ref that was committed under it.
+        # Whoever comes next withdraws the intent, unless it was consumed, and finds the ref committed under it.
         later = FolderBackend(run.folder)
         is_withdrawn = run.said("withdraw") or withdraw("intents/a")(later)
         assert is_withdrawn or has_saved(found, "a")

@@ -47,7 +47,7 @@ def loads(store: Store, tensors: Tensors, run_id: str, step: int = 0) -> bool:
 @pytest.fixture(params=["with sketches", "without sketches"])
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Return a store whose saves do not search for bases under other names."""
-    monkeypatch.setattr(_bases, "find_relative", lambda *_: (None, {}))
+    monkeypatch.setattr(_bases, "find_relative", lambda *_: (None, set()))
     if request.param == "without sketches":
         monkeypatch.setattr(_save, "FIRST_BYTES", 1 << 60)
     return Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
@@ -259,7 +259,7 @@ def test_search_reads_chunks_of_a_bounded_number_of_checkpoints_without_sketches
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tensorcas_mlflow.maintenance._optimize_relatives.MOST_UNREAD", 2)
-    monkeypatch.setattr(_bases, "find_relative", lambda *_: (None, {}))
+    monkeypatch.setattr(_bases, "find_relative", lambda *_: (None, set()))
     monkeypatch.setattr(_save, "FIRST_BYTES", 1 << 60)
     made = Store.init_backend(MemoryBackend(), chunk_bytes=CHUNK_BYTES)
     relatives = Relatives(made)
