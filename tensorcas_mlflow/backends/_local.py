@@ -93,10 +93,6 @@ class NewFile:
         os.link(self._staging, self.path)
         return token
 
-    def replace(self) -> None:
-        """Give the file its name, in the place of a file that has it."""
-        os.rename(self._staging, self.path)
-
     def close(self) -> None:
         """Close it, named or not. Remains are for `Backend.sweep`; they must not hide the original error."""
         try:

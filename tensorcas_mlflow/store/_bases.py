@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 
-from tensorcas_mlflow.backends import Backend, BlobInfo, map_requests
+from tensorcas_mlflow.backends import BlobInfo, map_requests
 from tensorcas_mlflow.base.digest import DIGEST_BYTES, Buffer, Digests
 from tensorcas_mlflow.base.tensors import distinct
 from tensorcas_mlflow.chunk_io import MOST_SAVED_BYTES, Catalog, ChunkReader
@@ -39,6 +40,7 @@ from tensorcas_mlflow.store._sketches import (
     SURE,
     Relative,
     Sketched,
+    SketchedStore,
     find_relative,
     listed_refs,
     query_of,
@@ -100,49 +102,39 @@ def _largest(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: -row.spec.n_bytes)[:_N_LARGEST]
 
 
-def nearest(
-    rows: Sequence[Row],
-    chunk_bytes: int,
-    candidates: Sequence[Manifest],
-    share_of: Callable[[Row, Row], float],
-    places: Mapping[str, int] = _NOWHERE,
-) -> Manifest | None:
+_Compared = tuple[Manifest, list[tuple[Row, "Row | None"]]]
+"""A candidate, and the largest tensors of a save, each with its own tensor of the same name, dtype and size."""
+
+
+def nearest(compared: Iterable[_Compared], share_of: Callable[[Row, Row], float]) -> Manifest | None:
     """Choose the checkpoint with the smallest encoding of the largest tensors as differences from it.
+
+    Args:
+        compared: The candidates, the likeliest first; the first wins a tie.
+        share_of: Estimates the share of its size a row takes as a delta against a candidate's matching row.
+    """
+
+    def taken(candidate: _Compared) -> float:
+        # Tensors absent from a candidate are stored in full.
+        return sum(row.spec.n_bytes * (1.0 if other is None else share_of(row, other)) for row, other in candidate[1])
+
+    return min(compared, key=taken, default=(None,))[0]
+
+
+def compared_with(
+    rows: Iterable[Row], chunk_bytes: int, candidates: Iterable[Manifest], places: Mapping[str, int] = _NOWHERE
+) -> list[_Compared]:
+    """Return the first candidates with any of the largest tensors, at most four.
 
     Args:
         rows: The new rows of the save.
         chunk_bytes: The store's chunk size.
-        candidates: Earlier checkpoints, the likeliest first; the first wins a tie, and of many with such tensors
-            only some are compared.
-        share_of: Estimates the share of its size a row takes as a delta against a candidate's matching row.
+        candidates: Earlier checkpoints, the likeliest first.
         places: See `matching_row`.
-
-    Returns:
-        None if no candidate has any of these tensors.
     """
-    if len(candidates) == 1:
-        return candidates[0] if any(matching_row(row, chunk_bytes, candidates[0], places) for row in rows) else None
-    best, least = None, float("inf")
-    for candidate, pairs in _compared(rows, chunk_bytes, candidates, places):
-        # Tensors absent from a candidate are stored in full.
-        taken = sum(row.spec.n_bytes * (1.0 if other is None else share_of(row, other)) for row, other in pairs)
-        if taken < least:
-            best, least = candidate, taken
-    return best
-
-
-def _compared(
-    rows: Iterable[Row], chunk_bytes: int, candidates: Iterable[Manifest], places: Mapping[str, int]
-) -> Iterator[tuple[Manifest, list[tuple[Row, Row | None]]]]:
-    """Yield the first candidates with any of the largest tensors, and these tensors, in pairs with its own."""
-    largest, n_compared = _largest(rows), 0
-    for candidate in candidates:
-        pairs = [(row, matching_row(row, chunk_bytes, candidate, places)) for row in largest]
-        if any(other is not None for _, other in pairs):
-            yield candidate, pairs
-            n_compared += 1
-            if n_compared == _N_COMPARED:
-                return
+    largest = _largest(rows)
+    pairs = ((each, [(row, matching_row(row, chunk_bytes, each, places)) for row in largest]) for each in candidates)
+    return list(islice((each for each in pairs if any(other is not None for _, other in each[1])), _N_COMPARED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,31 +197,33 @@ def nearest_parent(
         None if none has any of the tensors.
     """
     rows = list(wanted.rows.values())
+    if len(candidates) == 1:
+        has_any = any(matching_row(row, chunk_bytes, candidates[0], wanted.places) for row in rows)
+        return candidates[0] if has_any else None
+    compared = compared_with(rows, chunk_bytes, candidates, wanted.places)
+    if len(compared) < 2:
+        return compared[0][0] if compared else None
+    if reader.is_remote:
+        catalog.take_hints_of([candidate for candidate, _ in reversed(compared)])
     numbers = {row.spec.name: number for number, row in wanted.rows.items()}
     places: dict[str, int] = {}
     """The place of the chunk that stands for a tensor, counted from its first."""
     samples: dict[str, Buffer] = {}
-    stored: Mapping[bytes, Buffer] = {}
-    if len(candidates) > 1:
-        for row in _largest(rows):
-            mine, at = wanted.chunks_of(numbers[row.spec.name])
-            sample = sample_number(len(mine))
-            places[row.spec.name] = int(at[sample])
-            [samples[row.spec.name]] = next(wanted.source.pieces(mine[[sample]])).data
-        compared = list(_compared(rows, chunk_bytes, candidates, wanted.places))
-        if reader.is_remote:
-            catalog.take_hints_of([candidate for candidate, _ in reversed(compared)])
-        pairs = [(row, other) for _, pairs in compared for row, other in pairs if other is not None]
-        stored = _read_some(catalog, reader, [other.digests[places[row.spec.name]].tobytes() for row, other in pairs])
+    for row in _largest(rows):
+        mine, at = wanted.chunks_of(numbers[row.spec.name])
+        sample = sample_number(len(mine))
+        places[row.spec.name] = int(at[sample])
+        [samples[row.spec.name]] = next(wanted.source.pieces(mine[[sample]])).data
+    pairs = [(row, other) for _, pairs in compared for row, other in pairs if other is not None]
+    stored = _read_some(catalog, reader, [other.digests[places[row.spec.name]].tobytes() for row, other in pairs])
 
     def share(row: Row, other: Row) -> float:
-        """Estimate the share of its size a tensor takes as a delta against another one; see `nearest`."""
         base = stored.get(other.digests[places[row.spec.name]].tobytes())
         if base is None:
             return 1.0
         return share_against(samples[row.spec.name], base, int(wanted.source.itemsizes[numbers[row.spec.name]]))
 
-    return nearest(rows, chunk_bytes, candidates, share, wanted.places)
+    return nearest(compared, share)
 
 
 def _read_some(catalog: Catalog, reader: ChunkReader, keys: Sequence[bytes]) -> Mapping[bytes, Buffer]:
@@ -237,12 +231,9 @@ def _read_some(catalog: Catalog, reader: ChunkReader, keys: Sequence[bytes]) -> 
 
     If one is unreadable, only those are returned that this process remembers.
     """
-    known: dict[bytes, Buffer] = {}
-    for key in dict.fromkeys(keys):
-        chunks = catalog.recent.find(_as_digests([key]))
-        if chunks is not None:
-            known[key] = chunks[0]
-    digests = _as_digests([key for key in dict.fromkeys(keys) if key not in known])
+    wanted = dict.fromkeys(keys)
+    known = {key: some[0] for key in wanted if (some := catalog.recent.find(_as_digests([key]))) is not None}
+    digests = _as_digests([key for key in wanted if key not in known])
     found = catalog.find_sound(digests, ())
     for refresh in (catalog.look_at_hinted, catalog.refresh):
         if found.found.all():
@@ -383,11 +374,6 @@ def _derivable(source: Source, numbers: Any, open_row: Row | None) -> dict[int, 
     }
 
 
-def _first_chunk(source: Source, row: int) -> Any:
-    """Return the number of the first chunk of a row, in an array."""
-    return source.columns.chunk_at[row : row + 1]
-
-
 _FAR_SHARE = 0.05
 """Share of its size from which a tensor may be nearer to a mean of two bases than to one."""
 _MOST_MERGED = 8
@@ -403,24 +389,14 @@ _MOST_AT_ONCE = 8
 FindParent = Callable[[], Manifest | None]
 
 
-class ParentStore(Protocol):
+class ParentStore(SketchedStore, Protocol):
     """The parts of an open store needed to search for a parent."""
 
-    backend: Backend
     catalog: Catalog
-    chunk_bytes: int
-    id: str
-
-    @property
-    def chunks(self) -> ChunkReader:
-        """The reader of the store's chunks."""
 
     @property
     def choices(self) -> RecentChoices:
         """Choices for the series saved by this process in the store."""
-
-    def ref(self, key: str) -> Ref | None:
-        """Read a ref; see `Store.ref`."""
 
     def manifest(self, ref: Ref) -> Manifest:
         """Read the manifest of a ref; see `Store.manifest`."""
@@ -507,7 +483,7 @@ class Parents:
             sketches_of(self.store.id).learn(recent)
             with suppress(NotFoundError, FormatError, BackendError):
                 read_more(self.store, int(source.sizes[new].sum()))
-        if not recent and not sketches_of(self.store.id).keys():
+        if not recent and not sketches_of(self.store.id).digests():
             return {}
         if not computes_exactly():
             # The proof would hold in this thread only, and no other process could read the rows.
@@ -515,7 +491,7 @@ class Parents:
         rows = _derivable(source, numbers, open_row)
         if self._derivations is None:
             self._derivations = Derivations(self.store)
-        based = {number for number in rows if plan is not None and plan.has(_first_chunk(source, number)).any()}
+        based = {number for number in rows if plan is not None and plan.has(source.columns.chunk_at[[number]]).any()}
         if based and self.nearest is not None and last is None:
             based = self._derivations.with_bases(source, {number: rows[number] for number in based}, self.nearest)
         candidates = [*([] if self.nearest is None else [self.nearest]), *recent]
@@ -544,7 +520,7 @@ class Parents:
     def _is_far(self, source: Source, plan: BasePlan | None, rows: Mapping[int, Row]) -> bool:
         """Tell whether the largest of some rows takes many bytes as a delta against its base."""
         largest = max(rows, key=lambda number: rows[number].spec.n_bytes)
-        chunk = _first_chunk(source, largest) + sample_number(len(rows[largest].digests))
+        chunk = source.columns.chunk_at[[largest]] + sample_number(len(rows[largest].digests))
         behind = [] if plan is None else plan.behind(int(chunk[0]), MAX_SAVED_DEPTH)
         if not behind:
             return False
@@ -555,7 +531,8 @@ class Parents:
         """Find possible bases, whatever they cost."""
         store = self.store
         last = None if self.series is None else RECENT.named(store.id, self.series)
-        if last is not None and self._has_rows_of(source, last):
+        is_step = last is not None and source.first_row is None and last.chunk_bytes == store.chunk_bytes
+        if last is not None and is_step and source.columns.is_laid_out_like(last.columns):
             self.nearest, self.seen, self.is_on_the_same_rows = last, [last], True
             return plan_on_the_same_rows(store.catalog, store.chunks, source, new, last)
         wanted = BaselessTensors.of(source, new)
@@ -606,14 +583,6 @@ class Parents:
         # Names find all of its tensors, even those without a sketch.
         parent, self._relative = self._relative.parent, None
         return [parent, *(each for each in candidates if each.digest != parent.digest)]
-
-    def _has_rows_of(self, source: Source, last: Manifest) -> bool:
-        """Tell whether the last checkpoint of the series has the very rows of a save, as the steps of a loop have."""
-        return (
-            source.first_row is None
-            and last.chunk_bytes == self.store.chunk_bytes
-            and source.columns.is_laid_out_like(last.columns)
-        )
 
     def note(self, manifest: Manifest) -> None:
         """Remember a committed manifest."""

@@ -33,8 +33,7 @@ _LEAST_SHARE = 1 / 200
 """Share of a table that new cuts have to save."""
 _SAMPLED_BYTES = 16 << 20
 """One such table is looked at for so many new bytes: the look reads a chunk."""
-_LEAST_READ_BYTES = 512 << 10
-"""Size of a table from which on a look reads a chunk that no plan has."""
+_LEAST_READ_BYTES = 512 << 10  # of a table, for a look to read a chunk that no plan has
 _MOST_SAMPLED = 8
 _NEW_SHARE = 0.5
 """Share of its bytes that are new in such a table; rows that repeat, or that move by a whole chunk, are not."""
@@ -244,26 +243,18 @@ def _has_shifted(
     chunk, first = int(of_middle[_middle(source.sizes[of_middle])]), int(source.columns.chunk_at[number])
     if plan is not None and len(based):
         behind = plan.behind(chunk, MAX_SAVED_DEPTH)
-        data = behind[0].data if behind else None
+        data = behind[0].data if behind else b""
     elif before.spec.n_bytes < _LEAST_READ_BYTES:
-        data = None
-    else:  # of a stranger by its sketches, which tell nothing of rows at other places
-        data = _chunk_of(before, chunk - first, int(source.sizes[chunk]), reader)
-    if data is None:
         return False
+    else:  # of a stranger by its sketches, which tell nothing of rows at other places
+        data = memoryview(bytearray(int(source.sizes[chunk])))
+        try:
+            reader.read(before.digests[chunk - first : chunk - first + 1], [data], verify=True)
+        except (NotFoundError, FormatError, BackendError):
+            return False
     start = int(source.sizes[first:chunk].sum())
     row_bytes = source.columns.spec(number).n_bytes // source.columns.shape(number)[0]
     return has_rows_of(source.whole(number), data, start, row_bytes, elsewhere=True)
-
-
-def _chunk_of(row: Row, place: int, n_bytes: int, reader: ChunkReader) -> memoryview | None:
-    """Read one chunk of a row; None if it cannot be read."""
-    data = memoryview(bytearray(n_bytes))
-    try:
-        reader.read(row.digests[place : place + 1], [data], verify=True)
-    except (NotFoundError, FormatError, BackendError):
-        return None
-    return data
 
 
 def _cut_like(

@@ -226,13 +226,21 @@ def _new_packs(
     note: Callable[[str, Packed], None] | None = None,
 ) -> Iterator[tuple[str, PackWriter, Iterator[Buffer]]]:
     """Lay out chunks in packs: yield name, table and bytes of each; draw the bytes before the next pack."""
-    ahead = _Lookahead(payloads)
     drawn = iter(names)
-    while ahead.has_more():
+    for first in payloads:
         writer = PackWriter()
         name = next(drawn, None) or new_pack_name(backend)
-        some = ahead.until(TARGET_BYTES)
+        some = _of_one_pack(chain([first], payloads))
         yield name, writer, writer.pieces(some if note is None else _noted(some, partial(note, name)))
+
+
+def _of_one_pack(payloads: Iterator[Packed]) -> Iterator[Packed]:
+    n_bytes = 0
+    for payload in payloads:
+        yield payload
+        n_bytes += payload.n_bytes if isinstance(payload, PayloadGroup) else memoryview(payload.data).nbytes
+        if n_bytes >= TARGET_BYTES:
+            return
 
 
 def _noted(payloads: Iterator[Packed], note: Callable[[Packed], None]) -> Iterator[Packed]:
@@ -264,27 +272,6 @@ def manifest_blob(backend: Backend, catalog: Catalog, manifest: Manifest) -> byt
         else:
             blob += hint_bytes(places.packs, places.pack, places.entries, np.argsort(first))
     return blob
-
-
-class _Lookahead:
-    """An iterator of payloads with a test for more, divisible into packs."""
-
-    def __init__(self, payloads: Iterator[Packed]) -> None:
-        self._payloads = payloads
-        self._next: Packed | None = None
-
-    def has_more(self) -> bool:
-        if self._next is None:
-            self._next = next(self._payloads, None)
-        return self._next is not None
-
-    def until(self, n_bytes: int) -> Iterator[Packed]:
-        taken = 0
-        while taken < n_bytes and self.has_more():
-            assert self._next is not None
-            payload, self._next = self._next, None
-            taken += payload.n_bytes if isinstance(payload, PayloadGroup) else memoryview(payload.data).nbytes
-            yield payload
 
 
 _log = logging.getLogger(__name__)

@@ -159,9 +159,7 @@ class Search(NamedTuple):
     nearest: Match | None
     """The nearest checkpoint or file, of equally near ones the latest; None if none is related."""
     strangers: Set[str]
-    """Digests of those asked for in which no tensor of the same size is related to a compared one.
-
-    Empty if the words of a compared tensor do not tell it from others."""
+    """Digests of those asked for without a related tensor; none if the words of a compared one tell nothing."""
 
 
 class Sketches:
@@ -259,11 +257,10 @@ class Sketches:
         for at, evidence, share in table.compared(query, other_dtypes=False):
             taken += share * query.n_bytes[at]
             is_near |= evidence >= LIKELY_BITS
-        parts = [table.numbers[each.digest] for each in among if each.digest in table.numbers]
-        far = [part for part in parts if not is_near[part] and table.parts[part].is_whole]
-        if not far or not all(map(can_tell, query.words[query.largest])):
-            far = []
-        strangers = {table.parts[part].digest for part in far}
+        parts = {digest: table.numbers[digest] for each in among if (digest := each.digest) in table.numbers}
+        strangers = {each for each, part in parts.items() if not is_near[part] and table.parts[part].is_whole}
+        if strangers and not all(map(can_tell, query.words[query.largest])):
+            strangers = set()
         if not taken.any():
             return Search(None, strangers)
         best = len(taken) - 1 - int(taken[::-1].argmax())
@@ -480,7 +477,8 @@ def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
         is_tiny = ref is not None and ref.kind == "file" and ref.n_bytes < LEAST_SKETCHED_BYTES
         if ref is None or is_tiny or _digest(ref.manifest) in at_hand:
             done.append(info)
-        elif _most_bytes_of(ref, store.chunk_bytes) < _LEAST_SHARE * n_bytes:
+        # The size of a checkpoint is that of its manifest.
+        elif ref.n_bytes * (1 if ref.kind == "file" else store.chunk_bytes // DIGEST_BYTES) < _LEAST_SHARE * n_bytes:
             small.append((info, ref))
         else:
             refs.append((info, ref))
@@ -514,11 +512,6 @@ def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
 
 def _facts(info: BlobInfo) -> tuple[str, int, float]:
     return info.key, info.size, info.modified_s
-
-
-def _most_bytes_of(ref: Ref, chunk_bytes: int) -> int:
-    """Return a bound of the size of a ref's tensors; the size of a checkpoint is that of its manifest."""
-    return ref.n_bytes if ref.kind == "file" else ref.n_bytes // DIGEST_BYTES * chunk_bytes
 
 
 def _digest(manifest: str) -> str:

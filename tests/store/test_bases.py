@@ -7,7 +7,7 @@ from tensorcas_mlflow.base.digest import digest_all
 from tensorcas_mlflow.base.tensors import Spec
 from tensorcas_mlflow.layout.manifests import Manifest, Row
 from tensorcas_mlflow.store import _bases, _recent
-from tensorcas_mlflow.store._bases import matching_row, nearest
+from tensorcas_mlflow.store._bases import compared_with, matching_row, nearest
 from tensorcas_mlflow.store._recent import RecentManifests
 from tensorcas_mlflow.store._sources import TensorSource
 
@@ -48,22 +48,22 @@ def test_the_nearest_checkpoint_is_that_against_which_large_tensors_take_the_lea
     new = manifest(small=ONE[:10], large=ONE)
     small_alike, large_alike = manifest(small=ONE[:10], large=ONE + 1), manifest(small=ONE[:10] + 1, large=ONE)
 
-    assert nearest(new.rows, CHUNK, [small_alike, large_alike], share) is large_alike
-    assert nearest(new.rows, CHUNK, [large_alike, small_alike], share) is large_alike
+    assert nearest(compared_with(new.rows, CHUNK, [small_alike, large_alike]), share) is large_alike
+    assert nearest(compared_with(new.rows, CHUNK, [large_alike, small_alike]), share) is large_alike
 
 
 def test_first_of_equally_near_checkpoints_is_the_base() -> None:
     candidates = [manifest(a=ONE + 1), manifest(a=ONE + 2)]
 
-    assert nearest(manifest(a=ONE).rows, CHUNK, candidates, share) is candidates[0]
+    assert nearest(compared_with(manifest(a=ONE).rows, CHUNK, candidates), share) is candidates[0]
 
 
 def test_a_checkpoint_of_other_tensors_is_not_near() -> None:
     rows = manifest(a=ONE).rows
 
-    assert nearest(rows, CHUNK, [manifest(b=ONE)], share) is None
-    assert nearest(rows, CHUNK, [manifest(b=ONE), manifest(a=ONE[1:])], share) is None
-    assert nearest(rows, CHUNK, [], share) is None
+    assert nearest(compared_with(rows, CHUNK, [manifest(b=ONE)]), share) is None
+    assert nearest(compared_with(rows, CHUNK, [manifest(b=ONE), manifest(a=ONE[1:])]), share) is None
+    assert nearest(compared_with(rows, CHUNK, []), share) is None
 
 
 def test_manifests_lately_seen_are_told_of_the_latest_first_and_by_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,5 +104,5 @@ def test_only_some_of_many_checkpoints_of_the_same_tensors_are_compared() -> Non
         compared.append(other)
         return 0.5
 
-    assert nearest(manifest(a=ONE).rows, CHUNK, candidates, share_of) is candidates[1]
+    assert nearest(compared_with(manifest(a=ONE).rows, CHUNK, candidates), share_of) is candidates[1]
     assert len(compared) == _bases._N_COMPARED
