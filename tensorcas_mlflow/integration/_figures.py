@@ -1,4 +1,4 @@
-"""Storage figures for MLflow: metrics of a run, and tags of logged models and registered versions.
+"""Storage figures for MLflow: metrics of checkpoints, and tags of logged models and registered versions.
 
 All of it is sent in the background (`_background`). A failure costs figures, never a checkpoint or a model.
 """
@@ -27,6 +27,8 @@ _logger = logging.getLogger(__name__)
 
 NEW_BYTES_TAG = "tensorcas.new_bytes"
 """Tag: size of the chunks that the store did not hold."""
+STORED_BYTES_TAG = "tensorcas.stored_bytes"
+"""Tag: growth of the store by the save."""
 SHARES_WITH_TAG = "tensorcas.shares_with"
 """Tag: the runs and models that share most bytes with a model."""
 
@@ -73,7 +75,6 @@ def log_figures(
     new_bytes: int,
     stored_bytes: int,
     tracking_uri: str,
-    model_id: str | None = None,
 ) -> None:
     """Log the figures of a save as metrics of a step, later.
 
@@ -88,7 +89,6 @@ def log_figures(
         new_bytes: Size of the chunks that the store did not hold.
         stored_bytes: Growth of the store.
         tracking_uri: The tracking store.
-        model_id: The logged model that the figures belong to.
     """
     figures = {
         "total_bytes": float(total_bytes),
@@ -97,10 +97,7 @@ def log_figures(
         "saved_ratio": 1 - new_bytes / total_bytes if total_bytes else 1.0,
     }
     now_ms = int(time.time() * 1000)
-    metrics = [
-        Metric(figure_name(series, name), value, now_ms, step, model_id=model_id, run_id=run_id)
-        for name, value in figures.items()
-    ]
+    metrics = [Metric(figure_name(series, name), value, now_ms, step, run_id=run_id) for name, value in figures.items()]
     key = (tracking_uri, run_id)
     with _lock:
         waiting = _waiting.setdefault(key, [])
@@ -150,18 +147,21 @@ def tag_model_later(model_id: str, tags: Callable[[], Mapping[str, str]], tracki
 
 
 def model_tags(
-    store: Store, manifest: Manifest, *, new_bytes: int, model_id: str | None, until: datetime
+    store: Store, manifest: Manifest, *, new_bytes: int, stored_bytes: int, model_id: str | None, until: datetime
 ) -> dict[str, str]:
     """Return the tags for a model.
+
+    A logged model gets no metrics: MLflow reads the history of each metric of the run whenever it logs a model there.
 
     Args:
         store: Its store.
         manifest: Its manifest.
         new_bytes: Size of its chunks that the store did not hold.
+        stored_bytes: Growth of the store.
         model_id: Its id; its own refs are not named.
         until: Refs of a later time are not named: the tags may be made long after the model.
     """
-    tags = {NEW_BYTES_TAG: str(new_bytes)}
+    tags = {NEW_BYTES_TAG: str(new_bytes), STORED_BYTES_TAG: str(stored_bytes)}
     with as_warning("the runs and models that share a model's bytes cannot be found"):
         most: dict[str, int] = {}
         for ref, n_bytes in find_shared(store, manifest):

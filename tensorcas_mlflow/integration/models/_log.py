@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,7 +29,7 @@ from tensorcas_mlflow.base import config, threads
 from tensorcas_mlflow.base.text import check_path
 from tensorcas_mlflow.errors import BackendError, TensorCasError, without_secrets
 from tensorcas_mlflow.integration._errors import translate_errors
-from tensorcas_mlflow.integration._figures import log_figures, model_tags, tag_model_later
+from tensorcas_mlflow.integration._figures import model_tags, tag_model_later
 from tensorcas_mlflow.integration._home import artifact_place, home_of, local_folder, sends_files
 from tensorcas_mlflow.integration.models._folder import DATA, Extras, StoredModel, write_folder
 from tensorcas_mlflow.integration.server_store import is_carrier_uri
@@ -227,9 +228,8 @@ def log_model(
     TENSORCAS_STORE names the store; by default it is the store around the experiment's artifact location, created if
     missing. A server with a store of its own gets the whole model.
 
-    Storage figures become metrics of the run, such as ``tensorcas/models/<name>/new_bytes``, and tags of the logged
-    model and of its registered version; TENSORCAS_LOG_METRICS=false turns both off. Errors are also
-    `mlflow.exceptions.MlflowException`.
+    Storage figures become tags of the logged model and of its registered version; TENSORCAS_LOG_METRICS=false turns
+    them off. Errors are also `mlflow.exceptions.MlflowException`.
 
     Args:
         model: A model of a framework with an adapter. It may change once this returns.
@@ -305,7 +305,7 @@ def log_model(
     finally:
         flavor.let_go()
     flavor.confirm()
-    flavor.report(info, name)
+    flavor.report(info)
     return info
 
 
@@ -400,42 +400,26 @@ class _StoringFlavor:
             if place.store.ref(ref.key) is None:
                 self._write(place).commit(place.target)
 
-    def report(self, info: ModelInfo, name: str | None) -> None:
-        """Log the figures of the save as metrics of the run, and as tags of the logged model, in the background."""
-        if self._saved is None or not self._log_metrics:
+    def report(self, info: ModelInfo) -> None:
+        """Log the figures of the save as tags of the logged model, in the background."""
+        if self._saved is None or not self._log_metrics or info.model_id is None:
             return
+        known, found = self._model_tags, self._tags(info.model_id)
+        tag_model_later(info.model_id, lambda: known or found(), mlflow.get_tracking_uri())
+
+    def _tags(self, model_id: str | None) -> Callable[[], dict[str, str]]:
+        """Return a function that makes the tags of the save, at any later time."""
+        assert self._saved is not None
         store, save = self._saved
-        tracking_uri = mlflow.get_tracking_uri()
-        manifest, new_bytes, model_id = save.manifest, save.n_new_bytes, info.model_id
-        if info.run_id is not None:
-            log_figures(
-                info.run_id,
-                self._extras.step or 0,
-                series="models" if name is None else f"models/{name}",
-                total_bytes=manifest.n_bytes,
-                new_bytes=new_bytes,
-                stored_bytes=save.n_stored_bytes,
-                tracking_uri=tracking_uri,
-                model_id=model_id,
-            )
-        known, logged = self._model_tags, datetime.now(UTC)
-        if model_id is not None:
-            tag_model_later(
-                model_id,
-                lambda: known or model_tags(store, manifest, new_bytes=new_bytes, model_id=model_id, until=logged),
-                tracking_uri,
-            )
+        figures = {"new_bytes": save.n_new_bytes, "stored_bytes": save.n_stored_bytes}
+        return partial(model_tags, store, save.manifest, **figures, model_id=model_id, until=datetime.now(UTC))
 
     def _note(self, place: ModelStore, save: PendingSave) -> None:
         """Remember the save for `report`, and add its tags to those of the version that MLflow registers next."""
         self._saved = place.store, save
         if self._version_tags is not None and self._log_metrics:
-            model_id = place.target.model_id
-            found = model_tags(
-                place.store, save.manifest, new_bytes=save.n_new_bytes, model_id=model_id, until=datetime.now(UTC)
-            )
-            self._model_tags = found
-            self._version_tags |= found
+            self._model_tags = self._tags(place.target.model_id)()
+            self._version_tags |= self._model_tags
 
     def let_go(self) -> None:
         """Abandon pending content that nothing has taken over."""
