@@ -36,6 +36,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache, partial
 from hashlib import blake2b
+from json.encoder import encode_basestring
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -75,6 +76,16 @@ _SECTION_BYTES = 2
 _MAX_SECTIONS = 64
 """An object with more attributes or items has no digest of each."""
 _ATOMS = frozenset((type(None), bool, int, float, str, bytes))
+_JSON_ATOMS = frozenset((type(None), bool, int, float, str))
+_EXACT = _JSON_ATOMS - {float}
+_TEXTS = _EXACT - {int}
+_NUMPYS = (np.bool_, np.int32, np.int64, np.uint32, np.uint64, np.float32, np.float64)
+_NUMBERS: dict[type, Any] = {int: np.int64, float: np.float64, **{kind: kind for kind in _NUMPYS}}
+"""Classes of numbers that a column may hold, each with the dtype of an array of them."""
+_INTEGERS = (np.int8, np.int16, np.int32, np.int64)
+_MIN_COLUMN = 256
+json_text = partial(json.dumps, ensure_ascii=False)
+"""JSON with all texts as they are: escapes of two lone surrogates would be read as one character."""
 _PLAIN_KINDS = frozenset((LIST, DICT, SET, FROZENSET, BYTEARRAY))
 _TUPLE = "tuple"
 _LIVE_KINDS: dict[Any, str] = {list: LIST, dict: DICT, set: SET, frozenset: FROZENSET, tuple: _TUPLE}
@@ -230,16 +241,18 @@ class Encoder:
 
     def _container(self, part: Any, depth: int) -> tuple[Any, int]:
         kind = _LIVE_KINDS.get(type(part), "")
-        elements: Any = part
-        pairs: Any = part.items() if kind == DICT else ()
+        elements: Any = [part, part.values()] if kind == DICT else part
         if type(part) is PickleNode:
             if part.is_shared:
                 raise NotPlainError
-            kind, elements, pairs = part.kind, part.elements, part.pairs
+            kind, elements = part.kind, part.elements
+            if kind == DICT:
+                elements = list(zip(*part.pairs, strict=True)) or [(), ()]
         if kind in (LIST, _TUPLE):
             return self._all(None if kind == LIST else "t", elements, depth)
         if kind == DICT:
-            return self._all("d", [each for pair in pairs for each in pair], depth)
+            columns = [self._all(None, each, depth) for each in elements]
+            return {"d": [column for column, _ in columns]}, 1 + sum(n - 1 for _, n in columns)
         if kind in (SET, FROZENSET):
             return self._set("s" if kind == SET else "z", list(elements), depth)
         if kind == BYTEARRAY:
@@ -251,13 +264,45 @@ class Encoder:
 
     def _set(self, word: str, elements: list[Any], depth: int) -> tuple[Any, int]:
         # The order in which a set is walked differs from process to process.
-        content, n_values = self._all(None, elements, depth)
-        return {word: sorted(content, key=json.dumps)}, n_values
+        if set(map(type, elements)) == {str}:
+            return {word: sorted(elements, key=encode_basestring)}, 1 + len(elements)
+        found = [self._encode(part, depth) for part in elements]
+        return {word: sorted((value for value, _ in found), key=json_text)}, 1 + sum(n for _, n in found)
 
     def _all(self, word: str | None, parts: Any, depth: int) -> tuple[Any, int]:
-        found = [self._encode(part, depth) for part in parts]
-        values = [value for value, _ in found]
-        return (values if word is None else {word: values}), 1 + sum(n for _, n in found)
+        values, n_values = encode_column(parts), len(parts)
+        if values is None:
+            found = [self._encode(part, depth) for part in parts]
+            values, n_values = [value for value, _ in found], sum(n for _, n in found)
+        return (values if word is None else {word: values}), 1 + n_values
+
+
+def encode_column(parts: Any) -> Any:
+    """Return texts, or many numbers of one class, as the JSON of their list; None for anything else."""
+    kinds = set(map(type, parts))
+    if kinds <= _TEXTS:
+        return list(parts)
+    kind = kinds.pop()
+    dtype = _NUMBERS.get(kind)
+    if dtype is None or kinds or len(parts) < _MIN_COLUMN:
+        return None
+    try:
+        numbers = np.fromiter(parts, dtype, len(parts))
+    except OverflowError:  # an integer of more than 64 bits
+        return None
+    if kind is int:
+        numbers = next(each for each in map(numbers.astype, _INTEGERS) if np.array_equal(each, numbers))
+    return {"c": [kind is dtype, dtype_name(numbers.dtype), base64.b64encode(numbers).decode()]}
+
+
+def encode_long(part: Any) -> Any:
+    """Return the JSON of a long list or dict of which `encode_column` takes all; None for any other."""
+    if not _MIN_COLUMN <= len(part) < _MAX_VALUES // 2:
+        return None
+    if type(part) is list:
+        return encode_column(part)
+    keys, values = encode_column(part), encode_column(part.values())
+    return None if keys is None or values is None else {"d": [keys, values]}
 
 
 def decode(adapter: str, value: Any) -> Any:
@@ -266,21 +311,28 @@ def decode(adapter: str, value: Any) -> Any:
     Raises:
         AdapterError: `Encoder` writes no such JSON.
     """
-    if type(value) in (bool, int, float, str, type(None)):
+    if type(value) in _JSON_ATOMS:
         return value
     if type(value) is list:
-        return [decode(adapter, each) for each in value]
+        return value[:] if _JSON_ATOMS.issuperset(map(type, value)) else [decode(adapter, each) for each in value]
     try:
         ((word, content),) = value.items()
         if word == "v":
-            return make_value(adapter, *(decode(adapter, each) for each in content))
-        return _DECODERS[word]([decode(adapter, each) for each in content] if type(content) is list else content)
+            return make_value(adapter, *decode(adapter, content))
+        return _DECODERS[word](decode(adapter, content) if type(content) in (list, dict) else content)
     except (ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
         raise AdapterError(adapter, f"a value cannot be read: {str(value)[:100]}") from error
 
 
-def _dict_of(flat: list[Any]) -> dict[Any, Any]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+def _column_of(content: Any) -> list[Any]:
+    is_numpys, name, data = content
+    numbers = np.frombuffer(base64.b64decode(data, validate=True), parse_dtype(name))
+    return list(numbers) if is_numpys else numbers.tolist()
+
+
+def _dict_of(columns: list[list[Any]]) -> dict[Any, Any]:
+    keys, values = columns
+    return dict(zip(keys, values, strict=True))
 
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
@@ -291,6 +343,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "t": tuple,
     "s": set,
     "z": frozenset,
+    "c": _column_of,
     "d": _dict_of,
 }
 
@@ -299,19 +352,14 @@ def is_same_json(one: Any, other: Any) -> bool:
     """Tell whether two pieces of JSON are equal; 1 equals neither True nor 1.0."""
     if one is other:
         return True
-    kind = type(one)
-    if kind is not type(other):
+    if type(one) is not type(other):
         return False
-    if kind is int or kind is str or kind is bool:
-        return bool(one == other)
-    if kind is float:
-        return bool(one.hex() == other.hex())
-    return json.dumps(one) == json.dumps(other)
+    return bool(one == other) if type(one) in _EXACT else json_text(one) == json_text(other)
 
 
 def with_tail(skeleton: Array, value: Any) -> Array:
     """Return a skeleton with JSON after its pickle: the text, its length in 8 bytes, and `END`."""
-    text = json.dumps(value, separators=(",", ":")).encode()
+    text = json_text(value, separators=(",", ":")).encode("utf-8", "surrogatepass")
     tail = text + len(text).to_bytes(_LENGTH_BYTES, "little") + END
     return np.concatenate([skeleton, np.frombuffer(tail, dtype=np.uint8)])
 
@@ -660,11 +708,11 @@ class _Walk:
         return self._elements(visit, part.elements, live) + self._pairs(visit, part.pairs, live)
 
     def _add_atom(self, part: Any) -> None:
-        self._tokens.append(json.dumps(self._encode(part)) if part != part else repr(part))
+        self._tokens.append(json_text(self._encode(part)) if part != part else repr(part))
 
     def _add_value(self, visit: _Visit, value: Any, container: Any = None) -> list[_Step]:
         if visit.place is None and container is None:
-            self._tokens.append(json.dumps(value))
+            self._tokens.append(json_text(value))
         else:
             self._tokens.append("?")
             self._facts.slots.append(Slot(visit.path, value, container, visit.place))
@@ -705,12 +753,12 @@ class _Walk:
 
     def _content(self, node: PickleNode, kind: type) -> Any:
         """Return the content of a collection as JSON, a list or a dict; None if some of it is not plain."""
-        flat = [each for pair in node.pairs for each in pair] if issubclass(kind, dict) else node.elements
+        content = PickleNode(DICT if issubclass(kind, dict) else LIST)
+        content.elements, content.pairs = node.elements, node.pairs
         try:
-            values = [self._encode(each) for each in flat]
+            return Encoder().encode(content)
         except NotPlainError:
             return None
-        return {"d": values} if issubclass(kind, dict) else values
 
     def _live(self, part: PickleNode) -> Any:
         return None if part.number is None else self._memo.get(part.number)

@@ -103,12 +103,10 @@ def load_skeleton(
     if not is_pickle(skeleton):
         raise AdapterError(adapter, "the skeleton holds no pickle")
 
-    class SkeletonUnpickler(pickle.Unpickler):
-        def persistent_load(self, reference: Any) -> object:
-            return put_back(reference)
-
     try:
-        unpickler = SkeletonUnpickler(io.BytesIO(skeleton[len(MAGIC) :].tobytes()), buffers=buffers)
+        unpickler: Any = pickle.Unpickler(io.BytesIO(skeleton[len(MAGIC) :].tobytes()), buffers=buffers)
+        # A method would cost one more call per reference.
+        unpickler.persistent_load = put_back
         loaded = unpickler.load()
         if memo is not None:
             memo.update(unpickler.memo.copy())

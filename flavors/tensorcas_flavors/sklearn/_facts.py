@@ -21,7 +21,8 @@ A slot is an attribute of an object, or an item of a container. Its fact is
 
 One pattern has many slots where a list holds many objects. Slots with different facts are stored as runs of equal ones:
 ``{"e": [length, fact, …]}``. A text that is also a string of the pickle is ``#`` and its number among the strings,
-which are a row that hardly changes; other texts begin with ``=``.
+which are a row that hardly changes; other texts begin with ``=``. So is a long list or
+dict, whose JSON is among the strings.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from tensorcas_flavors._facts import (
     with_tail,
 )
 from tensorcas_flavors._pickling import view_of_map
-from tensorcas_flavors.sklearn._parts import RANDOM, TakenEstimatorParts
+from tensorcas_flavors.sklearn._parts import RANDOM, TakenEstimatorParts, list_of
 from tensorcas_flavors.sklearn._walk import SpaceTree, is_space_tree, n_members
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
@@ -119,6 +120,10 @@ class ModelFacts:
     items: dict[str, list[Any]] = field(default_factory=dict)
 
 
+class _Numbered(int):
+    """Number of a long list or dict among the strings, which stands for its JSON until it is stored."""
+
+
 class Change(NamedTuple):
     """Replacement of one value in a live model."""
 
@@ -152,10 +157,15 @@ def model_facts(adapter: str, model: Any, parts: TakenEstimatorParts) -> ModelFa
 def with_facts(skeleton: Array, facts: ModelFacts, strings: Mapping[str, int]) -> Array:
     """Return a skeleton with facts at its end; ``strings`` has the number of each stored string."""
     given = {name: getattr(facts, name) for name in ModelFacts.__dataclass_fields__ if getattr(facts, name)}
-    return with_tail(skeleton, _with_texts(given, lambda text: f"#{strings[text]}" if text in strings else f"={text}"))
+
+    def number(text: Any) -> str:
+        known = text if type(text) is _Numbered else strings.get(text)
+        return f"={text}" if known is None else f"#{known}"
+
+    return with_tail(skeleton, _with_texts(given, number))
 
 
-def read_facts(adapter: str, skeleton: Array | None, strings: Callable[[], Sequence[str]]) -> ModelFacts:
+def read_facts(adapter: str, skeleton: Array | None, strings: Callable[[], Sequence[Any]]) -> ModelFacts:
     """Read the facts at the end of a skeleton. No pickle is read.
 
     Raises:
@@ -181,10 +191,10 @@ def read_facts(adapter: str, skeleton: Array | None, strings: Callable[[], Seque
     return facts
 
 
-def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+def _with_texts(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return JSON with changed texts; the one-letter words of facts stay."""
     kind = type(value)
-    if kind is str:
+    if kind is str or kind is _Numbered:
         return change(value)
     if kind is list:
         return [_with_texts(each, change) for each in value]
@@ -302,8 +312,7 @@ def _made(adapter: str, fact: Any, rows: Mapping[str, Array]) -> Any:
         return ABSENT if fact == ABSENT else decode(adapter, fact)
     try:
         if _NUMBERS in fact:
-            row, is_numpys = fact[_NUMBERS]
-            return list(rows[row]) if is_numpys else rows[row].tolist()
+            return list_of(fact, rows)
         if fact[_RANDOM_STATE][0] in _PLAIN_GENERATORS:
             name, bit_state, seed = fact[_RANDOM_STATE]
             bits = _PLAIN_GENERATORS[name](np.random.SeedSequence(**decode(adapter, seed)))
@@ -365,7 +374,7 @@ class _Walk:
         self._is_live = is_live
         self._filled = {*graph.names, *graph.boosters, *parts.tree_ids()}
         self._random_rows = {} if is_live else parts.random_rows()
-        self._number_rows = {} if is_live else parts.list_rows()
+        self._long = {} if is_live else parts.long
         self._seeded = {id(held) for held in graph.seeded} if has_seeds else set()
         self._encode = Encoder().encode
         self._paths: dict[int, str] = {}
@@ -407,8 +416,8 @@ class _Walk:
             return self._scalars[key]
         if (kind is np.ndarray or kind is np.memmap) and part.dtype != object:
             return {_OTHER: ["array", _digest(*_contents(part))]}
-        if id(part) in self._number_rows:
-            return {_NUMBERS: [self._number_rows[id(part)], type(part[0]) is not float]}
+        if id(part) in self._long:
+            return _Numbered(self._long[id(part)])
         if kind in _MAY_BE_PLAIN or is_taken(kind):
             try:
                 return self._encode(part)

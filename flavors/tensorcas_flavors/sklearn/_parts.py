@@ -3,7 +3,8 @@
 A reference in the pickle is a tuple that starts with a word. Members of families, trees and seeds are referred to as
 "the next one": the records of two hundred trees are then equal bytes, which compress to next to nothing. An estimator
 that differs from an earlier one in such parts alone is referred to as "like that one, with the next ones". Strings are
-referred to by number: most of a skeleton is strings, and unlike the rest they are the same at every step.
+referred to by number: most of a skeleton is strings, and unlike the rest they are the same at every step. So are
+long lists and dicts of strings or numbers, whose JSON stands among the strings.
 
 The rows of a booster of XGBoost are those of its own adapter, under the path of the booster.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorcas_flavors._facts import decode, encode_long, json_text
 from tensorcas_flavors.sklearn._trees import TreeShape, build_trees, is_tree, read_trees, tree_shape
 from tensorcas_flavors.sklearn._walk import Graph, is_booster, is_fortran, is_storable, packed, unused
 from tensorcas_flavors.xgboost import XGBoostAdapter
@@ -106,15 +108,20 @@ class TakenEstimatorParts:
         self.boosters: dict[str, tuple[Any, dict[str, Array]]] = {}
         self.strings: dict[str, int] = {}
         """Number of each string."""
+        self.long: dict[int, int] = {}
+        """Number of each long list and dict, by its id."""
+        self._texts: list[Any] = []
+        """The strings, and the JSON of the long lists and dicts, by number."""
         self.graph = graph
         self._odd_trees = odd_trees
         self._names = set(graph.taken)
+        self._list_rows = dict(_whole_lists(graph))
         self._tables: dict[TreeShape, str] = {}
         self._refs: dict[Reference, Reference] = {}
         self._again: dict[int, Reference] = {}
         self._n_again = 0
         self._unnamed: dict[tuple[Any, ...], str] = {}
-        self._copies: list[Array] = []
+        self._copies: list[Any] = []
         self._templates: dict[type, list[Any]] = {}
         self._takers: dict[type, Callable[[Any], Reference | None] | None] = {}
 
@@ -122,7 +129,10 @@ class TakenEstimatorParts:
         """Claim a part of the model; see `dump_skeleton`."""
         kind = type(part)
         if kind is str:
-            return self.strings.setdefault(part, len(self.strings))  # type: ignore[arg-type]
+            number = self.strings.setdefault(part, len(self._texts))  # type: ignore[arg-type]
+            if number == len(self._texts):
+                self._texts.append(part)
+            return number
         try:
             take = self._takers[kind]
         except KeyError:
@@ -142,10 +152,6 @@ class TakenEstimatorParts:
         """Return the names of the rows that hold states of random generators, by content."""
         return {array.tobytes(): name for name, array in self.arrays.items() if name.startswith(RANDOM)}
 
-    def list_rows(self) -> dict[int, str]:
-        """Return the names of the rows that hold all the numbers of a list, by id of the list."""
-        return dict(_whole_lists(self.graph))
-
     def tensors(self) -> dict[str, Array]:
         """Return the parts as named arrays."""
         tensors = {name: _pack(np.asarray(array)) for name, array in self.arrays.items()}
@@ -160,7 +166,7 @@ class TakenEstimatorParts:
             tensors[SEEDS] = np.array(self.seeds, dtype=np.int64)
         for _, rows in self.boosters.values():
             tensors.update(rows)
-        tensors[STRINGS] = np.frombuffer(json.dumps(list(self.strings)).encode(), dtype=np.uint8)
+        tensors[STRINGS] = np.frombuffer(json_text(self._texts).encode("utf-8", "surrogatepass"), np.uint8)
         return tensors
 
     def _taker(self, kind: type) -> Callable[[Any], Reference | None] | None:
@@ -168,11 +174,24 @@ class TakenEstimatorParts:
             return self._take_array
         if kind is int:
             return self._take_seed if self.graph.seeds else None
+        if kind is list or kind is dict:
+            return self._take_long
         if kind.__name__ == "Tree" and kind.__module__ == "sklearn.tree._tree":
             return self._take_tree
         if kind.__qualname__ == "Booster" and kind.__module__ == "xgboost.core":
             return self._take_booster
         return self._take_alike if kind.__module__ in _ALIKE else None
+
+    def _take_long(self, part: Any) -> Reference | None:
+        if id(part) not in self.long:
+            row = self._list_rows.get(id(part))
+            value = encode_long(part) if row is None else {"n": [row, type(part[0]) is not float]}
+            if value is None:
+                return None
+            self.long[id(part)] = len(self._texts)
+            self._texts.append(value)
+            self._copies.append(part)
+        return self.long[id(part)]
 
     def _take_seed(self, number: int) -> Reference | None:
         if id(number) not in self.graph.seeds or number.bit_length() > 63:
@@ -292,15 +311,20 @@ class StoredEstimatorParts:
     def __init__(self, adapter: str, tensors: Mapping[str, Array]) -> None:
         self._adapter = adapter
         self._tensors = tensors
-        self._whole: dict[str, Array] = {}
+        self._whole: dict[Any, Any] = {}
         self._queues: dict[str, Iterator[Any]] = {}
         self._again: list[Any] = []
-        self._strings: list[str] | None = None
+        self._strings: list[Any] | None = None
 
     def put_back(self, ref: Any) -> object:
         """Return the part of a reference; see `load_skeleton`."""
         if type(ref) is int:
-            return self.strings()[ref]
+            text = self.strings()[ref]
+            if type(text) is not str:
+                if ref not in self._whole:
+                    self._whole[ref] = list_of(text, self._tensors) or decode(self._adapter, text)
+                return self._whole[ref]
+            return text
         word, *facts = ref
         if word == "array":
             return self._whole_array(*facts)
@@ -360,16 +384,16 @@ class StoredEstimatorParts:
             part.__setstate__(attributes)
         return part
 
-    def strings(self) -> list[str]:
-        """Return the stored strings.
+    def strings(self) -> list[Any]:
+        """Return the stored strings, and the JSON of long lists and dicts.
 
         Raises:
             AdapterError: The strings are missing or damaged.
         """
         if self._strings is None:
             try:
-                self._strings = [str(string) for string in json.loads(self.tensor(STRINGS).tobytes())]
-            except ValueError as error:
+                self._strings = list(json.loads(self.tensor(STRINGS).tobytes()))
+            except (ValueError, TypeError, RecursionError) as error:
                 raise AdapterError(self._adapter, f"the strings cannot be read: {error}") from error
         return self._strings
 
@@ -385,6 +409,14 @@ class StoredEstimatorParts:
         if part is None:
             raise AdapterError(self._adapter, f"the tensor {name!r} holds fewer parts than the model has")
         return part
+
+
+def list_of(fact: Any, rows: Mapping[str, Array]) -> list[Any] | None:
+    """Return the list of a fact ``{"n": …}``, whose numbers are a row; None for another fact."""
+    if type(fact) is not dict or "n" not in fact:
+        return None
+    row, is_numpys = fact["n"]
+    return list(rows[row]) if is_numpys else rows[row].tolist()
 
 
 def split_family(adapter: str, tensors: Mapping[str, Array], name: str) -> Iterator[Array]:
@@ -407,12 +439,9 @@ def split_family(adapter: str, tensors: Mapping[str, Array], name: str) -> Itera
 
 def _whole_lists(graph: Graph) -> Iterator[tuple[int, str]]:
     """Yield the id of each list whose elements are exactly the numbers of one row, and the name of the row."""
-    for name, found in graph.numbers.items():
-        container = found[0][0].container
-        if type(container) is list and len(container) == len(found) > 1:
-            kind = type(container[0])
-            if all(place.container is container and type(number) is kind for place, number in found):
-                yield id(container), name
+    for name, ((container, held), *more) in graph.numbers.items():
+        if held is container and not more:
+            yield id(container), name
 
 
 def _dtype_if_padded(array: Array) -> tuple[np.dtype[Any], ...]:

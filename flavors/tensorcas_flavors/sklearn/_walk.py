@@ -179,7 +179,8 @@ _MIN_FAMILY = 8
 _MAX_MEMBER_BYTES = 1 << 16
 _LEAVES = (str, bytes, bytearray, int, complex, type(None), np.generic, np.dtype)
 _NUMBERS = (float, np.inexact)
-_NOTHING_INSIDE = frozenset((str, bytes, int, bool, type(None)))
+_FLOATS = frozenset((float, np.float32, np.float64))
+_NOTHING_INSIDE = frozenset((str, bytes, int, bool, type(None), np.bool_, np.int32, np.int64, np.uint32, np.uint64))
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 _WITHOUT_NUMBERS = ("sklearn._loss", "pandas.", "polars.", "pyarrow.")
 _SPACE_TREES = ("sklearn.neighbors._kd_tree", "sklearn.neighbors._ball_tree")
@@ -203,8 +204,8 @@ class Graph:
     """Name of the family of each array that is one of many small similar ones."""
     places: dict[int, list[LivePlace | None]] = field(default_factory=dict)
     """All places that hold an array; None for a place that cannot be set."""
-    numbers: dict[str, list[tuple[LivePlace, Any]]] = field(default_factory=dict)
-    """Fitted floats by name of their row; the row of a family has several."""
+    numbers: dict[str, list[tuple[Any, list[Any]]]] = field(default_factory=dict)
+    """Containers and the fitted floats in them, by name of their row; the row of a family has several."""
     trees: dict[int, list[tuple[dict[str, Any], str]]] = field(default_factory=dict)
     """Attribute dicts that hold each tree, and its keys there."""
     seeds: set[int] = field(default_factory=set)
@@ -222,7 +223,9 @@ class Graph:
 
     def number_rows(self) -> dict[str, Array]:
         """Return the fitted numbers as arrays: 0-d, or 1-d for a family."""
-        rows = {name: np.array([number for _, number in found]) for name, found in self.numbers.items()}
+        rows = {
+            name: np.array([number for _, held in found for number in held]) for name, found in self.numbers.items()
+        }
         return {name: row if len(row) > 1 else row.reshape(()) for name, row in rows.items()}
 
 
@@ -290,7 +293,7 @@ class _Walk:
     def __init__(self, reserved: Collection[str]) -> None:
         self.graph = Graph(taken=set(reserved))
         self._kin: dict[tuple[str, np.dtype[Any], tuple[int, ...]], list[int]] = {}
-        self._numbers: list[tuple[str, str, Any, LivePlace]] = []
+        self._numbers: list[tuple[str, str, list[Any], Any]] = []
         self._seeds: set[int] = set()
         self._visited: set[int] = set()
 
@@ -299,7 +302,7 @@ class _Walk:
         path, pattern, part, place, is_fitted = found
         if isinstance(part, _NUMBERS):
             if is_fitted and place is not None and not place.is_in_tuple:
-                self._numbers.append((path, pattern, part, place))
+                self._numbers.append((path, pattern, [part], place.container))
             return []
         if isinstance(part, (*_LEAVES, *_CODE)):
             return []
@@ -350,6 +353,15 @@ class _Walk:
             self.graph.ensembles[path] = part
         parameters = _parameters(type(part))  # type: ignore[arg-type]  # mypy takes classes for unhashable
         prefix, starred = (f"{path}/", f"{pattern}/") if path else ("", "")
+        if (
+            type(part) is list
+            and len(part) >= _MIN_FAMILY
+            and len(kinds := set(map(type, part))) == 1
+            and kinds <= _FLOATS
+        ):
+            if is_fitted:
+                self._numbers.append((prefix, f"{starred}*", part, part))
+            return []
         children = []
         for component, is_position, value, child_place in _children(part, place):
             is_kept = is_fitted if parameters is None else component not in parameters
@@ -431,17 +443,17 @@ class _Everything(frozenset[str]):
 
 
 def _name_numbers(
-    numbers: list[tuple[str, str, Any, LivePlace]], taken: set[str]
-) -> dict[str, list[tuple[LivePlace, Any]]]:
+    numbers: list[tuple[str, str, list[Any], Any]], taken: set[str]
+) -> dict[str, list[tuple[Any, list[Any]]]]:
     """Return numbers by name of their row; many similar ones share a row."""
-    kin: dict[tuple[str, np.dtype[Any]], list[tuple[str, tuple[LivePlace, Any]]]] = {}
-    for path, pattern, number, place in numbers:
-        dtype = np.dtype(type(number))
+    kin: dict[tuple[str, np.dtype[Any]], list[tuple[str, tuple[Any, list[Any]]]]] = {}
+    for path, pattern, held, container in numbers:
+        dtype = np.dtype(type(held[0]))
         if is_storable(dtype):
-            kin.setdefault((pattern, dtype), []).append((path, (place, number)))
-    named: dict[str, list[tuple[LivePlace, Any]]] = {}
+            kin.setdefault((pattern, dtype), []).append((path, (container, held)))
+    named: dict[str, list[tuple[Any, list[Any]]]] = {}
     for (pattern, _), members in kin.items():
-        if len(members) >= _MIN_FAMILY:
+        if sum(len(held) for _, (_, held) in members) >= _MIN_FAMILY:
             named[unused(pattern, taken)] = [member for _, member in members]
         else:
             named.update({unused(path, taken): [member] for path, member in members})
@@ -455,6 +467,9 @@ def _children(part: object, place: LivePlace | None) -> Iterator[tuple[str, bool
         part: The object.
         place: Its own place, if it is a tuple.
     """
+    values = part.values() if type(part) is dict else part if type(part) is list else (part,)
+    if _NOTHING_INSIDE.issuperset(map(type, values)):
+        return
     if isinstance(part, dict):
         for i, (key, value) in enumerate(part.items()):
             if type(value) not in _NOTHING_INSIDE:

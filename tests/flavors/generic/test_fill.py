@@ -149,7 +149,7 @@ def test_views_of_one_array_are_unchanged_if_the_stored_ones_disagree(half: Arra
         {"values": 3, "rest": "", "sections": ""},
         {"values": [{"q": 1}]},
         {"values": [{"t": 5}]},
-        {"values": [{"d": [[], 1]}]},
+        {"values": [{"d": [[[]], [1]]}]},
         {"values": [{"v": ["numpy", "object", {"b": ""}]}]},
         {"values": [{"v": ["numpy", "float64", {"b": "AA=="}]}]},
         {"values": [{"v": ["os.system", "true"]}]},
