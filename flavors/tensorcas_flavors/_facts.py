@@ -29,7 +29,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from abc import ABC, abstractmethod
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
@@ -83,7 +82,7 @@ _NUMPYS = (np.bool_, np.int32, np.int64, np.uint32, np.uint64, np.float32, np.fl
 _NUMBERS: dict[type, Any] = {int: np.int64, float: np.float64, **{kind: kind for kind in _NUMPYS}}
 """Classes of numbers that a column may hold, each with the dtype of an array of them."""
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64)
-_MIN_COLUMN = 256
+_MIN_COLUMN = 16
 json_text = partial(json.dumps, ensure_ascii=False)
 """JSON with all texts as they are: escapes of two lone surrogates would be read as one character."""
 _PLAIN_KINDS = frozenset((LIST, DICT, SET, FROZENSET, BYTEARRAY))
@@ -287,7 +286,7 @@ def encode_column(parts: Any) -> Any:
     if dtype is None or kinds or len(parts) < _MIN_COLUMN:
         return None
     try:
-        numbers = np.fromiter(parts, dtype, len(parts))
+        numbers: Any = np.fromiter(parts, dtype, len(parts))
     except OverflowError:  # an integer of more than 64 bits
         return None
     if kind is int:
@@ -320,7 +319,7 @@ def decode(adapter: str, value: Any) -> Any:
         if word == "v":
             return make_value(adapter, *decode(adapter, content))
         return _DECODERS[word](decode(adapter, content) if type(content) in (list, dict) else content)
-    except (ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, struct.error, FormatError) as error:
         raise AdapterError(adapter, f"a value cannot be read: {str(value)[:100]}") from error
 
 
@@ -381,16 +380,8 @@ def read_tail(adapter: str, skeleton: Array | None) -> Any:
         raise AdapterError(adapter, f"the end of the skeleton cannot be read: {error}") from error
 
 
-class Items(ABC):
+class Items:
     """Base of containers whose items `LivePlace` sets with ``__setitem__``, such as views of a library's object."""
-
-    @abstractmethod
-    def __getitem__(self, key: Any) -> Any:
-        """Return an item."""
-
-    @abstractmethod
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Replace an item."""
 
 
 class LivePlace(NamedTuple):
@@ -419,8 +410,8 @@ class LivePlace(NamedTuple):
             if isinstance(container, kind):
                 return kind.__getitem__(container, self.key)
         if type(container) is np.ndarray:
-            return container[np.unravel_index(self.key, container.shape)]
-        return container[self.key] if isinstance(container, Items) else getattr(container, self.key)
+            return container.flat[self.key]
+        return container[self.key] if isinstance(container, Items) else getattr(container, self.key)  # type: ignore[index]
 
     def put(self, value: Any) -> None:
         """Put another value there; a tuple is replaced by a new one."""
@@ -438,7 +429,7 @@ class LivePlace(NamedTuple):
             # Assignment would spread a list, or an array, over the elements.
             container[(*np.unravel_index(self.key, container.shape), ...)].fill(value)
         elif isinstance(container, Items):
-            container[self.key] = value
+            container[self.key] = value  # type: ignore[index]
         else:
             object.__setattr__(container, self.key, value)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from tensorcas_flavors._pickling import MAGIC, is_pickle
@@ -146,20 +147,8 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
             self.shared_tuples.add(id(part))
         self.append(part)
 
-    def _get_byte(self) -> None:
-        self._recall(1)
-
-    def _get_long(self) -> None:
-        self._recall(4)
-
-    def _begin_list(self) -> None:
-        self.append(PickleNode(LIST))
-
-    def _begin_dict(self) -> None:
-        self.append(PickleNode(DICT))
-
-    def _begin_set(self) -> None:
-        self.append(PickleNode(SET))
+    def _begin(self, kind: str) -> None:
+        self.append(PickleNode(kind))
 
     def _make_frozenset(self) -> None:
         node = PickleNode(FROZENSET)
@@ -171,24 +160,13 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
         node.elements = [self.read(int.from_bytes(self.read(8), "little"))]
         self.append(node)
 
-    def _next_buffer(self) -> None:
-        self.append(PickleNode(BUFFER))
-
     def _leave(self) -> None:
         pass
 
-    def _call(self) -> None:
-        args = self.stack.pop()
-        self.stack[-1] = PickleNode(CALL, ("reduce", self.stack[-1], args))
-
-    def _new(self) -> None:
-        args = self.stack.pop()
-        self.stack[-1] = PickleNode(CALL, ("new", self.stack[-1], args))
-
-    def _new_with_keywords(self) -> None:
-        keywords = self.stack.pop()
-        args = self.stack.pop()
-        self.stack[-1] = PickleNode(CALL, ("new", self.stack[-1], args, keywords))
+    def _call(self, how: str, n_args: int) -> None:
+        args = self.stack[-n_args:]
+        del self.stack[-n_args:]
+        self.stack[-1] = PickleNode(CALL, (how, self.stack[-1], *args))
 
     def _build(self) -> None:
         state = self.stack.pop()
@@ -227,18 +205,18 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
         {
             pickle.FRAME[0]: _pass_frame,
             pickle.MEMOIZE[0]: _remember,
-            pickle.BINGET[0]: _get_byte,
-            pickle.LONG_BINGET[0]: _get_long,
-            pickle.EMPTY_LIST[0]: _begin_list,
-            pickle.EMPTY_DICT[0]: _begin_dict,
-            pickle.EMPTY_SET[0]: _begin_set,
+            pickle.BINGET[0]: partial(_recall, n_bytes=1),
+            pickle.LONG_BINGET[0]: partial(_recall, n_bytes=4),
+            pickle.EMPTY_LIST[0]: partial(_begin, kind=LIST),
+            pickle.EMPTY_DICT[0]: partial(_begin, kind=DICT),
+            pickle.EMPTY_SET[0]: partial(_begin, kind=SET),
             pickle.FROZENSET[0]: _make_frozenset,
             pickle.BYTEARRAY8[0]: _make_bytearray,
-            pickle.NEXT_BUFFER[0]: _next_buffer,
+            pickle.NEXT_BUFFER[0]: partial(_begin, kind=BUFFER),
             pickle.READONLY_BUFFER[0]: _leave,
-            pickle.REDUCE[0]: _call,
-            pickle.NEWOBJ[0]: _new,
-            pickle.NEWOBJ_EX[0]: _new_with_keywords,
+            pickle.REDUCE[0]: partial(_call, how="reduce", n_args=1),
+            pickle.NEWOBJ[0]: partial(_call, how="new", n_args=1),
+            pickle.NEWOBJ_EX[0]: partial(_call, how="new", n_args=2),
             pickle.BUILD[0]: _build,
             pickle.POP[0]: _pop,
             pickle.APPEND[0]: _append_one,

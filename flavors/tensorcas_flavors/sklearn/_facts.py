@@ -13,7 +13,6 @@ A slot is an attribute of an object, or an item of a container. Its fact is
 
 * a plain value, as `Encoder` writes it, which can be put into a live model;
 * ``{}`` for an attribute that is absent;
-* ``{"n": …}`` for a list of fitted numbers that are a row: the row's name, and whether the numbers are numpy scalars;
 * ``{"r": …}`` for a `numpy.random.RandomState` or `numpy.random.Generator`, which can be made anew: the name of the row
   of its state, its position there and its next normal number; or the kind of generator, its state and its seed;
 * ``{"x": …}`` for all else: words for a part that is stored elsewhere (an array, tree, seed or booster); the class of
@@ -21,8 +20,8 @@ A slot is an attribute of an object, or an item of a container. Its fact is
 
 One pattern has many slots where a list holds many objects. Slots with different facts are stored as runs of equal ones:
 ``{"e": [length, fact, …]}``. A text that is also a string of the pickle is ``#`` and its number among the strings,
-which are a row that hardly changes; other texts begin with ``=``. So is a long list or
-dict, whose JSON is among the strings.
+which are a row that hardly changes; other texts begin with ``=``. A list or dict that
+is one JSON value among the strings is ``#`` and its number, too.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -54,15 +52,15 @@ from tensorcas_flavors._facts import (
     with_tail,
 )
 from tensorcas_flavors._pickling import view_of_map
-from tensorcas_flavors.sklearn._parts import RANDOM, TakenEstimatorParts, list_of
-from tensorcas_flavors.sklearn._walk import SpaceTree, is_space_tree, n_members
+from tensorcas_flavors.sklearn._parts import RANDOM, TakenEstimatorParts
+from tensorcas_flavors.sklearn._walk import CODE, SpaceTree, is_space_tree, n_members
 from tensorcas_mlflow.adapter import Array
 from tensorcas_mlflow.errors import AdapterError
 
 ABSENT: dict[str, Any] = {}
 """Fact of an attribute that is absent."""
 
-_RANDOM_STATE, _NUMBERS, _RUNS, _OTHER = "r", "n", "e", "x"
+_RANDOM_STATE, _RUNS, _OTHER = "r", "e", "x"
 _ROW: dict[str, Any] = {_OTHER: ["row"]}
 _LEFT_OUT: dict[str, Any] = {_OTHER: ["not pickled"]}
 _SEED: dict[str, Any] = {_OTHER: ["seed"]}
@@ -86,7 +84,6 @@ _PLAIN_GENERATORS: dict[str, Any] = {kind.__name__: kind for kind in (np.random.
 _RANDOM_KINDS = (np.random.RandomState, np.random.Generator)
 _SCALARS = frozenset((np.bool_, np.int32, np.int64, np.uint32, np.uint64, np.float32, np.float64))
 _MAY_BE_PLAIN = frozenset((int, float, bytes, bytearray, list, tuple, dict, set, frozenset))
-_CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 _BY_ALL, _BY_STATE = "all", "state"
 
 
@@ -120,10 +117,6 @@ class ModelFacts:
     items: dict[str, list[Any]] = field(default_factory=dict)
 
 
-class _Numbered(int):
-    """Number of a long list or dict among the strings, which stands for its JSON until it is stored."""
-
-
 class Change(NamedTuple):
     """Replacement of one value in a live model."""
 
@@ -154,15 +147,10 @@ def model_facts(adapter: str, model: Any, parts: TakenEstimatorParts) -> ModelFa
     )
 
 
-def with_facts(skeleton: Array, facts: ModelFacts, strings: Mapping[str, int]) -> Array:
+def with_facts(skeleton: Array, facts: ModelFacts, strings: Mapping[Any, int]) -> Array:
     """Return a skeleton with facts at its end; ``strings`` has the number of each stored string."""
     given = {name: getattr(facts, name) for name in ModelFacts.__dataclass_fields__ if getattr(facts, name)}
-
-    def number(text: Any) -> str:
-        known = text if type(text) is _Numbered else strings.get(text)
-        return f"={text}" if known is None else f"#{known}"
-
-    return with_tail(skeleton, _with_texts(given, number))
+    return with_tail(skeleton, _with_texts(given, lambda text: f"#{strings[text]}" if text in strings else f"={text}"))
 
 
 def read_facts(adapter: str, skeleton: Array | None, strings: Callable[[], Sequence[Any]]) -> ModelFacts:
@@ -192,10 +180,10 @@ def read_facts(adapter: str, skeleton: Array | None, strings: Callable[[], Seque
 
 
 def _with_texts(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return JSON with changed texts; the one-letter words of facts stay."""
+    """Return JSON with changed texts, and tuples of the id of a long list or dict; one-letter words of facts stay."""
     kind = type(value)
-    if kind is str or kind is _Numbered:
-        return change(value)
+    if kind is str or kind is tuple:
+        return change(value if kind is str else value[0])
     if kind is list:
         return [_with_texts(each, change) for each in value]
     if kind is dict:
@@ -301,18 +289,14 @@ def _shown(adapter: str, fact: Any) -> str:
         return "absent"
     if type(fact) is dict and _RANDOM_STATE in fact:
         return "a random state"
-    if type(fact) is dict and _NUMBERS in fact:
-        return "a list of numbers"
     return (repr(decode(adapter, fact)) if _can_fill(fact) else " ".join(map(str, fact[_OTHER])))[:_MAX_SHOWN]
 
 
 def _made(adapter: str, fact: Any, rows: Mapping[str, Array]) -> Any:
     """Return the value that a fact puts into a slot."""
-    if type(fact) is not dict or not {_NUMBERS, _RANDOM_STATE} & fact.keys():
+    if type(fact) is not dict or _RANDOM_STATE not in fact:
         return ABSENT if fact == ABSENT else decode(adapter, fact)
     try:
-        if _NUMBERS in fact:
-            return list_of(fact, rows)
         if fact[_RANDOM_STATE][0] in _PLAIN_GENERATORS:
             name, bit_state, seed = fact[_RANDOM_STATE]
             bits = _PLAIN_GENERATORS[name](np.random.SeedSequence(**decode(adapter, seed)))
@@ -374,7 +358,7 @@ class _Walk:
         self._is_live = is_live
         self._filled = {*graph.names, *graph.boosters, *parts.tree_ids()}
         self._random_rows = {} if is_live else parts.random_rows()
-        self._long = {} if is_live else parts.long
+        self._long = parts.long if is_live else {key: (key,) for key in parts.long}
         self._seeded = {id(held) for held in graph.seeded} if has_seeds else set()
         self._encode = Encoder().encode
         self._paths: dict[int, str] = {}
@@ -417,7 +401,7 @@ class _Walk:
         if (kind is np.ndarray or kind is np.memmap) and part.dtype != object:
             return {_OTHER: ["array", _digest(*_contents(part))]}
         if id(part) in self._long:
-            return _Numbered(self._long[id(part)])
+            return self._long[id(part)]
         if kind in _MAY_BE_PLAIN or is_taken(kind):
             try:
                 return self._encode(part)
@@ -579,7 +563,7 @@ def _way(kind: Hashable) -> str | None:
     if kind in (dict, list, OrderedDict, defaultdict):
         return _BY_ALL
     if (
-        issubclass(kind, _CODE)
+        issubclass(kind, CODE)
         or kind in cloudpickle.Pickler.dispatch_table
         or not kind.__dictoffset__
         or _has_slots(kind)

@@ -106,16 +106,13 @@ class TakenEstimatorParts:
         self.trees: dict[str, tuple[TreeShape, list[Any]]] = {}
         self.seeds: list[int] = []
         self.boosters: dict[str, tuple[Any, dict[str, Array]]] = {}
-        self.strings: dict[str, int] = {}
-        """Number of each string."""
-        self.long: dict[int, int] = {}
-        """Number of each long list and dict, by its id."""
-        self._texts: list[Any] = []
-        """The strings, and the JSON of the long lists and dicts, by number."""
+        self.strings: dict[Any, int] = {}
+        """Number of each string, and of each long list and dict by its id."""
+        self.long: dict[Any, Any] = {}
+        """JSON of each long list and dict, by its id."""
         self.graph = graph
         self._odd_trees = odd_trees
         self._names = set(graph.taken)
-        self._list_rows = dict(_whole_lists(graph))
         self._tables: dict[TreeShape, str] = {}
         self._refs: dict[Reference, Reference] = {}
         self._again: dict[int, Reference] = {}
@@ -129,10 +126,7 @@ class TakenEstimatorParts:
         """Claim a part of the model; see `dump_skeleton`."""
         kind = type(part)
         if kind is str:
-            number = self.strings.setdefault(part, len(self._texts))  # type: ignore[arg-type]
-            if number == len(self._texts):
-                self._texts.append(part)
-            return number
+            return self.strings.setdefault(part, len(self.strings))
         try:
             take = self._takers[kind]
         except KeyError:
@@ -166,7 +160,8 @@ class TakenEstimatorParts:
             tensors[SEEDS] = np.array(self.seeds, dtype=np.int64)
         for _, rows in self.boosters.values():
             tensors.update(rows)
-        tensors[STRINGS] = np.frombuffer(json_text(self._texts).encode("utf-8", "surrogatepass"), np.uint8)
+        texts = [self.long.get(key, key) for key in self.strings]
+        tensors[STRINGS] = np.frombuffer(json_text(texts).encode("utf-8", "surrogatepass"), np.uint8)
         return tensors
 
     def _taker(self, kind: type) -> Callable[[Any], Reference | None] | None:
@@ -184,14 +179,12 @@ class TakenEstimatorParts:
 
     def _take_long(self, part: Any) -> Reference | None:
         if id(part) not in self.long:
-            row = self._list_rows.get(id(part))
-            value = encode_long(part) if row is None else {"n": [row, type(part[0]) is not float]}
+            value = encode_long(part)
             if value is None:
                 return None
-            self.long[id(part)] = len(self._texts)
-            self._texts.append(value)
+            self.long[id(part)] = value
             self._copies.append(part)
-        return self.long[id(part)]
+        return self.strings.setdefault(id(part), len(self.strings))
 
     def _take_seed(self, number: int) -> Reference | None:
         if id(number) not in self.graph.seeds or number.bit_length() > 63:
@@ -311,20 +304,17 @@ class StoredEstimatorParts:
     def __init__(self, adapter: str, tensors: Mapping[str, Array]) -> None:
         self._adapter = adapter
         self._tensors = tensors
-        self._whole: dict[Any, Any] = {}
+        self._whole: dict[str, Array] = {}
         self._queues: dict[str, Iterator[Any]] = {}
         self._again: list[Any] = []
-        self._strings: list[Any] | None = None
+        self._values: Any = None
 
     def put_back(self, ref: Any) -> object:
         """Return the part of a reference; see `load_skeleton`."""
         if type(ref) is int:
-            text = self.strings()[ref]
-            if type(text) is not str:
-                if ref not in self._whole:
-                    self._whole[ref] = list_of(text, self._tensors) or decode(self._adapter, text)
-                return self._whole[ref]
-            return text
+            if self._values is None:
+                self._values = decode(self._adapter, self.strings())
+            return self._values[ref]
         word, *facts = ref
         if word == "array":
             return self._whole_array(*facts)
@@ -390,12 +380,10 @@ class StoredEstimatorParts:
         Raises:
             AdapterError: The strings are missing or damaged.
         """
-        if self._strings is None:
-            try:
-                self._strings = list(json.loads(self.tensor(STRINGS).tobytes()))
-            except (ValueError, TypeError, RecursionError) as error:
-                raise AdapterError(self._adapter, f"the strings cannot be read: {error}") from error
-        return self._strings
+        try:
+            return list(json.loads(self.tensor(STRINGS).tobytes()))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise AdapterError(self._adapter, f"the strings cannot be read: {error}") from error
 
     def _whole_array(self, name: str, order: str, *dtype: Any) -> Array:
         if name not in self._whole:
@@ -409,14 +397,6 @@ class StoredEstimatorParts:
         if part is None:
             raise AdapterError(self._adapter, f"the tensor {name!r} holds fewer parts than the model has")
         return part
-
-
-def list_of(fact: Any, rows: Mapping[str, Array]) -> list[Any] | None:
-    """Return the list of a fact ``{"n": …}``, whose numbers are a row; None for another fact."""
-    if type(fact) is not dict or "n" not in fact:
-        return None
-    row, is_numpys = fact["n"]
-    return list(rows[row]) if is_numpys else rows[row].tolist()
 
 
 def split_family(adapter: str, tensors: Mapping[str, Array], name: str) -> Iterator[Array]:
@@ -435,13 +415,6 @@ def split_family(adapter: str, tensors: Mapping[str, Array], name: str) -> Itera
     if min(counts, default=0) < 0 or sum(counts) != len(family):
         raise AdapterError(adapter, f"the row counts of {name!r} do not add up")
     return iter(np.split(family, np.cumsum(counts)[:-1].tolist()))
-
-
-def _whole_lists(graph: Graph) -> Iterator[tuple[int, str]]:
-    """Yield the id of each list whose elements are exactly the numbers of one row, and the name of the row."""
-    for name, ((container, held), *more) in graph.numbers.items():
-        if held is container and not more:
-            yield id(container), name
 
 
 def _dtype_if_padded(array: Array) -> tuple[np.dtype[Any], ...]:

@@ -179,9 +179,9 @@ _MIN_FAMILY = 8
 _MAX_MEMBER_BYTES = 1 << 16
 _LEAVES = (str, bytes, bytearray, int, complex, type(None), np.generic, np.dtype)
 _NUMBERS = (float, np.inexact)
-_FLOATS = frozenset((float, np.float32, np.float64))
+_FLOATS = ({float}, {np.float32}, {np.float64})
 _NOTHING_INSIDE = frozenset((str, bytes, int, bool, type(None), np.bool_, np.int32, np.int64, np.uint32, np.uint64))
-_CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 _WITHOUT_NUMBERS = ("sklearn._loss", "pandas.", "polars.", "pyarrow.")
 _SPACE_TREES = ("sklearn.neighbors._kd_tree", "sklearn.neighbors._ball_tree")
 SPACE_ARRAYS = {"data": 0, "idx_array": 1, "node_data": 2, "node_bounds": 3, "sample_weight": 12}
@@ -204,8 +204,8 @@ class Graph:
     """Name of the family of each array that is one of many small similar ones."""
     places: dict[int, list[LivePlace | None]] = field(default_factory=dict)
     """All places that hold an array; None for a place that cannot be set."""
-    numbers: dict[str, list[tuple[Any, list[Any]]]] = field(default_factory=dict)
-    """Containers and the fitted floats in them, by name of their row; the row of a family has several."""
+    numbers: dict[str, list[Any]] = field(default_factory=dict)
+    """Fitted floats by name of their row; the row of a family has several."""
     trees: dict[int, list[tuple[dict[str, Any], str]]] = field(default_factory=dict)
     """Attribute dicts that hold each tree, and its keys there."""
     seeds: set[int] = field(default_factory=set)
@@ -223,10 +223,7 @@ class Graph:
 
     def number_rows(self) -> dict[str, Array]:
         """Return the fitted numbers as arrays: 0-d, or 1-d for a family."""
-        rows = {
-            name: np.array([number for _, held in found for number in held]) for name, found in self.numbers.items()
-        }
-        return {name: row if len(row) > 1 else row.reshape(()) for name, row in rows.items()}
+        return {name: np.array(held if len(held) > 1 else held[0]) for name, held in self.numbers.items()}
 
 
 def is_plain_array(part: object) -> bool:
@@ -293,7 +290,7 @@ class _Walk:
     def __init__(self, reserved: Collection[str]) -> None:
         self.graph = Graph(taken=set(reserved))
         self._kin: dict[tuple[str, np.dtype[Any], tuple[int, ...]], list[int]] = {}
-        self._numbers: list[tuple[str, str, list[Any], Any]] = []
+        self._numbers: list[tuple[str, str, list[Any]]] = []
         self._seeds: set[int] = set()
         self._visited: set[int] = set()
 
@@ -302,9 +299,9 @@ class _Walk:
         path, pattern, part, place, is_fitted = found
         if isinstance(part, _NUMBERS):
             if is_fitted and place is not None and not place.is_in_tuple:
-                self._numbers.append((path, pattern, [part], place.container))
+                self._numbers.append((path, pattern, [part]))
             return []
-        if isinstance(part, (*_LEAVES, *_CODE)):
+        if isinstance(part, (*_LEAVES, *CODE)):
             return []
         if is_plain_array(part) and part.dtype != object:
             self.graph.places.setdefault(id(part), []).append(place)
@@ -353,14 +350,9 @@ class _Walk:
             self.graph.ensembles[path] = part
         parameters = _parameters(type(part))  # type: ignore[arg-type]  # mypy takes classes for unhashable
         prefix, starred = (f"{path}/", f"{pattern}/") if path else ("", "")
-        if (
-            type(part) is list
-            and len(part) >= _MIN_FAMILY
-            and len(kinds := set(map(type, part))) == 1
-            and kinds <= _FLOATS
-        ):
+        if type(part) is list and len(part) >= _MIN_FAMILY and set(map(type, part)) in _FLOATS:
             if is_fitted:
-                self._numbers.append((prefix, f"{starred}*", part, part))
+                self._numbers.append((prefix, f"{starred}*", part))
             return []
         children = []
         for component, is_position, value, child_place in _children(part, place):
@@ -442,21 +434,20 @@ class _Everything(frozenset[str]):
         return True
 
 
-def _name_numbers(
-    numbers: list[tuple[str, str, list[Any], Any]], taken: set[str]
-) -> dict[str, list[tuple[Any, list[Any]]]]:
+def _name_numbers(found: list[tuple[str, str, list[Any]]], taken: set[str]) -> dict[str, list[Any]]:
     """Return numbers by name of their row; many similar ones share a row."""
-    kin: dict[tuple[str, np.dtype[Any]], list[tuple[str, tuple[Any, list[Any]]]]] = {}
-    for path, pattern, held, container in numbers:
-        dtype = np.dtype(type(held[0]))
+    kin: dict[tuple[str, np.dtype[Any]], list[tuple[str, list[Any]]]] = {}
+    for path, pattern, numbers in found:
+        dtype = np.dtype(type(numbers[0]))
         if is_storable(dtype):
-            kin.setdefault((pattern, dtype), []).append((path, (container, held)))
-    named: dict[str, list[tuple[Any, list[Any]]]] = {}
+            kin.setdefault((pattern, dtype), []).append((path, numbers))
+    named: dict[str, list[Any]] = {}
     for (pattern, _), members in kin.items():
-        if sum(len(held) for _, (_, held) in members) >= _MIN_FAMILY:
-            named[unused(pattern, taken)] = [member for _, member in members]
+        together = [number for _, numbers in members for number in numbers]
+        if len(together) >= _MIN_FAMILY:
+            named[unused(pattern, taken)] = together
         else:
-            named.update({unused(path, taken): [member] for path, member in members})
+            named.update({unused(path, taken): numbers for path, numbers in members})
     return named
 
 
