@@ -329,11 +329,6 @@ def _column_of(content: Any) -> list[Any]:
     return list(numbers) if is_numpys else numbers.tolist()
 
 
-def _dict_of(columns: list[list[Any]]) -> dict[Any, Any]:
-    keys, values = columns
-    return dict(zip(keys, values, strict=True))
-
-
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "i": lambda text: int(text, 16),
     "f": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
@@ -343,7 +338,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "s": set,
     "z": frozenset,
     "c": _column_of,
-    "d": _dict_of,
+    "d": lambda columns: dict(zip(*columns, strict=True)),
 }
 
 

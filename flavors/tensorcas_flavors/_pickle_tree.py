@@ -120,9 +120,6 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
         except pickle._Stop as stop:  # type: ignore[attr-defined]
             return stop.value
 
-    def _pass_frame(self) -> None:
-        self.read(8)
-
     def find_class(self, module: str, name: str) -> Named:
         self.names.add(f"{module}:{name}")
         return Named(f"{module}:{name}")
@@ -160,9 +157,6 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
         node.elements = [self.read(int.from_bytes(self.read(8), "little"))]
         self.append(node)
 
-    def _leave(self) -> None:
-        pass
-
     def _call(self, how: str, n_args: int) -> None:
         args = self.stack[-n_args:]
         del self.stack[-n_args:]
@@ -185,16 +179,14 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
                 args[0].states.append((function, args[1:]))
 
     def _append_one(self) -> None:
-        element = self.stack.pop()
-        self.stack[-1].elements.append(element)
+        self.stack[-2].elements.append(self.stack.pop())
 
     def _append_all(self) -> None:
         elements = self.pop_mark()
         self.stack[-1].elements.extend(elements)
 
     def _set_one(self) -> None:
-        value = self.stack.pop()
-        key = self.stack.pop()
+        value, key = self.stack.pop(), self.stack.pop()
         self.stack[-1].pairs.append((key, value))
 
     def _set_all(self) -> None:
@@ -203,7 +195,7 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
 
     dispatch.update(
         {
-            pickle.FRAME[0]: _pass_frame,
+            pickle.FRAME[0]: lambda self: self.read(8),
             pickle.MEMOIZE[0]: _remember,
             pickle.BINGET[0]: partial(_recall, n_bytes=1),
             pickle.LONG_BINGET[0]: partial(_recall, n_bytes=4),
@@ -213,7 +205,7 @@ class _PickleReader(_PYTHONS):  # type: ignore[misc]
             pickle.FROZENSET[0]: _make_frozenset,
             pickle.BYTEARRAY8[0]: _make_bytearray,
             pickle.NEXT_BUFFER[0]: partial(_begin, kind=BUFFER),
-            pickle.READONLY_BUFFER[0]: _leave,
+            pickle.READONLY_BUFFER[0]: lambda _: None,
             pickle.REDUCE[0]: partial(_call, how="reduce", n_args=1),
             pickle.NEWOBJ[0]: partial(_call, how="new", n_args=1),
             pickle.NEWOBJ_EX[0]: partial(_call, how="new", n_args=2),

@@ -38,7 +38,7 @@ class Table(dict[Any, Any]):
     pass
 
 
-class Kept(BaseEstimator):
+class Kept(BaseEstimator):  # type: ignore[misc]
     def __init__(self, kept: Any = None) -> None:
         self.kept = kept
 

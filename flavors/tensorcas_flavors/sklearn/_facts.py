@@ -170,9 +170,8 @@ def read_facts(adapter: str, skeleton: Array | None, strings: Callable[[], Seque
         pairs = [*facts.attributes.values(), *facts.items.values()]
         if [type(each) for each in given] != kinds or {type(n) for n in facts.sizes.values()} - {int}:
             raise ValueError("they are of another kind")
-        if any(type(pair) is not list or len(pair) != 2 or type(pair[0]) is not int for pair in pairs):
-            raise ValueError("they are of another kind")
-        if any(type(by_name) is not dict for _, by_name in facts.attributes.values()):
+        is_odd = any(type(pair) is not list or len(pair) != 2 or type(pair[0]) is not int for pair in pairs)
+        if is_odd or any(type(by_name) is not dict for _, by_name in facts.attributes.values()):
             raise ValueError("they are of another kind")
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise AdapterError(adapter, f"the end of the skeleton cannot be read: {error}") from error
@@ -490,7 +489,7 @@ class _Walk:
         is_seeded = id(attributes) in self._seeded
         for name, value in attributes.items():
             if name not in pickled:
-                if self._is_live and not _is_of_sklearn(kind):
+                if self._is_live and not _is_sklearns(kind):
                     facts[name] = _LEFT_OUT
             elif name in _CACHES and not self._is_live:
                 facts[name] = _CACHES[name]
@@ -550,10 +549,6 @@ def _generator_state(generator: np.random.Generator) -> list[Any] | None:
 
 def _name(kind: type) -> tuple[str, str]:
     return kind.__module__, kind.__qualname__
-
-
-def _is_of_sklearn(kind: type) -> bool:
-    return kind.__module__.startswith("sklearn.")
 
 
 @lru_cache(maxsize=4096)
