@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,31 @@ def on_thread() -> None:
 def each_way(request: pytest.FixtureRequest) -> None:
     """Saves run on the thread, or in the caller."""
     request.getfixturevalue(request.param)
+
+
+def test_call_frees_its_views_of_the_state_before_the_save_begins(
+    experiment: str, weights: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_apart, submit = _log.take_apart, _log.saves.submit
+    views: list[weakref.ref[Any]] = []
+    are_free: list[bool] = []
+
+    def viewed(*arguments: Any) -> dict[str, Any]:
+        tensors = {name: array.view() for name, array in take_apart(*arguments).items()}
+        views.extend(map(weakref.ref, tensors.values()))
+        return tensors
+
+    def note(*arguments: Any, **options: Any) -> Any:
+        are_free.extend(view() is None for view in views)
+        return submit(*arguments, **options)
+
+    monkeypatch.setattr(_log, "take_apart", viewed)
+    monkeypatch.setattr(_log.saves, "submit", note)
+    with mlflow.start_run():
+        log(weights, 0).wait()
+
+    assert are_free
+    assert all(are_free)
 
 
 @pytest.mark.usefixtures("in_caller")
