@@ -397,9 +397,9 @@ class Database:
             except sqlite3.OperationalError:
                 self._note_unsynced()
                 raise
+            change.keep()
             if then is not None:
                 then(result)
-            change.keep()
             if durable:
                 self._note_commits(change)
             try:  # noqa: SIM105 -- every save passes here, and a context manager takes three calls

@@ -197,9 +197,8 @@ def nearest_parent(
         None if none has any of the tensors.
     """
     rows = list(wanted.rows.values())
-    if len(candidates) == 1:
-        has_any = any(matching_row(row, chunk_bytes, candidates[0], wanted.places) for row in rows)
-        return candidates[0] if has_any else None
+    if len(candidates) == 1 and any(matching_row(row, chunk_bytes, candidates[0], wanted.places) for row in rows):
+        return candidates[0]
     compared = compared_with(rows, chunk_bytes, candidates, wanted.places)
     if len(compared) < 2:
         return compared[0][0] if compared else None
@@ -219,9 +218,8 @@ def nearest_parent(
 
     def share(row: Row, other: Row) -> float:
         base = stored.get(other.digests[places[row.spec.name]].tobytes())
-        if base is None:
-            return 1.0
-        return share_against(samples[row.spec.name], base, int(wanted.source.itemsizes[numbers[row.spec.name]]))
+        itemsize = int(wanted.source.itemsizes[numbers[row.spec.name]])
+        return 1.0 if base is None else share_against(samples[row.spec.name], base, itemsize)
 
     return nearest(compared, share)
 
@@ -531,8 +529,8 @@ class Parents:
         """Find possible bases, whatever they cost."""
         store = self.store
         last = None if self.series is None else RECENT.named(store.id, self.series)
-        is_step = last is not None and source.first_row is None and last.chunk_bytes == store.chunk_bytes
-        if last is not None and is_step and source.columns.is_laid_out_like(last.columns):
+        is_like = last is not None and source.first_row is None and last.chunk_bytes == store.chunk_bytes
+        if last is not None and is_like and source.columns.is_laid_out_like(last.columns):
             self.nearest, self.seen, self.is_on_the_same_rows = last, [last], True
             return plan_on_the_same_rows(store.catalog, store.chunks, source, new, last)
         wanted = BaselessTensors.of(source, new)
@@ -553,10 +551,8 @@ class Parents:
             self.nearest = nearest_parent(store.catalog, store.chunks, wanted, store.chunk_bytes, related)
             if self._relative is not None and self.nearest is not self._relative.renamed:
                 self._relative = None
-            # Rows that have moved show in no sketch.
-            known = {each.digest for each in related}
-            strangers = [each for each in candidates if each.digest not in known]
-            self.seen = [*([] if self.nearest is None else [self.nearest]), *related, *strangers]
+            # Strangers are seen, too: rows that have moved show in no sketch.
+            self.seen = [*([] if self.nearest is None else [self.nearest]), *related, *candidates]
             if self.nearest is not None:
                 if store.backend.is_remote:
                     store.catalog.take_hints_of([self.nearest if self._relative is None else self._relative.parent])

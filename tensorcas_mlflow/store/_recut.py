@@ -33,7 +33,8 @@ _LEAST_SHARE = 1 / 200
 """Share of a table that new cuts have to save."""
 _SAMPLED_BYTES = 16 << 20
 """One such table is looked at for so many new bytes: the look reads a chunk."""
-_LEAST_READ_BYTES = 512 << 10  # of a table, for a look to read a chunk that no plan has
+_LEAST_READ_BYTES = 512 << 10
+"""Size of a table from which on a look reads a chunk that no plan has."""
 _MOST_SAMPLED = 8
 _NEW_SHARE = 0.5
 """Share of its bytes that are new in such a table; rows that repeat, or that move by a whole chunk, are not."""

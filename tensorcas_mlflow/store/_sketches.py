@@ -105,7 +105,7 @@ class Sketched:
     words: Any
     """The words of each, shape ``(n, 32)``."""
     is_whole: bool = True
-    """Whether they are all tensors of the manifest that have sketches."""
+    """Whether these are all tensors of the manifest that can have sketches, and some words of each are known."""
 
     @property
     def digest(self) -> str:
@@ -135,7 +135,8 @@ class Sketched:
         """
         n_bytes = columns.n_bytes[rows]
         n_elements = n_bytes // np.maximum(columns.itemsizes[rows], 1)
-        return cls(manifest=name, rows=rows, n_bytes=n_bytes, n_elements=n_elements, words=words)
+        is_whole = bool(words.any(axis=1).all())
+        return cls(manifest=name, rows=rows, n_bytes=n_bytes, n_elements=n_elements, words=words, is_whole=is_whole)
 
     @classmethod
     def stored(cls, name: str, manifest: Manifest) -> Sketched | None:
@@ -477,8 +478,7 @@ def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
         is_tiny = ref is not None and ref.kind == "file" and ref.n_bytes < LEAST_SKETCHED_BYTES
         if ref is None or is_tiny or _digest(ref.manifest) in at_hand:
             done.append(info)
-        # The size of a checkpoint is that of its manifest.
-        elif ref.n_bytes * (1 if ref.kind == "file" else store.chunk_bytes // DIGEST_BYTES) < _LEAST_SHARE * n_bytes:
+        elif _most_bytes_of(ref, store.chunk_bytes) < _LEAST_SHARE * n_bytes:
             small.append((info, ref))
         else:
             refs.append((info, ref))
@@ -512,6 +512,11 @@ def read_more(store: SketchedStore, n_bytes: int) -> list[Manifest]:
 
 def _facts(info: BlobInfo) -> tuple[str, int, float]:
     return info.key, info.size, info.modified_s
+
+
+def _most_bytes_of(ref: Ref, chunk_bytes: int) -> int:
+    """Return a bound of the size of a ref's tensors; the size of a checkpoint is that of its manifest."""
+    return ref.n_bytes if ref.kind == "file" else ref.n_bytes // DIGEST_BYTES * chunk_bytes
 
 
 def _digest(manifest: str) -> str:
@@ -549,7 +554,7 @@ def compute_sketches(
         rows = np.sort(rows[np.cumsum(_head_bytes(columns, rows, manifest.chunk_bytes)) <= most_bytes])
     words = _words_of(store, manifest, manifest.stored_rows.searchsorted(rows))
     found = Sketched.of(name, columns, rows, words)
-    return replace(found, is_whole=len(rows) == len(every)) if words.any() else None
+    return replace(found, is_whole=found.is_whole and len(rows) == len(every)) if words.any() else None
 
 
 def _words_of(store: SketchedStore, manifest: Manifest, rows: Any) -> Any:
@@ -628,19 +633,17 @@ def find_relative(
     known.learn(candidates)
     match, strangers = known.search(query, candidates)
     if match is None or match.likeness < SURE:
-        read: list[Manifest] = []
         with suppress(NotFoundError, FormatError, BackendError):
-            read = read_more(store, int(query.n_bytes.sum()))
-        if read:
-            candidates = [*candidates, *read]
-            match, strangers = known.search(query, candidates)
+            if read := read_more(store, int(query.n_bytes.sum())):
+                candidates = [*candidates, *read]
+                match, strangers = known.search(query, candidates)
     if match is None:
         return None, strangers
     try:
         name, sketches = match.sketched.manifest, match.sketched
         at_hand = {each.digest: each for each in candidates}
         parent = at_hand.get(_digest(name)) or read_manifest(store, name)
-        if not sketches.is_whole:
+        if len(sketches.rows) < len(sketched_rows(parent.columns)):
             sketches = compute_sketches(store, sketches.manifest, parent) or sketches
     except (NotFoundError, FormatError, BackendError):
         known.forget(match.sketched.manifest)

@@ -340,6 +340,20 @@ def test_tensor_whose_words_tell_nothing_has_no_strangers() -> None:
     assert strangers(constants) == strangers(weights, constants) == set()
 
 
+def test_checkpoint_with_an_unknown_sketch_is_no_stranger(store: Store) -> None:
+    rng = np.random.default_rng(0)
+    words = rng.integers(1, 1 << 16, (2, 32), dtype=np.uint16)
+    words[1] = 0
+    manifest = store.manifest(save(store, {"a": rng.random(5000), "b": rng.random(5000)}, 0))
+    known = _sketches.Sketches()
+    for n_known, n_strangers in ((1, 1), (2, 0)):
+        rows = np.arange(n_known)
+        known.note("it", _sketches.Sketched.of(manifest.digest, manifest.columns, rows, words[:n_known]))
+        query = _sketches.Sketched.of("", manifest.columns, np.arange(1), words[:1] ^ 0x5555)
+
+        assert len(known.search(query, [manifest]).strangers) == n_strangers
+
+
 @pytest.mark.parametrize("n_parts", [1, 200])
 def test_search_among_many_tensors_compares_all_of_them(n_parts: int) -> None:
     rng = np.random.default_rng(0)
